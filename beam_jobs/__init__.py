@@ -1,0 +1,1 @@
+"""Apache Beam commands that make and enrich aligned datasets."""

@@ -1,0 +1,1 @@
+"""Teacher-guided pretraining inside Megatron-Core."""

@@ -1,0 +1,1 @@
+"""The library: tokenize, align, pack, stream, guide, validate."""

@@ -1,0 +1,69 @@
+"""Documents in batches: flat arrays over many documents, so that no step loops over tokens in Python.
+
+A batch of D documents keeps the tokens of all of them in one array; `cu_tokens` [D + 1] says where
+each document starts: document d owns `cu_tokens[d]:cu_tokens[d + 1]`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """One text to align.
+
+    Attributes:
+        document_id: unique in the dataset.
+        text: its UTF-8 bytes.
+    """
+
+    document_id: str
+    text: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """One tokenizer's view of a batch of D documents with N tokens in all.
+
+    Attributes:
+        input_ids: uint32 [N].
+        byte_offsets: int64 [N, 2], half-open byte ranges within each token's own document.
+        cu_tokens: int64 [D + 1].
+        tiles: bool [D], whether a document's tokens cover its text without gap or overlap.
+        failures: why a document could not be tokenized, by its place in the batch; such a
+            document has no tokens.
+    """
+
+    input_ids: NDArray[np.uint32]
+    byte_offsets: NDArray[np.int64]
+    cu_tokens: NDArray[np.int64]
+    tiles: NDArray[np.bool_]
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in the batch, failed ones included."""
+        return len(self.cu_tokens) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedBatch:
+    """A batch of D documents, tokenized twice and aligned. Failed documents are left out.
+
+    Attributes:
+        documents: the D texts.
+        student: the student's tokens.
+        teacher: the teacher's tokens.
+        teacher_spans: int64 [N_student, 2], half-open ranges of teacher tokens within each
+            document; start == end means unmapped.
+        failures: documents of the input batch that could not be aligned, with the reason.
+    """
+
+    documents: Sequence[SourceDocument]
+    student: TokenBatch
+    teacher: TokenBatch
+    teacher_spans: NDArray[np.int64]
+    failures: Sequence[tuple[SourceDocument, str]] = ()

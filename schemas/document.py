@@ -1,0 +1,318 @@
+"""One aligned document as the bytes of one tar member, and back.
+
+A sample is a safetensors file: safe to load (no pickle), self-describing, and every tensor in the
+narrowest unsigned dtype that holds its values. `schemas/README.md` specifies it field by field.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import DamagedSampleError, SchemaVersionError
+
+SCHEMA_VERSION = 1
+MEMBER_SUFFIX = ".safetensors"
+DTYPES = {"U8": np.dtype("<u1"), "U16": np.dtype("<u2"), "U32": np.dtype("<u4")}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """One tokenization of a text.
+
+    Attributes:
+        input_ids: int64 [T], vocabulary ids.
+        byte_offsets: int64 [T, 2], the half-open range of UTF-8 bytes of the original text that
+            each token covers.
+    """
+
+    input_ids: NDArray[np.int64]
+    byte_offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedDocument:
+    """One text, tokenized by student and teacher and aligned.
+
+    Attributes:
+        document_id: the id given by the input, or made from its place there.
+        text_sha256: 64 hex digits, SHA-256 of the text's UTF-8 bytes.
+        num_text_bytes: length of the text in UTF-8 bytes.
+        student: the student's tokens.
+        teacher: the teacher's tokens.
+        teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
+            means unmapped.
+        text: the text's UTF-8 bytes, or None where it was not kept.
+    """
+
+    document_id: str
+    text_sha256: str
+    num_text_bytes: int
+    student: Tokens
+    teacher: Tokens
+    teacher_spans: NDArray[np.int64]
+    text: bytes | None = None
+
+
+def document_key(document_id: str) -> str:
+    """Return the sample key of a document: 32 hex digits, a pure function of its id.
+
+    Example:
+        >>> document_key("doc-1")
+        '6b7a9107be9a3bde3b1e17a96fa9b3f9'
+    """
+    return sha256(document_id.encode()).hexdigest()[:32]
+
+
+def tiles_text(byte_offsets: NDArray[np.int64], num_text_bytes: int) -> bool:
+    """Return whether tokens cover the text without gap or overlap, in order."""
+    if len(byte_offsets) == 0:
+        return num_text_bytes == 0
+    return bool(
+        byte_offsets[0, 0] == 0
+        and byte_offsets[-1, 1] == num_text_bytes
+        and np.array_equal(byte_offsets[1:, 0], byte_offsets[:-1, 1])
+    )
+
+
+def encode_document(document: AlignedDocument) -> bytes:
+    """Return the sample's bytes.
+
+    This is the obvious encoder; `pipeline.shards` writes whole batches to the same bytes.
+
+    Raises:
+        ValueError: an array is negative, too large for uint32, or not monotone.
+
+    Example:
+        >>> decode_document(encode_document(document)).document_id == document.document_id
+        True
+    """
+    tensors: dict[str, NDArray[Any]] = {
+        **_token_tensors("student", document.student, document.num_text_bytes),
+        **_token_tensors("teacher", document.teacher, document.num_text_bytes),
+        **_span_tensors(document.teacher_spans),
+    }
+    if document.text is not None:
+        tensors["text"] = np.frombuffer(document.text, np.uint8)
+    layout = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header = sample_header(
+        document.document_id,
+        document.text_sha256,
+        document.num_text_bytes,
+        [(name, DTYPE_NAMES[array.dtype], array.shape, array.nbytes) for name, array in layout],
+    )
+    return b"".join([header, *(array.tobytes() for _, array in layout)])
+
+
+def sample_header(
+    document_id: str,
+    text_sha256: str,
+    num_text_bytes: int,
+    layout: list[tuple[str, str, tuple[int, ...], int]],
+) -> bytes:
+    """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
+
+    Args:
+        document_id: the document's id.
+        text_sha256: 64 hex digits.
+        num_text_bytes: length of the text.
+        layout: (name, dtype name, shape, bytes) of each tensor in file order: widest dtype first,
+            then by name, as `safetensors` itself orders them.
+    """
+    entries = [
+        f'"__metadata__":{{"document_id":{json.dumps(document_id)},'
+        f'"num_text_bytes":"{num_text_bytes}","schema_version":"{SCHEMA_VERSION}",'
+        f'"text_sha256":"{text_sha256}"}}'
+    ]
+    position = 0
+    for name, dtype, shape, num_bytes in layout:
+        dimensions = ",".join(map(str, shape))
+        end = position + num_bytes
+        entries.append(
+            f'"{name}":{{"dtype":"{dtype}","shape":[{dimensions}],"data_offsets":[{position},{end}]}}'
+        )
+        position = end
+    text = ("{" + ",".join(entries) + "}").encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def decode_tensors(
+    sample: bytes | memoryview,
+) -> tuple[dict[str, NDArray[np.unsignedinteger[Any]]], Mapping[str, str]]:
+    """Return a sample's tensors as stored (views into `sample`, not copies) and its metadata.
+
+    Raises:
+        DamagedSampleError: the bytes are no complete sample.
+        SchemaVersionError: another version of the format.
+    """
+    try:
+        (header_size,) = struct.unpack_from("<Q", sample)
+        body = 8 + header_size
+        if body > len(sample):
+            raise DamagedSampleError(
+                f"sample header claims {header_size} bytes of {len(sample)}: the sample is cut or "
+                "altered; restore the shard or run beam_jobs.align again"
+            )
+        header = json.loads(bytes(sample[8:body]))
+        metadata = header.pop("__metadata__")
+        tensors = {name: _view(sample, body, entry) for name, entry in header.items()}
+        end = max(entry["data_offsets"][1] for entry in header.values())
+    except (struct.error, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, DamagedSampleError):
+            raise
+        raise DamagedSampleError(
+            f"sample of {len(sample)} bytes has no readable safetensors header ({error}): it is "
+            "cut or altered; restore the shard or run beam_jobs.align again"
+        ) from error
+    if metadata.get("schema_version") != str(SCHEMA_VERSION):
+        raise SchemaVersionError("sample", metadata.get("schema_version"), SCHEMA_VERSION)
+    if body + end != len(sample):
+        raise DamagedSampleError(
+            f"sample has {len(sample)} bytes where its header describes {body + end}: it is cut "
+            "or altered; restore the shard or run beam_jobs.align again"
+        )
+    return tensors, metadata
+
+
+def decode_document(sample: bytes | memoryview) -> AlignedDocument:
+    """Return the document held by a sample.
+
+    Raises:
+        DamagedSampleError: the bytes are no complete sample, or tensors contradict each other.
+        SchemaVersionError: another version of the format.
+    """
+    tensors, metadata = decode_tensors(sample)
+    try:
+        document = AlignedDocument(
+            document_id=metadata["document_id"],
+            text_sha256=metadata["text_sha256"],
+            num_text_bytes=int(metadata["num_text_bytes"]),
+            student=_decode_tokens("student", tensors),
+            teacher=_decode_tokens("teacher", tensors),
+            teacher_spans=decode_spans(tensors["span.advance"], tensors["span.width"]),
+            text=tensors["text"].tobytes() if "text" in tensors else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise DamagedSampleError(
+            f"sample lacks or contradicts a field of version {SCHEMA_VERSION} ({error}); run "
+            "beam_jobs.align again"
+        ) from error
+    check_document(document)
+    return document
+
+
+def check_document(document: AlignedDocument) -> None:
+    """Check that a document's arrays fit each other.
+
+    Raises:
+        DamagedSampleError: with the rule, the value and the document's id.
+    """
+    where = f'(document "{document.document_id}")'
+    num_teacher_tokens = len(document.teacher)
+    if len(document.teacher_spans) != len(document.student):
+        raise DamagedSampleError(
+            f"{len(document.teacher_spans)} teacher_spans for {len(document.student)} student "
+            f"tokens {where}; run beam_jobs.align again"
+        )
+    last_end = int(document.teacher_spans[:, 1].max(initial=0))
+    if last_end > num_teacher_tokens:
+        raise DamagedSampleError(
+            f"teacher_spans end {last_end} exceeds {num_teacher_tokens} teacher tokens {where}; "
+            "run beam_jobs.align again"
+        )
+    for side, tokens in (("student", document.student), ("teacher", document.teacher)):
+        last_byte = int(tokens.byte_offsets[:, 1].max(initial=0))
+        if last_byte > document.num_text_bytes:
+            raise DamagedSampleError(
+                f"{side} byte_offsets end {last_byte} exceeds {document.num_text_bytes} bytes of "
+                f"text {where}; run beam_jobs.align again"
+            )
+
+
+def decode_spans(
+    advance: NDArray[np.unsignedinteger[Any]], width: NDArray[np.unsignedinteger[Any]]
+) -> NDArray[np.int64]:
+    """Return teacher_spans, int64 [T, 2], from the stored advances and widths.
+
+    An unmapped token advances by 0, so its empty span stands where the last span started.
+    """
+    spans = np.empty((len(advance), 2), np.int64)
+    np.cumsum(advance, out=spans[:, 0])
+    np.add(spans[:, 0], width, out=spans[:, 1])
+    return spans
+
+
+def narrow(array: NDArray[Any], name: str) -> NDArray[np.unsignedinteger[Any]]:
+    """Return the array in the narrowest of uint8, uint16 and uint32.
+
+    Raises:
+        ValueError: a value is negative or does not fit uint32.
+    """
+    low, high = int(array.min(initial=0)), int(array.max(initial=0))
+    if low < 0 or high > 0xFFFFFFFF:
+        raise ValueError(f"{name} holds {low if low < 0 else high}, which is no uint32")
+    return array.astype(DTYPES["U8" if high < 1 << 8 else "U16" if high < 1 << 16 else "U32"])
+
+
+def _token_tensors(
+    side: str, tokens: Tokens, num_text_bytes: int
+) -> dict[str, NDArray[np.unsignedinteger[Any]]]:
+    offsets = tokens.byte_offsets
+    tensors = {f"{side}.input_ids": narrow(tokens.input_ids, f"{side}.input_ids")}
+    if tiles_text(offsets, num_text_bytes):
+        name = f"{side}.token_bytes"
+        tensors[name] = narrow(offsets[:, 1] - offsets[:, 0], name)
+    else:
+        name = f"{side}.byte_offsets"
+        tensors[name] = narrow(offsets, name)
+    return tensors
+
+
+def _span_tensors(teacher_spans: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    width = teacher_spans[:, 1] - teacher_spans[:, 0]
+    mapped_starts = np.where(width > 0, teacher_spans[:, 0], 0)
+    starts = np.maximum.accumulate(mapped_starts) if len(width) else mapped_starts
+    if np.any((width > 0) & (starts != teacher_spans[:, 0])):
+        raise ValueError("teacher_spans starts decrease; offsets of one side are not monotone")
+    return {
+        "span.advance": narrow(np.diff(starts, prepend=0), "span.advance"),
+        "span.width": narrow(width, "span.width"),
+    }
+
+
+def _decode_tokens(
+    side: str, tensors: Mapping[str, NDArray[np.unsignedinteger[Any]]]
+) -> Tokens:
+    input_ids = tensors[f"{side}.input_ids"].astype(np.int64)
+    token_bytes = tensors.get(f"{side}.token_bytes")
+    if token_bytes is None:
+        byte_offsets = tensors[f"{side}.byte_offsets"].astype(np.int64)
+    else:
+        byte_offsets = np.empty((len(token_bytes), 2), np.int64)
+        np.cumsum(token_bytes, out=byte_offsets[:, 1])
+        np.subtract(byte_offsets[:, 1], token_bytes, out=byte_offsets[:, 0])
+    if byte_offsets.shape != (len(input_ids), 2):
+        raise ValueError(f"{side} has {len(input_ids)} ids but offsets {byte_offsets.shape}")
+    return Tokens(input_ids, byte_offsets)
+
+
+def _view(
+    sample: bytes | memoryview, body: int, entry: Mapping[str, Any]
+) -> NDArray[np.unsignedinteger[Any]]:
+    start, end = entry["data_offsets"]
+    dtype = DTYPES[entry["dtype"]]
+    if body + end > len(sample) or (end - start) % dtype.itemsize:
+        raise ValueError(f"tensor at bytes {start}:{end} of {len(sample) - body}")
+    flat = np.frombuffer(sample, dtype, (end - start) // dtype.itemsize, body + start)
+    return flat.reshape(entry["shape"])
