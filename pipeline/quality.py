@@ -1,1 +1,247 @@
-"""How good an alignment is (paper, section 2; Fig. 1, 3 and 6). Under construction."""
+"""How good an alignment is, and how much two vocabularies share (paper, section 2; Fig. 1, 3, 6).
+
+IoU and IoS compare the text that a student token (or chunk) covers with the text covered by the
+teacher tokens mapped to it. IoS alone says little: it is 1 whenever the teacher's tokens tile the
+text, however wide the run, so IoU always stands beside it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.batches import AlignedBatch
+from pipeline.tokenization import Tokenizer
+
+LENGTH_EDGES: tuple[int, ...] = tuple(
+    sorted({0, 1, *(round(2 ** (quarter / 2)) for quarter in range(2, 50))})
+)
+"""Lower edges of the bins of document lengths in tokens: two per octave, the last one open."""
+
+MAX_BIN = 32
+"""Widths and token sizes from here on share one bin."""
+
+
+@dataclass(frozen=True, eq=False)
+class AlignmentStatistics:
+    """Counts over aligned documents; sums of two are the statistics of both.
+
+    Attributes:
+        num_documents: documents.
+        num_text_bytes: UTF-8 bytes of their texts.
+        num_student_tokens: student tokens.
+        num_teacher_tokens: teacher tokens.
+        num_mapped: student tokens with a teacher token.
+        byte_iou_sum: sum over mapped tokens of intersection over union, in bytes.
+        byte_ios_sum: sum over mapped tokens of intersection over the student token's bytes.
+        student_length_counts: int64 [len(LENGTH_EDGES)], documents by student tokens.
+        teacher_length_counts: int64 [len(LENGTH_EDGES)], documents by teacher tokens.
+        span_width_counts: int64 [33], student tokens by teacher tokens mapped to them; the last
+            bin holds 32 and more.
+        student_token_bytes_counts: int64 [33], student tokens by bytes covered.
+        teacher_token_bytes_counts: int64 [33], teacher tokens by bytes covered.
+    """
+
+    num_documents: int
+    num_text_bytes: int
+    num_student_tokens: int
+    num_teacher_tokens: int
+    num_mapped: int
+    byte_iou_sum: float
+    byte_ios_sum: float
+    student_length_counts: NDArray[np.int64]
+    teacher_length_counts: NDArray[np.int64]
+    span_width_counts: NDArray[np.int64]
+    student_token_bytes_counts: NDArray[np.int64]
+    teacher_token_bytes_counts: NDArray[np.int64]
+
+    @property
+    def unmapped_fraction(self) -> float:
+        """Share of student tokens without a teacher token."""
+        return 1 - self.num_mapped / max(self.num_student_tokens, 1)
+
+    @property
+    def byte_iou(self) -> float:
+        """Mean IoU of mapped tokens, in bytes."""
+        return self.byte_iou_sum / max(self.num_mapped, 1)
+
+    @property
+    def byte_ios(self) -> float:
+        """Mean IoS of mapped tokens, in bytes."""
+        return self.byte_ios_sum / max(self.num_mapped, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain numbers and lists."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in values.items()
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "AlignmentStatistics":
+        """Return the statistics that `to_json` wrote."""
+        return AlignmentStatistics(
+            **{
+                name: np.array(value, np.int64) if isinstance(value, list) else value
+                for name, value in values.items()
+            }
+        )
+
+    @staticmethod
+    def merge(parts: Iterable["AlignmentStatistics"]) -> "AlignmentStatistics":
+        """Return the statistics of all parts; the order matters only for float rounding."""
+        total = AlignmentStatistics.empty()
+        for part in parts:
+            sums = {e.name: getattr(total, e.name) + getattr(part, e.name) for e in fields(part)}
+            total = AlignmentStatistics(**sums)
+        return total
+
+    @staticmethod
+    def empty() -> "AlignmentStatistics":
+        """Return the statistics of no documents."""
+        lengths, bins = len(LENGTH_EDGES), MAX_BIN + 1
+        arrays = [np.zeros(size, np.int64) for size in (lengths, lengths, bins, bins, bins)]
+        return AlignmentStatistics(0, 0, 0, 0, 0, 0.0, 0.0, *arrays)
+
+
+def measure_alignment(batch: AlignedBatch) -> AlignmentStatistics:
+    """Return the statistics of one batch.
+
+    Source: section 2 (IoU, IoS), in bytes.
+    """
+    student, teacher = batch.student, batch.teacher
+    bins = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
+    num_mapped, iou_sum, ios_sum = _measure_spans(
+        student.byte_offsets,
+        student.cu_tokens,
+        teacher.byte_offsets,
+        teacher.cu_tokens,
+        batch.teacher_spans,
+        *bins,
+    )
+    return AlignmentStatistics(
+        num_documents=len(batch.documents),
+        num_text_bytes=sum(len(document.text) for document in batch.documents),
+        num_student_tokens=len(student.input_ids),
+        num_teacher_tokens=len(teacher.input_ids),
+        num_mapped=int(num_mapped),
+        byte_iou_sum=float(iou_sum),
+        byte_ios_sum=float(ios_sum),
+        student_length_counts=_count_lengths(np.diff(student.cu_tokens)),
+        teacher_length_counts=_count_lengths(np.diff(teacher.cu_tokens)),
+        span_width_counts=bins[0],
+        student_token_bytes_counts=bins[1],
+        teacher_token_bytes_counts=bins[2],
+    )
+
+
+def covered_ranges(
+    teacher_offsets: NDArray[np.int64], teacher_spans: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the range of text that each student token's teacher tokens cover, int64 [T, 2].
+
+    Args:
+        teacher_offsets: int64 [M, 2], bytes or characters of one document.
+        teacher_spans: int64 [T, 2]; an empty span covers the empty range (0, 0).
+    """
+    mapped = teacher_spans[:, 1] > teacher_spans[:, 0]
+    ranges = np.zeros_like(teacher_spans)
+    ranges[mapped, 0] = teacher_offsets[teacher_spans[mapped, 0], 0]
+    ranges[mapped, 1] = teacher_offsets[teacher_spans[mapped, 1] - 1, 1]
+    return ranges
+
+
+def overlap_ratios(
+    student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN where a range is empty.
+
+    Args:
+        student_ranges: int64 [T, 2], half-open, bytes or characters.
+        teacher_ranges: int64 [T, 2], in the same unit.
+
+    Example:
+        >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]
+        [[0.5], [1.0]]
+
+    Source: section 2.
+    """
+    intersection = np.minimum(student_ranges[:, 1], teacher_ranges[:, 1]) - np.maximum(
+        student_ranges[:, 0], teacher_ranges[:, 0]
+    )
+    student_sizes = student_ranges[:, 1] - student_ranges[:, 0]
+    teacher_sizes = teacher_ranges[:, 1] - teacher_ranges[:, 0]
+    valid = (student_sizes > 0) & (teacher_sizes > 0)
+    shared = np.where(valid, np.maximum(intersection, 0), np.nan)
+    union = np.where(valid, student_sizes + teacher_sizes - shared, 1)
+    return shared / union, shared / np.where(valid, student_sizes, 1)
+
+
+def vocabulary_overlap(student_pieces: Iterable[str], teacher_pieces: Iterable[str]) -> float:
+    """Return the share of the teacher's vocabulary that is in the student's, |S ∩ T| / |T|.
+
+    Example:
+        >>> vocabulary_overlap(["a", "b"], ["b", "c"])
+        0.5
+
+    Source: Fig. 1, over raw token strings; pass decoded bytes for the more honest figure, which
+    does not count `▁the` and `Ġthe` as different.
+    """
+    teacher = set(teacher_pieces)
+    return len(teacher & set(student_pieces)) / max(len(teacher), 1)
+
+
+def compare_vocabularies(student: Tokenizer, teacher: Tokenizer) -> tuple[float, float]:
+    """Return vocabulary_overlap by raw token strings and by the bytes that tokens stand for.
+
+    Both over base vocabularies, without added tokens.
+    """
+    sides = (student, teacher)
+    raw = [list(tokenizer.base_vocabulary()) for tokenizer in sides]
+    decoded: list[Sequence[str]] = [
+        [spelled.hex() for spelled in tokenizer.base_vocabulary().values() if spelled]
+        for tokenizer in sides
+    ]
+    return vocabulary_overlap(*raw), vocabulary_overlap(*decoded)
+
+
+def _count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
+    return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _measure_spans(
+    student_offsets: NDArray[np.int64],
+    student_cu: NDArray[np.int64],
+    teacher_offsets: NDArray[np.int64],
+    teacher_cu: NDArray[np.int64],
+    teacher_spans: NDArray[np.int64],
+    width_counts: NDArray[np.int64],
+    student_bytes_counts: NDArray[np.int64],
+    teacher_bytes_counts: NDArray[np.int64],
+) -> tuple[int, float, float]:
+    num_mapped = 0
+    iou_sum = ios_sum = 0.0
+    for d in range(len(student_cu) - 1):
+        base = teacher_cu[d]
+        for i in range(student_cu[d], student_cu[d + 1]):
+            a, b = student_offsets[i, 0], student_offsets[i, 1]
+            first, end = teacher_spans[i, 0], teacher_spans[i, 1]
+            student_bytes_counts[min(b - a, MAX_BIN)] += 1
+            width_counts[min(end - first, MAX_BIN)] += 1
+            if end == first:
+                continue
+            c, e = teacher_offsets[base + first, 0], teacher_offsets[base + end - 1, 1]
+            shared = max(min(b, e) - max(a, c), 0)
+            num_mapped += 1
+            iou_sum += shared / (b - a + e - c - shared)
+            ios_sum += shared / (b - a)
+    for j in range(len(teacher_offsets)):
+        size = teacher_offsets[j, 1] - teacher_offsets[j, 0]
+        teacher_bytes_counts[min(size, MAX_BIN)] += 1
+    return num_mapped, iou_sum, ios_sum

@@ -1,0 +1,349 @@
+"""Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
+
+Tokenizing costs twenty times the alignment, so this is where the speed is. `gigatoken` encodes 8
+to 100 times faster than the reference libraries but gives no offsets; for a tokenizer that spells
+its text none are needed, because each token id stands for known bytes, and offsets are a running
+sum. The fast path is exact or it is not taken:
+
+- At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
+  `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
+- For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
+  their bytes must spell it; else the document goes through the reference, whose reports
+  `pipeline.offsets` mends.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.batches import TokenBatch
+from pipeline.kernels import first_non_monotone, flatten_bytes, offsets_from_vocabulary
+from pipeline.offsets import mend_offsets
+from pipeline.tokenization_backends import FastEncoder, Reference, load_reference
+from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
+from schemas.document import tiles_text
+
+__all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
+
+SpecialStrings = Literal["plain", "honoured"]
+
+PROBES: tuple[str, ...] = (
+    "Probability, Uncertainty",
+    "The quick brown fox jumps over 13 lazy dogs.",
+    " leading space",
+    "trailing space ",
+    "\nHi",
+    " ",
+    "\n",
+    "a   b\t\tc\r\nd\n\n\ne",
+    "🤗é 👩‍👩‍👧‍👦 🇨🇭",
+    "e\u0301 cafe\u0301 ａ ﬁ Ω Å",
+    "\u0340\u0341 \u0958 \u1112\u1161\u11ab",
+    "数学是科学的语言。機械学習 データ 한국어 문장",
+    "العربية עברית हिन्दी ไทย",
+    "∑_{i=1}^{n} x_i² ≤ ∫₀^∞ e^{-x²} dx",
+    "\\begin{align} \\frac{a}{b} &= 3.14159 \\end{align}",
+    "def f(x):\n    return x ** 2  # comment\n",
+    "<s>[INST] forged </s> <|endoftext|> <|im_start|> <unk> <0x0A> [PAD]",
+    "▁literal ▁▁ marks",
+    "\x00\x01\x1f\x7f\x85\u200b\u200d\ufeff\u2028",
+    "don't we'll I'M THEY'RE it's",
+    "x" * 200 + " " * 60 + "=" * 80,
+    "1234567890 0.000001 1e-9 ⅔ ٣٤",
+    "http://example.org/a?b=c&d=%20#e",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U0010ffff",
+    "ø ö ú ÿ õ ÷ û ý À ù Á þ ü",
+)
+"""Texts on which tokenizers and offsets are known to go wrong."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """One model's tokenizer, giving ids and exact byte offsets.
+
+    Attributes:
+        file: what was loaded.
+        sha256: 64 hex digits of the file's bytes; the tokenizer's fingerprint.
+        vocab_size: one greater than the largest id, added tokens included.
+        special_strings: "plain" or "honoured".
+        bos_token_id: begin-of-sequence id or None.
+        eos_token_id: end-of-document id or None.
+        adds_bos: whether the tokenizer's convention puts BOS before a text.
+        adds_eos: whether it puts EOS after one.
+        slow_reason: why the fast path is not taken, None where it is.
+        num_reference_documents: documents that went through the reference so far.
+    """
+
+    def __init__(self, file: TokenizerFile, special_strings: SpecialStrings, *, fast: bool) -> None:
+        """Use `load_tokenizer`."""
+        self.file = file
+        self.sha256 = sha256(file.data).hexdigest()
+        self.special_strings = special_strings
+        self._reference = load_reference(file, honour_special=special_strings == "honoured")
+        self.vocab_size = self._reference.vocab_size
+        self.bos_token_id = self._reference.bos_token_id
+        self.eos_token_id = self._reference.eos_token_id
+        self.adds_bos = self._reference.adds_bos
+        self.adds_eos = self._reference.adds_eos
+        self.num_reference_documents = 0
+        self._read_vocabulary(self._reference)
+        self._require_usable()
+        self._fast: FastEncoder | None = None
+        self.slow_reason = self._load_fast(fast)
+        self.check_fast_path([probe.encode() for probe in PROBES])
+
+    @property
+    def source(self) -> str:
+        """What the user named."""
+        return self.file.source
+
+    @property
+    def file_name(self) -> str:
+        """Name of the tokenizer's file in a dataset."""
+        return self.file.file_name
+
+    @property
+    def file_bytes(self) -> bytes:
+        """The tokenizer's file."""
+        return self.file.data
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path is taken."""
+        return self._fast is not None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, b"" for control tokens or where unknown."""
+        return self._vocabulary[token_id] if token_id < len(self._vocabulary) else b""
+
+    def base_vocabulary(self) -> dict[str, bytes]:
+        """Return the model's own token strings, added tokens left out, and the bytes they spell."""
+        return {
+            piece: self.token_bytes(token_id) for piece, token_id in self._reference.pieces().items()
+        }
+
+    def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
+        """Tokenize documents, each by itself, without special tokens around it.
+
+        Args:
+            texts: the documents' UTF-8 bytes.
+
+        Returns:
+            ids and exact byte offsets; what could not be tokenized is in `failures`.
+
+        Example:
+            >>> load_tokenizer("qwen2_5").tokenize_batch([b"Hi there"]).byte_offsets.tolist()
+            [[0, 2], [2, 8]]
+        """
+        failures = _undecodable(texts)
+        if not failures:
+            return self._tokenize_decodable(texts)
+        blanked = [b"" if d in failures else text for d, text in enumerate(texts)]
+        batch = self._tokenize_decodable(blanked)
+        return _without_failures(replace(batch, failures={**batch.failures, **failures}))
+
+    def check_fast_path(self, texts: Sequence[bytes]) -> None:
+        """Encode texts with both paths; one difference disables the fast one for good.
+
+        Args:
+            texts: UTF-8 bytes, such as a job's first documents.
+        """
+        if self._fast is None:
+            return
+        fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
+        self.num_reference_documents = 0
+        for name in ("cu_tokens", "input_ids", "byte_offsets"):
+            if not np.array_equal(getattr(fast, name), getattr(slow, name)):
+                self._fast = None
+                self.slow_reason = (
+                    f"gigatoken's {name} differ from the reference's on {len(texts)} probe texts"
+                )
+                _logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
+                return
+
+    def _tokenize_decodable(self, texts: Sequence[bytes]) -> TokenBatch:
+        """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""
+        if self._fast is None:
+            return self._tokenize_reference(texts)
+        input_ids, cu_tokens = self._fast.encode_batch(texts)
+        byte_offsets, proven = self._lay_out(input_ids, cu_tokens, texts)
+        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
+        unproven = np.flatnonzero(~proven)
+        if len(unproven) == 0:
+            return batch
+        return _splice(batch, unproven, self._tokenize_reference([texts[d] for d in unproven]))
+
+    def _read_vocabulary(self, reference: Reference) -> None:
+        vocabulary = reference.vocabulary()
+        self._spells = vocabulary is not None
+        self._vocabulary = vocabulary or [b""] * self.vocab_size
+        self._token_bytes, self._cu_token_bytes = flatten_bytes(self._vocabulary)
+        self._token_lengths = np.diff(self._cu_token_bytes).astype(np.int32)
+        self._keeps_ascii = _keeps_ascii(reference)
+
+    def _load_fast(self, wanted: bool) -> str | None:
+        if not wanted:
+            return "switched off"
+        if not self._spells:
+            return "its tokens do not spell the text (WordPiece or another lossy model)"
+        try:
+            self._fast = FastEncoder(self.file, self._reference)
+        except Exception as error:  # gigatoken raises many types for what it does not support
+            return f"gigatoken does not support it: {str(error).splitlines()[0]}"
+        return None
+
+    def _require_usable(self) -> None:
+        """Refuse a tokenizer whose offsets can't be trusted even on plain text."""
+        text = PROBES[1].encode()
+        batch = self._tokenize_reference([text, *(probe.encode() for probe in PROBES)])
+        self.num_reference_documents = 0
+        covered = np.zeros(len(text), bool)
+        for start, end in batch.byte_offsets[: batch.cu_tokens[1]]:
+            covered[start:end] = True
+        missing = [place for place in np.flatnonzero(~covered) if text[place : place + 1] != b" "]
+        if missing or batch.failures:
+            raise TokenizerError(
+                f'tokenizer "{self.source}" is lossy beyond repair: its offsets leave '
+                f"{len(missing)} of {len(text)} bytes of plain English uncovered "
+                f"and fail on {len(batch.failures)} probe texts {list(batch.failures.values())[:1]}; "
+                "use the fast tokenizer.json of the model"
+            )
+
+    def _lay_out(
+        self, input_ids: NDArray[np.uint32], cu_tokens: NDArray[np.int64], texts: Sequence[bytes]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        byte_offsets = np.empty((len(input_ids), 2), np.int64)
+        proven = np.zeros(len(texts), np.bool_)
+        text, cu_text = flatten_bytes(texts)
+        compare = np.array([not (self._keeps_ascii and part.isascii()) for part in texts], np.bool_)
+        offsets_from_vocabulary(
+            input_ids,
+            cu_tokens,
+            text,
+            cu_text,
+            compare,
+            self._token_bytes,
+            self._cu_token_bytes,
+            self._token_lengths,
+            byte_offsets,
+            proven,
+        )
+        return byte_offsets, proven
+
+    def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
+        self.num_reference_documents += len(texts)
+        decoded = [text.decode() for text in texts]
+        failures: dict[int, str] = {}
+        ids = self._reference.encode_ids(decoded)
+        cu_tokens = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(part) for part in ids], out=cu_tokens[1:])
+        input_ids = np.fromiter((i for part in ids for i in part), np.uint32, cu_tokens[-1])
+        byte_offsets, proven = self._lay_out(input_ids, cu_tokens, texts)
+        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven, failures)
+        for document in np.flatnonzero(~proven).tolist():
+            first, last = cu_tokens[document], cu_tokens[document + 1]
+            failure = self._mend(decoded[document], input_ids[first:last], byte_offsets[first:last])
+            if failure:
+                failures[document] = failure
+            else:
+                proven[document] = tiles_text(byte_offsets[first:last], len(texts[document]))
+        return _without_failures(batch) if failures else batch
+
+    def _mend(
+        self, text: str, input_ids: NDArray[np.uint32], byte_offsets: NDArray[np.int64]
+    ) -> str | None:
+        """Write mended offsets of one text into `byte_offsets`; return what is wrong, if anything."""
+        ids, reported = self._reference.encode_offsets(text)
+        if not np.array_equal(ids, input_ids):
+            return "the reference tokenizer gave other ids for the same text the second time"
+        cu_tokens = np.array([0, len(ids)], np.int64)
+        if first_non_monotone(reported, cu_tokens) >= 0:
+            return "the tokenizer's offsets are not monotone"
+        lengths = self._token_lengths[ids] if self._spells else np.zeros(len(ids), np.int32)
+        byte_offsets[:] = mend_offsets(reported, text.encode(), lengths)
+        return None
+
+
+def load_tokenizer(
+    source: str, *, special_strings: SpecialStrings = "plain", fast: bool = True
+) -> Tokenizer:
+    """Load a tokenizer and prove its fast path on the hard cases.
+
+    Args:
+        source: a `tokenizer.json`, a SentencePiece model, a folder that holds one, or a Hugging
+            Face repository (`owner/name` or `owner/name@revision`).
+        special_strings: "plain" reads `<s>` or `<|endoftext|>` in a document as plain text, so
+            that no document can forge a control token; "honoured" reads them as their tokens.
+        fast: False never takes the fast path.
+
+    Raises:
+        TokenizerError: not found, or a tokenizer that can't give offsets.
+    """
+    if special_strings not in ("plain", "honoured"):
+        raise TokenizerError(
+            f'special_strings "{special_strings}" is unknown; use "plain" or "honoured"'
+        )
+    return Tokenizer(find_tokenizer(source), special_strings, fast=fast)
+
+
+def _keeps_ascii(reference: Reference) -> bool:
+    """Return whether the normaliser leaves ASCII text alone but for a dummy prefix and `▁`."""
+    probes = [f"a{chr(code)}b" for code in range(128)] + ["a  b", "a b ", "AB\r\nc\t\td"]
+    for probe in probes:
+        seen = reference.normalize(probe).replace("▁", " ")
+        if seen.removeprefix(" ") != probe:
+            return False
+    return True
+
+
+def _undecodable(texts: Sequence[bytes]) -> dict[int, str]:
+    """Return why texts are not UTF-8, by their place."""
+    failures: dict[int, str] = {}
+    for document, text in enumerate(texts):
+        if text.isascii():
+            continue
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            failures[document] = f"not valid UTF-8 at byte {error.start}"
+    return failures
+
+
+def _splice(batch: TokenBatch, documents: NDArray[np.int64], other: TokenBatch) -> TokenBatch:
+    """Return the batch with some documents' tokens replaced by another batch's."""
+    place = {int(document): row for row, document in enumerate(documents)}
+    parts: list[tuple[TokenBatch, int]] = [
+        (other, place[d]) if d in place else (batch, d) for d in range(batch.num_documents)
+    ]
+    cuts = [slice(source.cu_tokens[d], source.cu_tokens[d + 1]) for source, d in parts]
+    counts = [cut.stop - cut.start for cut in cuts]
+    return TokenBatch(
+        input_ids=np.concatenate([s.input_ids[c] for (s, _), c in zip(parts, cuts, strict=True)]),
+        byte_offsets=np.concatenate(
+            [s.byte_offsets[c] for (s, _), c in zip(parts, cuts, strict=True)]
+        ),
+        cu_tokens=np.cumsum([0, *counts], dtype=np.int64),
+        tiles=np.array([source.tiles[d] for source, d in parts], np.bool_),
+        failures={int(documents[row]): reason for row, reason in other.failures.items()},
+    )
+
+
+def _without_failures(batch: TokenBatch) -> TokenBatch:
+    """Return the batch with no tokens for the documents that failed."""
+    counts = np.diff(batch.cu_tokens)
+    kept = np.ones(batch.num_documents, bool)
+    kept[list(batch.failures)] = False
+    tokens = np.repeat(kept, counts)
+    return TokenBatch(
+        input_ids=batch.input_ids[tokens],
+        byte_offsets=batch.byte_offsets[tokens],
+        cu_tokens=np.concatenate([[0], np.cumsum(np.where(kept, counts, 0))]).astype(np.int64),
+        tiles=batch.tiles & kept,
+        failures=batch.failures,
+    )
