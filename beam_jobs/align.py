@@ -1,0 +1,311 @@
+"""`python -m beam_jobs.align`: documents in, verified aligned shards out."""
+
+import logging
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import storage
+from beam_jobs.inputs import (
+    InputError,
+    InputFile,
+    count_buckets,
+    decode_task,
+    describe_inputs,
+    find_inputs,
+    plan_tasks,
+)
+from beam_jobs.options import AlignOptions, parse_options
+from beam_jobs.progress import reset_progress, run_with_bar
+from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
+from beam_jobs.records import Job
+from beam_jobs.report import RunSummary
+from beam_jobs.runners import describe_runner, make_beam_options, make_runner
+from beam_jobs.runs import find_finished, open_run, run_folder_of
+from beam_jobs.sharding import (
+    SUMMARY_FILE,
+    AlignBucket,
+    Gather,
+    NumberShards,
+    PublishShards,
+    ReadBlocks,
+    RemoveTemporaries,
+    WriteManifest,
+)
+from beam_jobs.summary import library_versions, read_summary, summarise, write_report
+from beam_jobs.tokenizer_files import store_tokenizer
+from pipeline.shards import read_manifest
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from schemas.document import SCHEMA_VERSION
+from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
+
+PROBE_TASKS = 4
+PROBE_DOCUMENTS = 32
+PROBE_BYTES = 64 << 10
+
+_logger = logging.getLogger(__name__)
+
+
+class JobError(RuntimeError):
+    """The Beam job failed; what it finished is kept for the next attempt."""
+
+
+def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
+    """Describe the job: one chain, no tagged outputs and no side inputs.
+
+    The shuffle carries text, not tensors, and the bucket of a document is a function of its id, so
+    what is in a shard depends neither on the runner nor on the number of workers.
+    """
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "SpreadTasks" >> beam.Reshuffle()
+        | "ReadDocuments" >> beam.ParDo(ReadBlocks(job)).with_output_types(tuple[int, bytes])
+        | "GroupByBucket" >> beam.GroupByKey()
+        | "AlignAndWrite" >> beam.ParDo(AlignBucket(job)).with_output_types(str)
+        | "GatherBuckets" >> Gather()
+        | "NumberShards" >> beam.ParDo(NumberShards(job)).with_output_types(str)
+        | "SpreadShards" >> beam.Reshuffle()
+        | "PublishShards" >> beam.ParDo(PublishShards(job)).with_output_types(str)
+        | "GatherShards" >> Gather()
+        | "WriteManifest" >> beam.ParDo(WriteManifest(job)).with_output_types(str)
+        | "SettleManifest" >> beam.Reshuffle()
+        | "RemoveTemporaries" >> beam.ParDo(RemoveTemporaries(job)).with_output_types(str)
+    )
+
+
+def align(options: AlignOptions) -> Manifest:
+    """Make the dataset that the options ask for, or return it where it is finished already.
+
+    Returns:
+        The dataset's manifest.
+
+    Raises:
+        ValueError: the input, a tokenizer, an option or the output folder can't be used.
+        JobError: the Beam job failed.
+
+    Example:
+        >>> align(AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")).totals
+    """
+    started = time.monotonic()
+    options = replace(options, output=storage.absolute(options.output))
+    beam_options = make_beam_options(options.beam_arguments)
+    files = find_inputs(options.input, text_field=options.text_field)
+    _require_separate(files, options.output)
+    tokenizers = (_load(options.student, options), _load(options.teacher, options))
+    configuration = configure(options, files, tokenizers)
+    run_folder = run_folder_of(options.output, configuration)
+    finished = find_finished(options.output, configuration)
+    if finished is not None:
+        storage.remove_folder(run_folder)
+        print(f"{options.output} is finished: the same input and options made it; nothing to do")
+        return finished
+    with open_run(run_folder, configuration):
+        tasks = plan_tasks(files)
+        probes = probe_documents(tasks, options.rules)
+        for tokenizer in tokenizers:
+            tokenizer.check_fast_path(probes)
+        job = prepare_job(options, configuration, tokenizers)
+        run_job(tasks, job, beam_options, text_bytes=_text_bytes(files))
+        manifest = _read_result(options.output)
+        run = _describe_run(job, beam_options, tokenizers, time.monotonic() - started)
+        report = write_report(manifest, run, output=options.output, scratch=run_folder)
+        storage.remove_folder(run_folder)
+    print(summarise(manifest, run, output=options.output, report=report))
+    return manifest
+
+
+def configure(
+    options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
+) -> dict[str, Any]:
+    """Return everything that determines the shards' bytes, and nothing else."""
+    buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": options.name,
+        "num_buckets": buckets,
+        "shard_bytes": options.shard_bytes,
+        "keep_text": options.keep_text,
+        "special_strings": options.special_strings,
+        "student_sha256": tokenizers[0].sha256,
+        "teacher_sha256": tokenizers[1].sha256,
+        **asdict(options.rules),
+        **describe_inputs(files),
+    }
+
+
+def probe_documents(tasks: Sequence[str], rules: ReadingRules) -> list[bytes]:
+    """Return some of the first texts of a few tasks, to prove the fast path on.
+
+    Raises:
+        InputError: none of the documents looked at has the text field.
+    """
+    outcomes: list[PlacedDocument | DeadLetter] = []
+    for task in tasks[:: max(1, len(tasks) // PROBE_TASKS)][:PROBE_TASKS]:
+        num_bytes = 0
+        for place, outcome in enumerate(read_piece(decode_task(task)[0], rules)):
+            num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
+            if place == PROBE_DOCUMENTS or num_bytes > PROBE_BYTES:
+                break
+            outcomes.append(outcome)
+    missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
+    if missing and len(missing) == len(outcomes):
+        raise InputError(
+            f'none of the first {len(missing)} documents has a field "{rules.text_field}" (the '
+            f"first one is {missing[0].source}#{missing[0].position}); name it with --text-field"
+        )
+    return [outcome.text for outcome in outcomes if isinstance(outcome, PlacedDocument)]
+
+
+def prepare_job(
+    options: AlignOptions,
+    configuration: dict[str, Any],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+) -> Job:
+    """Put both tokenizers into the dataset and return what the workers need to know."""
+    run_folder = run_folder_of(options.output, configuration)
+    stored, records = [], []
+    for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
+        file = f"tokenizers/{side}/{tokenizer.file_name}"
+        path = storage.join(options.output, "tokenizers", side, tokenizer.file_name)
+        stored.append(store_tokenizer(tokenizer, path, scratch=run_folder))
+        records.append(_tokenizer_record(tokenizer, file))
+    shuffle = options.shuffle
+    if shuffle == "auto":
+        shuffle = "files" if storage.is_local(options.output) else "runner"
+    return Job(
+        output=options.output,
+        run_folder=run_folder,
+        name=options.name,
+        rules=options.rules,
+        num_buckets=configuration["num_buckets"],
+        shard_bytes=options.shard_bytes,
+        keep_text=options.keep_text,
+        shuffle=shuffle,
+        student=stored[0],
+        teacher=stored[1],
+        tokenizer_records=(records[0], records[1]),
+        configuration=configuration,
+        attempt=uuid.uuid4().hex,
+    )
+
+
+def run_job(
+    tasks: Sequence[str], job: Job, beam_options: PipelineOptions, *, text_bytes: int
+) -> None:
+    """Run the pipeline to its end, with a live bar where the run's folder is local.
+
+    Raises:
+        JobError: with the cause, and where the traceback is.
+    """
+    reset_progress(job.run_folder)
+    pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
+    build_pipeline(pipeline, tasks, job)
+    work = partial(_run_to_end, pipeline)
+    try:
+        if storage.is_local(job.run_folder):
+            run_with_bar(job.run_folder, text_bytes=text_bytes, work=work)
+        else:
+            work()
+    except Exception as error:  # whatever a runner or a worker raises
+        path = storage.join(job.run_folder, "error.txt")
+        storage.write_atomically(path, traceback.format_exc().encode(), scratch=job.run_folder)
+        cause = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise JobError(
+            f"the job failed: {cause} (traceback in {path}); run the same command again to resume"
+        ) from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, 1 where the job failed, 2 where it was asked for wrongly."""
+    try:
+        align(parse_options(arguments))
+    except ValueError as error:
+        print(f"vocag align: error: {error}", file=sys.stderr)
+        return 2
+    except JobError as error:
+        print(f"vocag align: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("vocag align: interrupted; run the same command again to resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run_to_end(pipeline: beam.Pipeline) -> None:
+    pipeline.run().wait_until_finish()
+
+
+def _load(source: str, options: AlignOptions) -> Tokenizer:
+    tokenizer = load_tokenizer(source, special_strings=options.special_strings, fast=options.fast)
+    if tokenizer.slow_reason:
+        _logger.warning("%s takes the reference path: %s", source, tokenizer.slow_reason)
+    return tokenizer
+
+
+def _require_separate(files: Sequence[InputFile], output: str) -> None:
+    folder = output.rstrip("/") + "/"
+    inside = [file.path for file in files if file.path.startswith(folder)]
+    if inside:
+        raise InputError(
+            f"{len(inside)} input files, such as {inside[0]}, lie in --output {output}: what the "
+            "job writes there would be read the next time; choose another --output"
+        )
+
+
+def _text_bytes(files: Sequence[InputFile]) -> int:
+    return round(sum(file.estimated_text_bytes for file in files))
+
+
+def _read_result(output: str) -> Manifest:
+    path = storage.join(output, MANIFEST_FILE)
+    if storage.num_bytes_of(path) is None:
+        raise InputError("the input holds no document: every file is empty or blank")
+    return read_manifest(output)
+
+
+def _tokenizer_record(tokenizer: Tokenizer, file: str) -> TokenizerRecord:
+    return TokenizerRecord(
+        source=tokenizer.source,
+        file=file,
+        sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        special_strings=tokenizer.special_strings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        adds_bos=tokenizer.adds_bos,
+        adds_eos=tokenizer.adds_eos,
+    )
+
+
+def _describe_run(
+    job: Job,
+    beam_options: PipelineOptions,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    elapsed_seconds: float,
+) -> RunSummary:
+    student, teacher = tokenizers
+    return RunSummary(
+        runner=describe_runner(beam_options),
+        elapsed_seconds=elapsed_seconds,
+        input_bytes=job.configuration["input_bytes"],
+        num_input_files=job.configuration["input_files"],
+        student_fast_path=student.fast,
+        teacher_fast_path=teacher.fast,
+        student_slow_reason=student.slow_reason,
+        teacher_slow_reason=teacher.slow_reason,
+        versions=library_versions(),
+        **read_summary(storage.join(job.run_folder, SUMMARY_FILE)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

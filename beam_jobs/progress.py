@@ -1,0 +1,143 @@
+"""The live bar of a local run, and the counters that workers leave for it.
+
+Each worker process keeps one small file of running totals in the run's folder; the launcher adds
+them up. They are for eyes only: bundles that run twice count twice. What is reported at the end
+comes from the committed records.
+"""
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+
+from tqdm import tqdm
+
+from beam_jobs import storage
+
+_WRITE_SECONDS = 0.3
+_POLL_SECONDS = 0.3
+PROGRESS_PREFIX = "progress-"
+
+
+@dataclass
+class Counts:
+    """What was done so far, by one worker or by all."""
+
+    read_bytes: int = 0  # of text
+    read_documents: int = 0
+    aligned_documents: int = 0
+    student_tokens: int = 0
+
+    def add(self, other: "Counts") -> None:
+        """Add another worker's counts."""
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name) + getattr(other, entry.name))
+
+
+class WorkerProgress:
+    """One process's counts for one run, written to the run's folder now and then."""
+
+    def __init__(self, folder: str) -> None:
+        """Count for the run whose folder this is; only local folders get a file."""
+        self._path = storage.join(folder, f"{PROGRESS_PREFIX}{uuid.uuid4().hex}.json")
+        self._is_local = storage.is_local(folder)
+        self._counts = Counts()
+        self._next_write = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        """Add to this process's counts."""
+        with self._lock:
+            self._counts.add(Counts(**counts))
+            if self._is_local and time.monotonic() >= self._next_write:
+                self._write()
+                self._next_write = time.monotonic() + _WRITE_SECONDS
+
+    def flush(self) -> None:
+        """Write the counts now, at the end of a bundle."""
+        with self._lock:
+            if self._is_local:
+                self._write()
+
+    def _write(self) -> None:
+        partial = f"{self._path}.partial"
+        try:
+            with open(partial, "w") as file:
+                json.dump(asdict(self._counts), file)
+            os.replace(partial, self._path)
+        except FileNotFoundError:  # the run has ended and its folder is gone
+            self._is_local = False
+
+
+_workers: dict[str, WorkerProgress] = {}
+_workers_lock = threading.Lock()
+
+
+def worker_progress(folder: str) -> WorkerProgress:
+    """Return this process's counter for a run."""
+    with _workers_lock:
+        return _workers.setdefault(folder, WorkerProgress(folder))
+
+
+def reset_progress(folder: str) -> None:
+    """Forget the counts of an earlier attempt at a run."""
+    with _workers_lock:
+        _workers.pop(folder, None)
+    storage.delete_files(
+        folder, [n for n in storage.list_folder(folder) if n.startswith(PROGRESS_PREFIX)]
+    )
+
+
+def total_counts(folder: str) -> Counts:
+    """Add up the counts of all workers of a run."""
+    total = Counts()
+    for entry in os.scandir(folder):
+        if entry.name.startswith(PROGRESS_PREFIX) and entry.name.endswith(".json"):
+            with open(entry.path) as file:
+                total.add(Counts(**json.load(file)))
+    return total
+
+
+def run_with_bar(folder: str, *, text_bytes: int, work: Callable[[], None]) -> None:
+    """Run `work` while a thread draws the progress of the run's workers.
+
+    Args:
+        folder: the run's folder, local.
+        text_bytes: roughly how much text the input holds.
+        work: blocks until the job has ended.
+    """
+    finished = threading.Event()
+    thread = threading.Thread(target=_draw, args=(folder, text_bytes, finished), daemon=True)
+    thread.start()
+    try:
+        work()
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
+    bar = tqdm(total=text_bytes, unit="B", unit_scale=True, desc="reading", dynamic_ncols=True)
+    started = None
+    is_last = False
+    while not is_last:
+        is_last = finished.wait(_POLL_SECONDS)
+        try:
+            counts = total_counts(folder)
+        except FileNotFoundError:
+            break
+        if counts.aligned_documents and started is None:
+            started = time.monotonic() - _POLL_SECONDS
+            bar.close()
+            bar = tqdm(unit=" documents", unit_scale=True, desc="aligning", dynamic_ncols=True)
+        if started is None:
+            bar.total, bar.n = max(text_bytes, counts.read_bytes), counts.read_bytes
+        else:
+            speed = counts.student_tokens / (time.monotonic() - started)
+            bar.total, bar.n = counts.read_documents, counts.aligned_documents
+            bar.set_postfix_str(f"{speed / 1e6:.2f} M student tokens/s", refresh=False)
+        bar.refresh()
+    bar.close()

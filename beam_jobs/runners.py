@@ -1,0 +1,86 @@
+"""Which Beam runner, from Beam's own options."""
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+)
+from apache_beam.portability.api import beam_provision_api_pb2
+from apache_beam.runners.portability.fn_api_runner import fn_runner
+from apache_beam.runners.portability.portable_runner import JobServiceHandle
+from apache_beam.runners.runner import PipelineRunner, create_runner
+
+from beam_jobs.options import OptionsError
+
+_DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
+
+
+def make_beam_options(arguments: Sequence[str]) -> PipelineOptions:
+    """Return Beam's options.
+
+    Raises:
+        OptionsError: an argument that Beam does not know either, or an unknown runner.
+
+    Example:
+        >>> make_beam_options(["--runner=DirectRunner"]).get_all_options()["runner"]
+        'DirectRunner'
+    """
+    options = PipelineOptions(list(arguments))
+    runner = options.view_as(StandardOptions).runner
+    if runner is not None and "." in runner:
+        make_runner(options)  # importing a runner's module makes its options known
+    unknown = _unknown_arguments(arguments)
+    if unknown:
+        raise OptionsError(
+            f"neither align nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
+        )
+    options.view_as(SetupOptions).save_main_session = False
+    return options
+
+
+def make_runner(options: PipelineOptions) -> PipelineRunner:
+    """Return the runner that the options name; Beam's direct runner unless they do.
+
+    Since Beam 2.65 `DirectRunner` first tries Prism, a program that it downloads and that ignores
+    --direct_num_workers, and takes `FnApiRunner` where that fails. Ours is that runner at once.
+
+    Raises:
+        OptionsError: no such runner.
+    """
+    name = options.view_as(StandardOptions).runner
+    if (name.lower() if name else None) in _DIRECT_RUNNERS:
+        encoded = JobServiceHandle.encode_pipeline_options(options.get_all_options())
+        info = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
+        return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(info))
+    try:
+        return create_runner(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise OptionsError(f"--runner {name} can't be used: {error}") from error
+
+
+def describe_runner(options: PipelineOptions) -> str:
+    """Return the runner's name, and the number of processes or threads of the direct one.
+
+    Example:
+        >>> describe_runner(make_beam_options([]))
+        'DirectRunner'
+    """
+    name = options.view_as(StandardOptions).runner
+    if (name.lower() if name else None) not in _DIRECT_RUNNERS:
+        return str(name).rsplit(".", 1)[-1]
+    direct = options.view_as(DirectOptions)
+    mode = direct.direct_running_mode
+    if mode == "in_memory":
+        return "DirectRunner"
+    return f"DirectRunner, {mode} with {direct.direct_num_workers} workers"
+
+
+def _unknown_arguments(arguments: Sequence[str]) -> list[str]:
+    parsers: list[ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    unknown: list[str] = parsers[0].parse_known_args(list(arguments))[1]
+    return unknown

@@ -1,0 +1,159 @@
+"""Files of a dataset, local or in an object store, through one set of calls.
+
+Local files go through `os` (fast, and a rename is atomic); everything with a scheme such as gs:// or
+s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import BinaryIO
+
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+_BUFFER_BYTES = 1 << 20
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path lies on this machine or a file system mounted there.
+
+    Example:
+        >>> is_local("gs://bucket/out")
+        False
+    """
+    return FileSystems.get_scheme(path) is None
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same to every worker: local ones in full, others as they are."""
+    path = path.removeprefix("file://")
+    return os.path.abspath(path) if is_local(path) else path.rstrip("/")
+
+
+def join(folder: str, *names: str) -> str:
+    """Return the path of a file below a folder."""
+    return os.path.join(folder, *names) if is_local(folder) else FileSystems.join(folder, *names)
+
+
+def make_folder(path: str) -> None:
+    """Create a local folder; object stores have none."""
+    if is_local(path):
+        os.makedirs(path, exist_ok=True)
+
+
+def open_to_read(path: str) -> BinaryIO:
+    """Return a file's bytes as stored: nothing is decompressed on the way."""
+    if is_local(path):
+        return open(path, "rb", buffering=_BUFFER_BYTES)
+    file: BinaryIO = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    return file
+
+
+def open_to_write(path: str) -> BinaryIO:
+    """Return a new file to write from start to end."""
+    if is_local(path):
+        return open(path, "wb", buffering=_BUFFER_BYTES)
+    file: BinaryIO = FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    return file
+
+
+def read_bytes(path: str) -> bytes:
+    """Return a whole file."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
+    """Write a file that readers see either whole or not at all.
+
+    Args:
+        path: where it appears; what stood there is replaced.
+        data: its bytes.
+        scratch: a folder of the same file system, for the local file while it is incomplete.
+    """
+    target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
+    with open_to_write(target) as file:
+        file.write(data)
+    if target != path:
+        os.replace(target, path)
+
+
+def num_bytes_of(path: str) -> int | None:
+    """Return a file's size in bytes, None where there is no such file."""
+    if is_local(path):
+        return os.path.getsize(path) if os.path.isfile(path) else None
+    if not FileSystems.exists(path):
+        return None
+    size: int = FileSystems.match([path])[0].metadata_list[0].size_in_bytes
+    return size
+
+
+def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None:
+    """Give a finished temporary file its final name.
+
+    The temporary stays until the run's folder is removed, so this can be repeated, and two workers
+    that publish the same file at once both succeed: at no moment is `final` missing again or cut.
+
+    Raises:
+        FileNotFoundError: neither the temporary nor a complete final file exists.
+
+    Example:
+        >>> publish("out/.run/a.tar", "out/corpus-000000-of-000001.tar", 512, scratch="out/.run")
+    """
+    if num_bytes_of(temporary) != num_bytes:
+        if num_bytes_of(final) != num_bytes:
+            raise FileNotFoundError(
+                f"neither {temporary} nor {final} holds the {num_bytes} bytes that were written: "
+                "another process removed them; run the same command again"
+            )
+    elif is_local(final):
+        _link(temporary, final, scratch)
+    else:
+        FileSystems.copy([temporary], [final])
+
+
+def list_folder(folder: str) -> Mapping[str, int]:
+    """Return the size in bytes of every file directly in a folder, by name."""
+    if not is_local(folder):
+        found = FileSystems.match([FileSystems.join(folder, "*")])[0].metadata_list
+        return {FileSystems.split(m.path)[1]: m.size_in_bytes for m in found}
+    if not os.path.isdir(folder):
+        return {}
+    return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
+
+
+def delete_files(folder: str, names: Iterable[str]) -> None:
+    """Delete files of a folder; one that is already gone is no error."""
+    for name in names:
+        path = join(folder, name)
+        try:
+            os.remove(path) if is_local(path) else FileSystems.delete([path])
+        except OSError:  # Beam's BeamIOError is one; only a file that stays is a failure
+            if num_bytes_of(path) is not None:
+                raise
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder and what lies directly in it."""
+    if is_local(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        delete_files(folder, list_folder(folder))
+
+
+def _link(temporary: str, final: str, scratch: str) -> None:
+    linked = join(scratch, f"{uuid.uuid4().hex}.linked")
+    try:
+        os.link(temporary, linked)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        os.replace(temporary, final)  # a file system without hard links
+        return
+    os.replace(linked, final)
+    if os.path.exists(linked):  # POSIX: renaming one link of a file onto another does nothing
+        os.remove(linked)
