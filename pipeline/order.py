@@ -25,25 +25,27 @@ class RowOrder:
         name: what names the plan: the dataset's fingerprint and the rules'.
         seed: the run's seed.
         group_row_starts: int64 [groups + 1]; group g owns these rows of the plan.
+        group_shards: the shards that each group reads; neighbours may share one.
     """
 
     name: str
     seed: int
     group_row_starts: NDArray[np.int64]
+    group_shards: tuple[range, ...]
 
     def row(self, epoch: int, position: int) -> int:
         """Return the plan's row at a position of an epoch.
 
         Example:
-            >>> sorted(order.row(0, position) for position in range(num_rows)) == list(range(num_rows))
-            True
+            >>> {order.row(0, position) for position in range(3)}
+            {0, 1, 2}
         """
-        place, group, start = self.locate(epoch, position)
+        _, group, start = self.locate(epoch, position)
         rows = self._rows(epoch, group)
         return int(self.group_row_starts[group]) + int(rows[position - start])
 
     def locate(self, epoch: int, position: int) -> tuple[int, int, int]:
-        """Return the place of a position's group in the epoch, the group, and its first position."""
+        """Return a position's place in the order of groups, its group, and that one's start."""
         groups, starts = _group_order(self, epoch)
         place = int(np.searchsorted(starts, position, "right")) - 1
         return place, int(groups[place]), int(starts[place])
@@ -72,7 +74,10 @@ def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> R
     group = plan.window_shards // shuffle_shards
     first_windows = np.flatnonzero(np.diff(group, prepend=-1))
     starts = np.append(plan.window_row_starts[:-1][first_windows], len(plan))
-    return RowOrder(name, seed, starts)
+    first_shards = plan.window_shards[first_windows].tolist()
+    last_shards = [*first_shards[1:], len(plan.shard_document_starts) - 2]
+    shards = tuple(range(a, b + 1) for a, b in zip(first_shards, last_shards, strict=True))
+    return RowOrder(name, seed, starts, shards)
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class ReplicaBatches:
         if share < 1 or self.global_batch_size % share:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is no multiple of micro_batch_size "
-                f"{self.micro_batch_size} × {self.num_replicas} replicas; change one of them"
+                f"{self.micro_batch_size} by {self.num_replicas} replicas; change one of them"
             )
         for name in ("num_samples", "consumed_samples"):
             value = getattr(self, name)

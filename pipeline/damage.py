@@ -1,0 +1,81 @@
+"""What to do about a damaged sample: raise, or leave it out, counted and listed."""
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from schemas.errors import DatasetError
+
+log = logging.getLogger(__name__)
+
+OnDamage = Literal["raise", "quarantine"]
+
+
+@dataclass(frozen=True)
+class QuarantinedSample:
+    """A sample that could not be used.
+
+    Attributes:
+        shard: the tar's name.
+        key: the sample's key, empty where not even the shard's index can be read.
+        document_id: its document.
+        num_student_tokens: student tokens of the whole document.
+        reason: what is wrong.
+    """
+
+    shard: str
+    key: str
+    document_id: str
+    num_student_tokens: int
+    reason: str
+
+
+class DamageLog:
+    """Raises for a damaged sample, or notes it once in this process and in a file."""
+
+    def __init__(self, on_damage: OnDamage, file: Path) -> None:
+        """Append to `file`, one JSON line per sample and process, when `on_damage` says so.
+
+        Raises:
+            ValueError: `on_damage` is neither "raise" nor "quarantine".
+        """
+        if on_damage not in ("raise", "quarantine"):
+            raise ValueError(f'on_damage "{on_damage}" is neither "raise" nor "quarantine"')
+        self.on_damage = on_damage
+        self.file = file
+        self.samples: dict[int, QuarantinedSample] = {}
+
+    def note(self, document: int, sample: QuarantinedSample, error: DatasetError) -> None:
+        """Raise `error`, or list the sample.
+
+        Raises:
+            DatasetError: `error` itself, where damage is not to be left out.
+        """
+        if self.on_damage == "raise":
+            raise error
+        if document in self.samples:
+            return
+        self.samples[document] = sample
+        log.warning("left out sample %d: %s", len(self.samples), sample.reason)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        # One short write in append mode is not mixed with those of other processes.
+        descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, (json.dumps(asdict(sample)) + "\n").encode())
+        finally:
+            os.close(descriptor)
+
+
+def read_quarantine(file: Path) -> list[QuarantinedSample]:
+    """Return the samples that a file lists, each once, in the order they were met.
+
+    Example:
+        >>> [sample.key for sample in read_quarantine(rows.damage.file)]
+        ['6b7a9107be9a3bde3b1e17a96fa9b3f9']
+    """
+    lines = file.read_text().splitlines() if file.exists() else []
+    samples = [QuarantinedSample(**json.loads(line)) for line in lines]
+    return list({(sample.shard, sample.key): sample for sample in samples}.values())

@@ -1,0 +1,197 @@
+"""Remote shards on local disk: fetched whole, verified, shared by the processes of a host.
+
+A cached shard is named by its SHA-256, so it is either complete and right or not there. Downloads
+of one shard are serialised by a file lock; another process then finds it done. The least recently
+opened shards are removed to stay under the limit; a process that still reads one keeps it, as
+POSIX keeps an unlinked file until it is closed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+from filelock import FileLock, Timeout
+
+from schemas.errors import DamagedShardError
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 4 << 20
+_WAIT_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that the manifest describes.
+
+    Attributes:
+        url: where `fsspec` finds it.
+        num_bytes: its size.
+        sha256: 64 hex digits.
+    """
+
+    url: str
+    num_bytes: int
+    sha256: str
+
+
+class ShardCache:
+    """Whole files from anywhere that `fsspec` reads, in a folder of limited size."""
+
+    def __init__(self, folder: str | Path, max_bytes: int) -> None:
+        """Use a folder, which may hold files of earlier runs and other processes.
+
+        Args:
+            folder: on a local disk; made where it does not exist.
+            max_bytes: limit of all files in it, downloads under way included.
+        """
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def open(self, file: RemoteFile) -> BinaryIO:
+        """Return the file, open for reading, fetching it first where it is not cached.
+
+        Raises:
+            DamagedShardError: the file is missing, or is not the manifest's.
+            ValueError: the limit is smaller than the file.
+            OSError: the disk is full, or the remote side fails.
+
+        Example:
+            >>> with cache.open(RemoteFile("gs://bucket/data/a.tar", 512, sha256)) as tar: ...
+        """
+        path = self.folder / file.sha256
+        while True:
+            try:
+                opened = path.open("rb")
+            except FileNotFoundError:
+                self._fetch(file, path)
+                continue
+            os.utime(opened.fileno())
+            return opened
+
+    def prefetch(self, files: Iterable[RemoteFile]) -> list[Future[None]]:
+        """Fetch files in the background; a failure is logged and comes again when one is opened."""
+        missing = [file for file in files if not (self.folder / file.sha256).exists()]
+        return [self._executor().submit(self._fetch_quietly, file) for file in missing]
+
+    def _executor(self) -> ThreadPoolExecutor:
+        # Threads don't survive a fork, so each process makes its own.
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = (os.getpid(), ThreadPoolExecutor(2, "shard-prefetch"))
+        return self._pool[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the threads behind when a worker process gets a copy."""
+        return self.__dict__ | {"_pool": None}
+
+    def _fetch_quietly(self, file: RemoteFile) -> None:
+        try:
+            self._fetch(file, self.folder / file.sha256)
+        except (
+            Exception
+        ) as error:  # Remote filesystems raise what they like; `open` raises it again.
+            log.warning("prefetch of %s failed: %s", file.url, error)
+
+    def _fetch(self, file: RemoteFile, path: Path) -> None:
+        if file.num_bytes > self.max_bytes:
+            raise ValueError(
+                f"{file.url} has {file.num_bytes} bytes, the shard cache {self.folder} is limited "
+                f"to {self.max_bytes}: raise the limit to several shards"
+            )
+        with FileLock(self._lock_path(path)):
+            if path.exists():
+                return
+            part = path.with_suffix(".part")
+            while not self._reserve(part, file.num_bytes):
+                time.sleep(_WAIT_SECONDS)
+            try:
+                self._download(file, part)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _download(self, file: RemoteFile, part: Path) -> None:
+        """Write the file, twice at most: a transfer may be at fault where a hash differs."""
+        for _ in range(2):
+            digest, num_bytes = hashlib.sha256(), 0
+            try:
+                with part.open("r+b") as sink:
+                    for chunk in _chunks(file):
+                        digest.update(chunk)
+                        num_bytes += sink.write(chunk)
+                    sink.truncate(num_bytes)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    error.add_note(
+                        f"the disk of the shard cache {self.folder} is full below its limit of "
+                        f"{self.max_bytes} bytes: lower the limit or free the disk"
+                    )
+                raise
+            if num_bytes == file.num_bytes and digest.hexdigest() == file.sha256:
+                return
+        raise DamagedShardError(
+            f"{file.url} has {num_bytes} bytes and SHA-256 {digest.hexdigest()[:16]}…, the "
+            f"manifest says {file.num_bytes} and {file.sha256[:16]}…: restore it or run "
+            "beam_jobs.align again"
+        )
+
+    def _reserve(self, part: Path, num_bytes: int) -> bool:
+        """Make room for a download and claim it; False while other downloads hold the space."""
+        with FileLock(self.folder / "cache.lock"):
+            part.unlink(missing_ok=True)
+            self._remove_abandoned()
+            files = list(self._files())
+            excess = sum(stat.st_size for _, stat in files) + num_bytes - self.max_bytes
+            done = [(stat.st_mtime_ns, path, stat) for path, stat in files if not path.suffix]
+            for _, path, stat in sorted(done, key=lambda entry: entry[0]):
+                if excess <= 0:
+                    break
+                path.unlink()
+                excess -= stat.st_size
+            if excess > 0:
+                return False
+            with part.open("wb") as sink:
+                sink.truncate(num_bytes)
+            return True
+
+    def _remove_abandoned(self) -> None:
+        """Remove downloads whose process is gone: nobody holds their lock."""
+        for part in self.folder.glob("*.part"):
+            lock = FileLock(self._lock_path(part), timeout=0)
+            try:
+                with lock:
+                    part.unlink(missing_ok=True)
+            except Timeout:
+                continue
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self.folder.iterdir():
+            if path.suffix in ("", ".part"):
+                # A download may end, and so be renamed, at any moment.
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.stat()
+
+    def _lock_path(self, path: Path) -> Path:
+        return path.with_suffix(".lock")
+
+
+def _chunks(file: RemoteFile) -> Iterator[bytes]:
+    try:
+        with fsspec.open(file.url, "rb") as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+    except FileNotFoundError as error:
+        raise DamagedShardError(
+            f"{file.url} is missing: restore it or run beam_jobs.align again"
+        ) from error

@@ -1,0 +1,63 @@
+"""What a checkpoint must remember of the data, and when it may go on."""
+
+from dataclasses import dataclass, fields
+
+
+class StreamMismatchError(ValueError):
+    """A run can't go on with this data: its samples would not be the ones it has not seen."""
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """The data's part of a checkpoint; `dataclasses.asdict` makes it JSON.
+
+    Attributes:
+        fingerprint: the dataset's.
+        seq_length: student tokens per row.
+        teacher_seq_length: teacher tokens per row.
+        rules: fingerprint of lengths, conventions and packing.
+        seed: of the order.
+        shuffle_shards: shards shuffled together.
+        samples_per_epoch: rows of an epoch in whole global batches.
+        consumed_samples: samples that the run has used, over all epochs.
+    """
+
+    fingerprint: str
+    seq_length: int
+    teacher_seq_length: int
+    rules: str
+    seed: int
+    shuffle_shards: int
+    samples_per_epoch: int
+    consumed_samples: int
+
+    def require_same_run(self, saved: "StreamState", *, global_batch_size: int) -> None:
+        """Check that a saved state continues in this one.
+
+        Raises:
+            StreamMismatchError: with what differs, both values and the remedy.
+        """
+        for entry in fields(self):
+            now, then = getattr(self, entry.name), getattr(saved, entry.name)
+            if now != then and entry.name != "consumed_samples":
+                raise StreamMismatchError(
+                    f"the checkpoint was made with {entry.name} {then}, this run has {now}: "
+                    f"{_REMEDIES[entry.name]}"
+                )
+        if saved.consumed_samples % global_batch_size:
+            raise StreamMismatchError(
+                f"the checkpoint has consumed {saved.consumed_samples} samples, which is no "
+                f"multiple of global_batch_size {global_batch_size}: use the batch size that the "
+                "run was started with"
+            )
+
+
+_REMEDIES = {
+    "fingerprint": "name the dataset that the run was started with, or start a new run",
+    "seq_length": "use the run's seq_length, or start a new run",
+    "teacher_seq_length": "use the run's teacher_seq_length, or start a new run",
+    "rules": "use the run's conventions and window_rows, or start a new run",
+    "seed": "use the run's seed",
+    "shuffle_shards": "use the run's shuffle_shards",
+    "samples_per_epoch": "use the global_batch_size that the run was started with",
+}

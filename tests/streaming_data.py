@@ -1,0 +1,163 @@
+"""Small datasets written without the library's own writer: one obvious sample, tar and index each.
+
+Every token id of a dataset is different, so that a test can tell exactly which tokens it has seen.
+"""
+
+import io
+import tarfile
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from schemas.document import AlignedDocument, Tokens, document_key, encode_document
+from schemas.index import CUT_STRIDE, ShardIndex, encode_index
+from schemas.manifest import (
+    DeadLetterRecord,
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    encode_manifest,
+)
+
+STUDENT_BOS, STUDENT_EOS, TEACHER_EOS, FIRST_ID = 1, 2, 3, 10
+
+
+@dataclass(frozen=True)
+class SmallDataset:
+    """A dataset on disk and the documents in it, in order."""
+
+    folder: Path
+    manifest: Manifest
+    documents: list[AlignedDocument]
+
+
+def make_documents(lengths, *, seed=0):
+    """Return documents with the given student lengths and ids that occur once."""
+    rng = np.random.default_rng(seed)
+    documents, student_id, teacher_id = [], FIRST_ID, FIRST_ID
+    for number, length in enumerate(lengths):
+        student_bytes = rng.integers(1, 6, length)
+        num_bytes = int(student_bytes.sum())
+        teacher_bytes = _tile(rng, num_bytes)
+        student = _tokens(student_bytes, student_id)
+        teacher = _tokens(teacher_bytes, teacher_id)
+        student_id, teacher_id = student_id + length, teacher_id + len(teacher)
+        spans = brute_force_spans(student.byte_offsets, teacher.byte_offsets)
+        spans[rng.random(length) < 0.05] = 0
+        documents.append(
+            AlignedDocument(f"doc-{number}", sha256(b"").hexdigest(), num_bytes, student, teacher, spans)
+        )
+    return documents
+
+
+def write_dataset(folder, documents, *, shard_sizes):
+    """Write documents as shards of the given numbers of documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records, start = [], 0
+    for shard, size in enumerate(shard_sizes):
+        name = f"data-{shard:06d}-of-{len(shard_sizes):06d}"
+        records.append(_write_shard(folder, name, documents[start : start + size]))
+        start += size
+    manifest = Manifest(
+        name="data",
+        student=_tokenizer("student", STUDENT_BOS, STUDENT_EOS, adds_bos=True),
+        teacher=_tokenizer("teacher", None, TEACHER_EOS, adds_bos=False),
+        shards=tuple(records),
+        dead_letters=DeadLetterRecord("dead_letters.jsonl", sha256(b"").hexdigest(), 0, {}),
+    )
+    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
+    return SmallDataset(folder, manifest, documents[:start])
+
+
+def brute_force_spans(student, teacher):
+    """Return the minimal run of teacher tokens that overlaps each student token."""
+    spans = np.zeros((len(student), 2), np.int64)
+    for i, (start, stop) in enumerate(student.tolist()):
+        hits = [j for j, (a, b) in enumerate(teacher.tolist()) if a < stop and b > start]
+        if hits:
+            spans[i] = hits[0], hits[-1] + 1
+    return spans
+
+
+def brute_force_cuts(document):
+    """Return the last shared boundary of every CUT_STRIDE student tokens."""
+    ends = {int(end): j + 1 for j, end in enumerate(document.teacher.byte_offsets[:, 1])}
+    cuts = {}
+    for i, end in enumerate(document.student.byte_offsets[:, 1].tolist()):
+        if end in ends:
+            cuts[i // CUT_STRIDE] = (i + 1, ends[end])
+    return sorted(cuts.values())
+
+
+def make_index(documents, offsets, samples):
+    """Return the index of samples that start at the given bytes of their tar."""
+    cuts = [brute_force_cuts(document) for document in documents]
+    flat = np.array([cut for each in cuts for cut in each], np.int64).reshape(-1, 2)
+    return ShardIndex(
+        key=[document_key(document.document_id) for document in documents],
+        document_id=[document.document_id for document in documents],
+        payload_offset=np.array(offsets, np.int64),
+        payload_bytes=np.array([len(sample) for sample in samples], np.int64),
+        crc32=np.array([crc32(sample) for sample in samples], np.int64),
+        num_text_bytes=np.array([document.num_text_bytes for document in documents], np.int64),
+        num_student_tokens=np.array([len(d.student) for d in documents], np.int64),
+        num_teacher_tokens=np.array([len(d.teacher) for d in documents], np.int64),
+        cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
+        cut_student=flat[:, 0],
+        cut_teacher=flat[:, 1],
+    )
+
+
+def _write_shard(folder, name, documents):
+    samples = [encode_document(document) for document in documents]
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for document, sample in zip(documents, samples, strict=True):
+            member = tarfile.TarInfo(document_key(document.document_id) + ".safetensors")
+            member.size = len(sample)
+            tar.addfile(member, io.BytesIO(sample))
+    tar_bytes = sink.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(tar_bytes)) as tar:
+        offsets = [member.offset_data for member in tar]
+    index = encode_index(make_index(documents, offsets, samples))
+    (folder / f"{name}.tar").write_bytes(tar_bytes)
+    (folder / f"{name}.index.parquet").write_bytes(index)
+    return ShardRecord(
+        file=f"{name}.tar",
+        num_bytes=len(tar_bytes),
+        sha256=sha256(tar_bytes).hexdigest(),
+        index_file=f"{name}.index.parquet",
+        index_num_bytes=len(index),
+        index_sha256=sha256(index).hexdigest(),
+        num_documents=len(documents),
+        num_text_bytes=sum(document.num_text_bytes for document in documents),
+        num_student_tokens=sum(len(document.student) for document in documents),
+        num_teacher_tokens=sum(len(document.teacher) for document in documents),
+    )
+
+
+def _tile(rng, num_bytes):
+    cuts = np.flatnonzero(rng.random(max(0, num_bytes - 1)) < 0.3) + 1
+    return np.diff(np.concatenate([[0], cuts, [num_bytes]])) if num_bytes else np.empty(0, int)
+
+
+def _tokens(token_bytes, first_id):
+    ends = np.cumsum(token_bytes)
+    offsets = np.stack([ends - token_bytes, ends], axis=1).astype(np.int64)
+    return Tokens(np.arange(first_id, first_id + len(token_bytes), dtype=np.int64), offsets)
+
+
+def _tokenizer(side, bos, eos, *, adds_bos):
+    return TokenizerRecord(
+        source=side,
+        file=f"tokenizers/{side}/tokenizer.json",
+        sha256=sha256(side.encode()).hexdigest(),
+        vocab_size=1 << 20,
+        special_strings="plain",
+        bos_token_id=bos,
+        eos_token_id=eos,
+        adds_bos=adds_bos,
+    )
