@@ -1,8 +1,8 @@
 """Batches of aligned documents to samples: `schemas.document.encode_document`, many at once.
 
 The bytes are the same (a test holds them side by side). Arrays are narrowed and written straight
-into one buffer that already has the tar's layout, so that no step runs per document but the JSON
-header, the two hashes and the CRC.
+into one buffer that already has the tar's layout, so that all that runs per document is the JSON
+header, two hashes and the CRC.
 """
 
 import tarfile
@@ -10,27 +10,33 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.batches import AlignedBatch, TokenBatch
+from pipeline.batches import AlignedBatch
 from schemas.document import MEMBER_SUFFIX, document_key, sample_header
 
 TAR_BLOCK = 512
 """Every tar header takes one block, every payload whole blocks."""
 
-_FIELDS = (
-    "student.input_ids",
-    "student.token_bytes",
-    "teacher.input_ids",
-    "teacher.token_bytes",
-    "span.advance",
-    "span.width",
-)
-_OFFSET_FIELDS = {1: "student.byte_offsets", 3: "teacher.byte_offsets"}
 _DTYPE_NAMES = {1: "U8", 2: "U16", 4: "U32"}
+
+Layout = list[tuple[str, str, tuple[int, ...], int]]
+"""(name, dtype name, shape, bytes) of a sample's tensors in file order."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Field:
+    """One tensor of every document of a batch: `values[starts[d]:starts[d + 1]]` each."""
+
+    name: str
+    values: NDArray[Any]
+    starts: NDArray[np.int64]
+    item_sizes: NDArray[np.int64]
+    columns: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,100 +69,105 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
         >>> encode_batch(batch).members.nbytes % 512
         0
     """
-    headers, body_positions, item_sizes = _plan_samples(batch, keep_text=keep_text)
     texts = [document.text if keep_text else b"" for document in batch.documents]
-    body_sizes = [int(p[-1]) for p in body_positions]
-    payload_bytes = np.array(
-        [len(h) + b + len(t) for h, b, t in zip(headers, body_sizes, texts, strict=True)], np.int64
-    )
+    fields = _fields(batch)
+    headers, positions = _plan_samples(batch, fields, texts)
+    payload_bytes = positions[:, -1]
     blocks = TAR_BLOCK + -(-payload_bytes // TAR_BLOCK) * TAR_BLOCK
     payload_offset = np.cumsum(blocks) - blocks + TAR_BLOCK
     members = np.zeros(int(blocks.sum()), np.uint8)
     keys = [document_key(document.document_id) for document in batch.documents]
     _write_tar_headers(members, payload_offset, payload_bytes, keys)
-    body_offset = payload_offset + [len(header) for header in headers]
-    field_positions = np.array([p[:-1] for p in body_positions], np.int64).reshape(-1, len(_FIELDS))
-    _write_bodies(
-        members,
-        field_positions + body_offset[:, None],
-        item_sizes,
-        *_arrays(batch.student),
-        *_arrays(batch.teacher),
-        batch.teacher_spans,
-    )
+    for place, field in enumerate(fields):
+        _write_field(
+            members,
+            members.view(np.uint16),
+            members.view(np.uint32),
+            positions[:, place] + payload_offset,
+            field.item_sizes,
+            field.values,
+            field.starts,
+        )
     crc32 = _write_bytes_and_checksum(members, payload_offset, payload_bytes, headers, texts)
     return EncodedBatch(members, keys, payload_offset, payload_bytes, crc32)
 
 
+def _fields(batch: AlignedBatch) -> list[_Field]:
+    """Return the batch's tensors; token_bytes and byte_offsets each hold some documents only."""
+    fields: list[_Field] = []
+    for side, tokens in (("student", batch.student), ("teacher", batch.teacher)):
+        offsets = tokens.byte_offsets
+        fields.append(_field(f"{side}.input_ids", tokens.input_ids, tokens.cu_tokens))
+        lengths = offsets[:, 1] - offsets[:, 0]
+        fields.append(_field(f"{side}.token_bytes", lengths, tokens.cu_tokens, tokens.tiles))
+        if not tokens.tiles.all():
+            name, starts = f"{side}.byte_offsets", 2 * tokens.cu_tokens
+            fields.append(_field(name, offsets.reshape(-1), starts, ~tokens.tiles, columns=2))
+    spans, cu_tokens = batch.teacher_spans, batch.student.cu_tokens
+    fields.append(_field("span.advance", _advances(spans[:, 0], cu_tokens), cu_tokens))
+    fields.append(_field("span.width", spans[:, 1] - spans[:, 0], cu_tokens))
+    return fields
+
+
+def _field(
+    name: str,
+    values: NDArray[Any],
+    starts: NDArray[np.int64],
+    present: NDArray[np.bool_] | None = None,
+    *,
+    columns: int = 1,
+) -> _Field:
+    """Return a field with its item size in each document, 0 where the document lacks it."""
+    item_sizes = _narrowest(values, starts)
+    if present is not None:
+        item_sizes *= present
+    return _Field(name, values, starts, item_sizes, columns)
+
+
 def _plan_samples(
-    batch: AlignedBatch, *, keep_text: bool
-) -> tuple[list[bytes], list[tuple[int, ...]], NDArray[np.int64]]:
-    """Return each sample's header, its fields' positions in the body (and the end), item sizes."""
-    item_sizes = np.empty((len(batch.documents), len(_FIELDS)), np.int64)
-    _measure_items(*_arrays(batch.student), *_arrays(batch.teacher), batch.teacher_spans, item_sizes)
-    student_counts = np.diff(batch.student.cu_tokens).tolist()
-    teacher_counts = np.diff(batch.teacher.cu_tokens).tolist()
+    batch: AlignedBatch, fields: list[_Field], texts: list[bytes]
+) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return each sample's header, and where its fields lie in the payload and where that ends.
+
+    Positions are int64 [D, len(fields) + 1].
+    """
+    names = tuple(field.name for field in fields)
+    columns = [field.columns for field in fields]
+    counts = np.stack([np.diff(f.starts) // f.columns for f in fields], axis=1).tolist()
+    sizes = np.stack([field.item_sizes for field in fields], axis=1).tolist()
     headers: list[bytes] = []
-    positions: list[tuple[int, ...]] = []
-    for d, (document, sizes) in enumerate(
-        zip(batch.documents, map(tuple, item_sizes.tolist()), strict=True)
-    ):
-        tiles = bool(batch.student.tiles[d]), bool(batch.teacher.tiles[d])
-        layout, places = _lay_out(sizes, tiles, student_counts[d], teacher_counts[d])
-        if keep_text:
-            layout = _with_text(layout, len(document.text))
-        headers.append(
-            sample_header(
-                document.document_id,
-                sha256(document.text).hexdigest(),
-                len(document.text),
-                layout,
-            )
+    positions = np.zeros((len(batch.documents), len(fields) + 1), np.int64)
+    for d, document in enumerate(batch.documents):
+        layout: Layout = []
+        places: list[tuple[int, int]] = []
+        position = 0
+        for place, name, dtype in _field_order(names, tuple(sizes[d])):
+            count, width = counts[d][place], columns[place]
+            num_bytes = count * width * sizes[d][place]
+            layout.append((name, dtype, (count,) if width == 1 else (count, width), num_bytes))
+            places.append((place, position))
+            position += num_bytes
+        if texts[d]:
+            layout.append(("text", "U8", (len(texts[d]),), len(texts[d])))
+        header = sample_header(
+            document.document_id, sha256(document.text).hexdigest(), len(document.text), layout
         )
-        positions.append(places)
-    return headers, positions, item_sizes
-
-
-def _lay_out(
-    sizes: tuple[int, ...], tiles: tuple[bool, bool], num_student: int, num_teacher: int
-) -> tuple[list[tuple[str, str, tuple[int, ...], int]], tuple[int, ...]]:
-    layout: list[tuple[str, str, tuple[int, ...], int]] = []
-    places = [0] * (len(_FIELDS) + 1)
-    position = 0
-    for place, name, dtype, columns in _field_order(sizes, tiles):
-        count = num_teacher if place in (2, 3) else num_student
-        num_bytes = count * columns * sizes[place]
-        layout.append((name, dtype, (count,) if columns == 1 else (count, columns), num_bytes))
-        places[place] = position
-        position += num_bytes
-    places[-1] = position
-    return layout, tuple(places)
+        headers.append(header)
+        for place, start in places:
+            positions[d, place] = len(header) + start
+        positions[d, -1] = len(header) + position + len(texts[d])
+    return headers, positions
 
 
 @lru_cache(maxsize=4096)
-def _field_order(
-    sizes: tuple[int, ...], tiles: tuple[bool, bool]
-) -> list[tuple[int, str, str, int]]:
-    """Return (place in _FIELDS, name, dtype, columns) in file order: widest first, then by name."""
-    entries = []
-    for place, name in enumerate(_FIELDS):
-        ragged = place in _OFFSET_FIELDS and not tiles[place // 2]
-        name = _OFFSET_FIELDS[place] if ragged else name
-        entries.append((place, name, _DTYPE_NAMES[sizes[place]], 2 if ragged else 1))
-    return sorted(entries, key=lambda entry: (-sizes[entry[0]], entry[1]))
+def _field_order(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[int, str, str]]:
+    """Return (place, name, dtype name) of the fields present, widest first, then by name.
 
-
-def _with_text(
-    layout: list[tuple[str, str, tuple[int, ...], int]], num_bytes: int
-) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """Return the layout with the text after all tensors: uint8, and its name sorts last."""
-    return [*layout, ("text", "U8", (num_bytes,), num_bytes)]
-
-
-def _arrays(
-    tokens: TokenBatch,
-) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    return tokens.input_ids, tokens.byte_offsets, tokens.cu_tokens, tokens.tiles
+    The text comes after them all: it is uint8, and its name sorts last.
+    """
+    present = [(place, names[place], size) for place, size in enumerate(sizes) if size]
+    present.sort(key=lambda entry: (-entry[2], entry[1]))
+    return [(place, name, _DTYPE_NAMES[size]) for place, name, size in present]
 
 
 def _write_tar_headers(
@@ -210,109 +221,62 @@ def _write_bytes_and_checksum(
 
 
 @njit(cache=True, nogil=True)
-def _item_size(high: int) -> int:
-    return 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4
+def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes that the largest value of each document needs: 1, 2 or 4."""
+    sizes = np.empty(len(starts) - 1, np.int64)
+    for d in range(len(sizes)):
+        high = np.int64(0)
+        own = values[starts[d] : starts[d + 1]]
+        for i in range(len(own)):
+            high = max(high, np.int64(own[i]))
+        sizes[d] = 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4
+    return sizes
 
 
 @njit(cache=True, nogil=True)
-def _measure_items(
-    student_ids: NDArray[np.uint32],
-    student_offsets: NDArray[np.int64],
-    student_cu: NDArray[np.int64],
-    student_tiles: NDArray[np.bool_],
-    teacher_ids: NDArray[np.uint32],
-    teacher_offsets: NDArray[np.int64],
-    teacher_cu: NDArray[np.int64],
-    teacher_tiles: NDArray[np.bool_],
-    teacher_spans: NDArray[np.int64],
-    item_sizes: NDArray[np.int64],
-) -> None:
-    """Find the narrowest item size of each of the six tensors of each document."""
-    for d in range(len(student_cu) - 1):
-        high_id = high_bytes = high_advance = high_width = np.int64(0)
+def _advances(
+    span_starts: NDArray[np.int64], cu_tokens: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return each span's start less the one before it in the same document."""
+    advances = np.empty(len(span_starts), np.int64)
+    for d in range(len(cu_tokens) - 1):
         previous = np.int64(0)
-        for i in range(student_cu[d], student_cu[d + 1]):
-            start, end = student_offsets[i, 0], student_offsets[i, 1]
-            high_id = max(high_id, np.int64(student_ids[i]))
-            high_bytes = max(high_bytes, end - start if student_tiles[d] else end)
-            high_advance = max(high_advance, teacher_spans[i, 0] - previous)
-            high_width = max(high_width, teacher_spans[i, 1] - teacher_spans[i, 0])
-            previous = teacher_spans[i, 0]
-        item_sizes[d, 0], item_sizes[d, 1] = _item_size(high_id), _item_size(high_bytes)
-        item_sizes[d, 4], item_sizes[d, 5] = _item_size(high_advance), _item_size(high_width)
-        high_id = high_bytes = np.int64(0)
-        for i in range(teacher_cu[d], teacher_cu[d + 1]):
-            start, end = teacher_offsets[i, 0], teacher_offsets[i, 1]
-            high_id = max(high_id, np.int64(teacher_ids[i]))
-            high_bytes = max(high_bytes, end - start if teacher_tiles[d] else end)
-        item_sizes[d, 2], item_sizes[d, 3] = _item_size(high_id), _item_size(high_bytes)
+        for i in range(cu_tokens[d], cu_tokens[d + 1]):
+            advances[i] = span_starts[i] - previous
+            previous = span_starts[i]
+    return advances
 
 
 @njit(cache=True, nogil=True)
-def _put(out: NDArray[np.uint8], position: int, value: int, size: int) -> int:
-    """Write an unsigned little-endian number; return the position after it."""
-    out[position] = value & 0xFF
-    if size > 1:
-        out[position + 1] = (value >> 8) & 0xFF
-    if size > 2:
-        out[position + 2] = (value >> 16) & 0xFF
-        out[position + 3] = (value >> 24) & 0xFF
-    return position + size
-
-
-@njit(cache=True, nogil=True)
-def _write_tokens(
-    out: NDArray[np.uint8],
-    ids_position: int,
-    bytes_position: int,
-    id_size: int,
-    bytes_size: int,
-    input_ids: NDArray[np.uint32],
-    byte_offsets: NDArray[np.int64],
-    tiles: bool,
-) -> None:
-    for i in range(len(input_ids)):
-        ids_position = _put(out, ids_position, np.int64(input_ids[i]), id_size)
-        start, end = byte_offsets[i, 0], byte_offsets[i, 1]
-        if tiles:
-            bytes_position = _put(out, bytes_position, end - start, bytes_size)
-        else:
-            bytes_position = _put(out, bytes_position, start, bytes_size)
-            bytes_position = _put(out, bytes_position, end, bytes_size)
-
-
-@njit(cache=True, nogil=True)
-def _write_bodies(
-    out: NDArray[np.uint8],
+def _write_field(
+    out8: NDArray[np.uint8],
+    out16: NDArray[np.uint16],
+    out32: NDArray[np.uint32],
     positions: NDArray[np.int64],
     item_sizes: NDArray[np.int64],
-    student_ids: NDArray[np.uint32],
-    student_offsets: NDArray[np.int64],
-    student_cu: NDArray[np.int64],
-    student_tiles: NDArray[np.bool_],
-    teacher_ids: NDArray[np.uint32],
-    teacher_offsets: NDArray[np.int64],
-    teacher_cu: NDArray[np.int64],
-    teacher_tiles: NDArray[np.bool_],
-    teacher_spans: NDArray[np.int64],
+    values: NDArray[Any],
+    starts: NDArray[np.int64],
 ) -> None:
-    """Write the six tensors of each document, positions int64 [D, 6] in `out`."""
-    for d in range(len(student_cu) - 1):
-        first, last = student_cu[d], student_cu[d + 1]
-        p, s = positions[d], item_sizes[d]
-        _write_tokens(
-            out, p[0], p[1], s[0], s[1],
-            student_ids[first:last], student_offsets[first:last], student_tiles[d],
-        )  # fmt: skip
-        begin, end = teacher_cu[d], teacher_cu[d + 1]
-        _write_tokens(
-            out, p[2], p[3], s[2], s[3],
-            teacher_ids[begin:end], teacher_offsets[begin:end], teacher_tiles[d],
-        )  # fmt: skip
-        advance_position, width_position = p[4], p[5]
-        previous = np.int64(0)
-        for i in range(first, last):
-            start, stop = teacher_spans[i, 0], teacher_spans[i, 1]
-            advance_position = _put(out, advance_position, start - previous, s[4])
-            width_position = _put(out, width_position, stop - start, s[5])
-            previous = start
+    """Write one field of each document, narrowed, at its byte position.
+
+    The three outputs are views of one buffer; positions are aligned, because headers are padded
+    to 8 bytes and wider fields stand first.
+    """
+    for d in range(len(positions)):
+        own = values[starts[d] : starts[d + 1]]
+        if item_sizes[d] == 1:
+            first = positions[d]
+            _copy(own, out8[first : first + len(own)])
+        elif item_sizes[d] == 2:
+            first = positions[d] // 2
+            _copy(own, out16[first : first + len(own)])
+        elif item_sizes[d] == 4:
+            first = positions[d] // 4
+            _copy(own, out32[first : first + len(own)])
+
+
+@njit(cache=True, nogil=True)
+def _copy(values: NDArray[Any], out: NDArray[Any]) -> None:
+    """Copy with truncation; slices indexed from 0 let the compiler use vector instructions."""
+    for i in range(len(out)):
+        out[i] = values[i]

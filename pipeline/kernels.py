@@ -44,28 +44,26 @@ def offsets_from_vocabulary(
         proven: bool [D], written here: whether the tokens tile the text.
     """
     for d in range(len(cu_tokens) - 1):
-        first, last = cu_tokens[d], cu_tokens[d + 1]
-        begin, size = cu_text[d], cu_text[d + 1] - cu_text[d]
+        ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
+        own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
+        own_text = text[cu_text[d] : cu_text[d + 1]]
         position = np.int64(0)
         known = True
-        for i in range(first, last):
-            v = input_ids[i]
-            length = token_lengths[v] if v < len(token_lengths) else 0
+        for i in range(len(ids)):
+            length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0
             known &= length > 0
-            byte_offsets[i, 0] = position
+            own[i, 0] = position
             position += length
-            byte_offsets[i, 1] = position
-        prefix = position - size
+            own[i, 1] = position
+        prefix = position - len(own_text)
         proven[d] = known and (prefix == 0 or prefix == 1)
         if proven[d] and prefix == 1:
-            proven[d] = last > first and token_bytes[cu_token_bytes[input_ids[first]]] == SPACE
-            for i in range(first, last):
-                byte_offsets[i, 0] = max(byte_offsets[i, 0] - 1, 0)
-                byte_offsets[i, 1] -= 1
+            proven[d] = len(ids) > 0 and token_bytes[cu_token_bytes[ids[0]]] == SPACE
+            for i in range(len(ids)):
+                own[i, 0] = max(own[i, 0] - 1, 0)
+                own[i, 1] -= 1
         if proven[d] and compare[d]:
-            proven[d] = _spells(
-                input_ids[first:last], text[begin : begin + size], token_bytes, cu_token_bytes, prefix
-            )
+            proven[d] = _spells(ids, own_text, token_bytes, cu_token_bytes, prefix)
 
 
 @njit(cache=True, nogil=True)
@@ -108,39 +106,39 @@ def merge_spans(
         teacher_spans: int64 [N, 2], written here; an unmapped token's empty span stands at the
             start of the last span before it.
     """
+    one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
     for d in range(len(student_cu) - 1):
-        base, stop = teacher_cu[d], teacher_cu[d + 1]
-        j = base
-        last_start = np.int64(0)
-        for i in range(student_cu[d], student_cu[d + 1]):
-            start, end = student_offsets[i, 0], student_offsets[i, 1]
-            teacher_spans[i, 0] = last_start
-            teacher_spans[i, 1] = last_start
-            if start == end:
-                continue
-            while j < stop and teacher_offsets[j, 1] <= start:
-                j += 1
-            while j < stop and teacher_offsets[j, 0] == teacher_offsets[j, 1]:
-                j += 1
-            k = j
-            run_end = j
-            while k < stop and teacher_offsets[k, 0] < end:
-                k += 1
-                if teacher_offsets[k - 1, 0] < teacher_offsets[k - 1, 1]:
-                    run_end = k
-            if run_end > j:
-                last_start = j - base
-                teacher_spans[i, 0] = last_start
-                teacher_spans[i, 1] = run_end - base
+        student = student_offsets[student_cu[d] : student_cu[d + 1]]
+        teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
+        spans = teacher_spans[student_cu[d] : student_cu[d + 1]]
+        stop = np.uintp(len(teacher))
+        first = last_start = np.uintp(0)
+        for i in range(len(student)):
+            start, end = student[i, 0], student[i, 1]
+            while first < stop and teacher[first, 1] <= start:
+                first += one
+            a = b = first
+            while b < stop and teacher[b, 0] < end:
+                b += one
+            while b > a and teacher[b - one, 0] == teacher[b - one, 1]:
+                b -= one
+            while a < b and teacher[a, 0] == teacher[a, 1]:
+                a += one
+            if start == end or a == b:
+                a = b = last_start
+            last_start = a
+            spans[i, 0] = a
+            spans[i, 1] = b
 
 
 @njit(cache=True, nogil=True)
 def first_non_monotone(byte_offsets: NDArray[np.int64], cu_tokens: NDArray[np.int64]) -> int:
     """Return the first document whose starts or ends decrease, or -1."""
     for d in range(len(cu_tokens) - 1):
+        own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
         start = end = np.int64(0)
-        for i in range(cu_tokens[d], cu_tokens[d + 1]):
-            a, b = byte_offsets[i, 0], byte_offsets[i, 1]
+        for i in range(len(own)):
+            a, b = own[i, 0], own[i, 1]
             if a < start or b < end or b < a:
                 return d
             start, end = a, b
@@ -160,18 +158,21 @@ def find_cut_points(
     student_cu: NDArray[np.int64],
     teacher_offsets: NDArray[np.int64],
     teacher_cu: NDArray[np.int64],
+    teacher_spans: NDArray[np.int64],
     stride: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find where both tokenizations share a byte boundary, the last one of every `stride` tokens.
 
     A cut (i, j) splits a document so that student tokens before i and teacher tokens before j
     cover bytes before some byte, and all others bytes from it on. Both parts hold tokens of both.
+    Blocks are searched from their ends: most boundaries are shared, so few tokens are looked at.
 
     Args:
         student_offsets: int64 [N, 2], monotone within each document.
         student_cu: int64 [D + 1].
         teacher_offsets: int64 [M, 2], monotone within each document.
         teacher_cu: int64 [D + 1].
+        teacher_spans: int64 [N, 2], from `merge_spans`.
         stride: student tokens per kept cut.
 
     Returns:
@@ -183,24 +184,22 @@ def find_cut_points(
     cut_teacher = np.empty(len(cut_student), np.int64)
     count = 0
     for d in range(num_documents):
-        base, last = student_cu[d], student_cu[d + 1]
-        teacher_base, teacher_last = teacher_cu[d], teacher_cu[d + 1]
-        j = teacher_base
-        block = np.int64(-1)
-        for i in range(base + 1, last):
-            start = student_offsets[i, 0]
-            while j < teacher_last and teacher_offsets[j, 1] <= start:
-                j += 1
-            if j == teacher_base or j == teacher_last:
-                continue
-            low = max(student_offsets[i - 1, 1], teacher_offsets[j - 1, 1])
-            if low > min(start, teacher_offsets[j, 0]):
-                continue
-            here = (i - base) // stride
-            if here != block:
-                block = here
-                count += 1
-            cut_student[count - 1] = i - base
-            cut_teacher[count - 1] = j - teacher_base
+        base, teacher_base = student_cu[d], teacher_cu[d]
+        num_tokens = student_cu[d + 1] - base
+        num_teacher_tokens = teacher_cu[d + 1] - teacher_base
+        for block in range(0, num_tokens, stride):
+            for i in range(min(block + stride, num_tokens) - 1, max(block, 1) - 1, -1):
+                j = teacher_spans[base + i - 1, 1]
+                if teacher_spans[base + i - 1, 0] == j or j == num_teacher_tokens:
+                    continue
+                student_end = student_offsets[base + i - 1, 1]
+                teacher_end = teacher_offsets[teacher_base + j - 1, 1]
+                student_start = student_offsets[base + i, 0]
+                teacher_start = teacher_offsets[teacher_base + j, 0]
+                if max(student_end, teacher_end) <= min(student_start, teacher_start):
+                    cut_student[count] = i
+                    cut_teacher[count] = j
+                    count += 1
+                    break
         cut_starts[d + 1] = count
     return cut_starts, cut_student[:count].copy(), cut_teacher[:count].copy()

@@ -228,19 +228,21 @@ def _measure_spans(
     num_mapped = 0
     iou_sum = ios_sum = 0.0
     for d in range(len(student_cu) - 1):
-        base = teacher_cu[d]
-        for i in range(student_cu[d], student_cu[d + 1]):
-            a, b = student_offsets[i, 0], student_offsets[i, 1]
-            first, end = teacher_spans[i, 0], teacher_spans[i, 1]
+        student = student_offsets[student_cu[d] : student_cu[d + 1]]
+        teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
+        spans = teacher_spans[student_cu[d] : student_cu[d + 1]]
+        for i in range(len(student)):
+            a, b = student[i, 0], student[i, 1]
+            first, end = spans[i, 0], spans[i, 1]
             student_bytes_counts[min(b - a, MAX_BIN)] += 1
             width_counts[min(end - first, MAX_BIN)] += 1
             if end == first:
                 continue
-            c, e = teacher_offsets[base + first, 0], teacher_offsets[base + end - 1, 1]
-            shared = max(min(b, e) - max(a, c), 0)
+            c, e = teacher[first, 0], teacher[end - 1, 1]
+            shared = min(b, e) - max(a, c)
             num_mapped += 1
-            iou_sum += shared / (b - a + e - c - shared)
-            ios_sum += shared / (b - a)
+            iou_sum += shared / (max(b, e) - min(a, c))
+            ios_sum += 1.0 if shared == b - a else shared / (b - a)
     for j in range(len(teacher_offsets)):
         size = teacher_offsets[j, 1] - teacher_offsets[j, 0]
         teacher_bytes_counts[min(size, MAX_BIN)] += 1

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import BinaryIO
@@ -53,6 +54,8 @@ class ShardWriter:
         self._hash = sha256()
         self._indices: list[ShardIndex] = []
         self._statistics: list[AlignmentStatistics] = []
+        self._background = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
 
     def add(self, batch: AlignedBatch) -> None:
         """Append a batch's documents, in order."""
@@ -64,6 +67,7 @@ class ShardWriter:
             batch.student.cu_tokens,
             batch.teacher.byte_offsets,
             batch.teacher.cu_tokens,
+            batch.teacher_spans,
             CUT_STRIDE,
         )
         index = ShardIndex(
@@ -81,11 +85,13 @@ class ShardWriter:
         )
         self._indices.append(index)
         self._statistics.append(measure_alignment(batch))
-        self._write(memoryview(encoded.members))
+        self._append(memoryview(encoded.members))
 
     def close(self) -> WrittenShard:
         """Write the tar's end and return what was written; the file stays open."""
-        self._write(memoryview(END_OF_TAR))
+        self._append(memoryview(END_OF_TAR))
+        self._wait()
+        self._background.shutdown()
         return WrittenShard(
             index=concatenate_indices(self._indices),
             num_bytes=self.num_bytes,
@@ -93,10 +99,19 @@ class ShardWriter:
             statistics=AlignmentStatistics.merge(self._statistics),
         )
 
-    def _write(self, data: memoryview) -> None:
-        self._file.write(data)
-        self._hash.update(data)
+    def _append(self, data: memoryview) -> None:
+        """Hash and write in the background, while the next batch is tokenized."""
+        self._wait()
+        self._pending = self._background.submit(self._write, data)
         self.num_bytes += len(data)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+
+    def _write(self, data: memoryview) -> None:
+        self._hash.update(data)
+        self._file.write(data)
 
 
 def read_manifest(dataset: str) -> Manifest:
