@@ -1,0 +1,53 @@
+"""What validation looks for, and how it says what it found."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DATASET_CHECKS = {
+    "manifest": "the manifest follows its JSON Schema, and its totals and fingerprint its shards",
+    "files": "the files that the manifest lists exist and have the size it says",
+    "sha256": "the files have the SHA-256 that the manifest says",
+    "dead_letters": "dead letters are one JSON object a line, counted by reason",
+    "duplicate_keys": "no key is in the dataset twice",
+    "statistics": "the manifest's statistics are those of its shards",
+}
+"""What is checked of the dataset as a whole, by the name that findings carry."""
+
+SHARD_CHECKS = {
+    "files": DATASET_CHECKS["files"],
+    "sha256": DATASET_CHECKS["sha256"],
+    "index": "the index is readable and describes one tar without gap or overlap",
+    "tar": "every member is where the index says, with a sound header, and nothing else is there",
+    "crc32": "every payload has the CRC-32 that the index says",
+    "sample": "every payload decodes to arrays that fit each other",
+    "key": "key and document id of sample and index agree, and the key is the id's hash",
+    "counts": "tokens, bytes and documents of sample, index and manifest agree",
+    "input_ids": "every token id is in the vocabulary",
+    "offsets": "byte offsets tile the text, or never decrease where a tokenizer can't tile",
+    "spans": "teacher_spans equal an alignment recomputed from the offsets",
+    "cut_points": "no cut point divides a token of either side",
+    "text": "kept text has the length and SHA-256 that its sample says",
+    "tokenization": "kept text, tokenized again, gives the same ids and offsets",
+}
+"""What is checked of each shard."""
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One rule broken in one place.
+
+    Attributes:
+        check: the rule's name in `SHARD_CHECKS` or `DATASET_CHECKS`.
+        shard: the tar's name, "" for what belongs to no shard.
+        key: the sample's key, "" for a whole file.
+        message: what was found, and what was expected.
+    """
+
+    check: str
+    shard: str
+    key: str
+    message: str
+
+
+Report = Callable[[str, str, str], None]
+"""Takes a finding about one shard: check, key and message."""

@@ -1,0 +1,116 @@
+"""Numbers for people: one notation in the terminal, the report and the preview."""
+
+_DECIMAL_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_count(value: int) -> str:
+    """Return an exact count with thousands separators.
+
+    Example:
+        >>> format_count(1234567)
+        '1,234,567'
+    """
+    return f"{value:,}"
+
+
+def format_short(value: float) -> str:
+    """Return a count to three digits with a decimal unit.
+
+    Example:
+        >>> format_short(1234567)
+        '1.23 M'
+    """
+    for size, unit in _DECIMAL_UNITS:
+        if abs(value) >= 0.9995 * size:
+            return f"{_three_digits(value / size)} {unit}"
+    return f"{value:,.0f}" if value == int(value) else _three_digits(value)
+
+
+def format_bytes(value: float) -> str:
+    """Return a size in decimal units.
+
+    Example:
+        >>> format_bytes(8_388_608)
+        '8.39 MB'
+    """
+    text = format_short(value)
+    return f"{text}B" if text[-1].isalpha() else f"{text} B"
+
+
+def format_share(part: float, whole: float) -> str:
+    """Return a part of a whole in percent; "n/a" where the whole is empty.
+
+    Example:
+        >>> format_share(1, 400)
+        '0.25 %'
+    """
+    return "n/a" if not whole else f"{_percent(100 * part / whole)} %"
+
+
+def format_ratio(part: float, whole: float) -> str:
+    """Return a quotient to three decimals; "n/a" where the divisor is zero.
+
+    Example:
+        >>> format_ratio(9, 10)
+        '0.900'
+    """
+    return "n/a" if not whole else f"{part / whole:,.3f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    Example:
+        >>> format_duration(3725)
+        '1 h 2 min'
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def format_table(rows: list[list[str]], *, align: str) -> list[str]:
+    """Return the lines of a plain text table, columns two spaces apart.
+
+    Args:
+        rows: equally long rows of cells, the heading first.
+        align: one of `<` and `>` per column.
+
+    Example:
+        >>> format_table([["shard", "tokens"], ["a.tar", "12"]], align="<>")
+        ['shard  tokens', 'a.tar      12']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def printable(text: str) -> str:
+    r"""Return text that is safe to print: control characters and lone surrogates are escaped.
+
+    A document id may hold anything, terminal escape sequences included.
+
+    Example:
+        >>> printable("a\x1b[2J")
+        'a\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def _percent(value: float) -> str:
+    if value in (0, 100):
+        return f"{value:.0f}"
+    return f"{value:.3f}" if abs(value) < 0.1 else f"{value:.2f}"

@@ -1,0 +1,201 @@
+"""Rules about tokens, each checked over a whole batch of documents at once.
+
+Every function returns (document, message) pairs, at most one per document: its first offence and
+how many there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.alignment import align_tokens
+from pipeline.batches import TokenBatch
+from schemas.document import AlignedDocument, Tokens
+from schemas.index import ShardIndex
+
+Problems = list[tuple[int, str]]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedBatch:
+    """Decoded documents, one after another in flat arrays.
+
+    Attributes:
+        student: the student's tokens.
+        teacher: the teacher's tokens.
+        teacher_spans: int64 [N_student, 2], as stored.
+        num_text_bytes: int64 [D].
+    """
+
+    student: TokenBatch
+    teacher: TokenBatch
+    teacher_spans: NDArray[np.int64]
+    num_text_bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class CutPoints:
+    """The index's cut points of a batch of D documents.
+
+    Attributes:
+        starts: int64 [D + 1]; document d owns cuts starts[d]:starts[d + 1].
+        student: int64 [C], cuts lie before these student tokens of their documents.
+        teacher: int64 [C], and before these teacher tokens.
+    """
+
+    starts: NDArray[np.int64]
+    student: NDArray[np.int64]
+    teacher: NDArray[np.int64]
+
+
+def stack_documents(documents: Sequence[AlignedDocument]) -> DecodedBatch:
+    """Return documents as one batch."""
+    spans = [document.teacher_spans for document in documents]
+    return DecodedBatch(
+        student=_stack_tokens([document.student for document in documents]),
+        teacher=_stack_tokens([document.teacher for document in documents]),
+        teacher_spans=np.concatenate([np.empty((0, 2), np.int64), *spans]),
+        num_text_bytes=np.array([document.num_text_bytes for document in documents], np.int64),
+    )
+
+
+def stack_cuts(index: ShardIndex, rows: Sequence[int]) -> CutPoints:
+    """Return the cut points of some rows of an index."""
+    own = [np.arange(*index.cut_starts[row : row + 2]) for row in rows]
+    places = np.concatenate([np.empty(0, np.int64), *own])
+    starts = np.cumsum([0, *map(len, own)], dtype=np.int64)
+    return CutPoints(starts, index.cut_student[places], index.cut_teacher[places])
+
+
+def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
+    """Find ids that the vocabulary does not have."""
+    problems = []
+    for d, i, more in _first_per_document(tokens.input_ids >= vocab_size, tokens.cu_tokens):
+        token_id = tokens.input_ids[tokens.cu_tokens[d] + i]
+        problems.append((d, f"token {i} has id {token_id}, the vocabulary {vocab_size}{more}"))
+    return problems
+
+
+def find_unsound_offsets(
+    tokens: TokenBatch, num_text_bytes: NDArray[np.int64], must_tile: NDArray[np.bool_]
+) -> Problems:
+    """Find offsets that decrease, or don't cover the text although they are stored as lengths.
+
+    Args:
+        tokens: one side of a batch.
+        num_text_bytes: int64 [D].
+        must_tile: bool [D], documents that store bytes per token instead of offsets.
+    """
+    offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
+    wrong = np.zeros(len(offsets), np.bool_)
+    np.less(offsets[:, 1], offsets[:, 0], out=wrong)
+    backwards = (offsets[1:] < offsets[:-1]).any(axis=1)
+    firsts = cu_tokens[(cu_tokens > 0) & (cu_tokens < len(offsets))]
+    backwards[firsts - 1] = False
+    wrong[1:] |= backwards
+    problems = []
+    for d, i, more in _first_per_document(wrong, cu_tokens):
+        covered = _range(offsets[cu_tokens[d] + i])
+        problems.append((d, f"token {i} covers bytes {covered}, before its predecessor{more}"))
+    padded = np.concatenate([np.zeros(1, np.int64), offsets[:, 1]])
+    covers = np.where(np.diff(cu_tokens) > 0, padded[cu_tokens[1:]], 0)
+    for d in np.flatnonzero(must_tile & (covers != num_text_bytes)).tolist():
+        problems.append((d, f"tokens cover {covers[d]} of {num_text_bytes[d]} bytes of text"))
+    return problems
+
+
+def find_wrong_spans(batch: DecodedBatch) -> Problems:
+    """Find teacher_spans that an alignment of the stored offsets does not give."""
+    recomputed = align_tokens(batch.student, batch.teacher)
+    cu_tokens, problems = batch.student.cu_tokens, []
+    wrong = (batch.teacher_spans != recomputed).any(axis=1)
+    for d, i, more in _first_per_document(wrong, cu_tokens):
+        stored = _range(batch.teacher_spans[cu_tokens[d] + i])
+        expected = _range(recomputed[cu_tokens[d] + i])
+        problems.append((d, f"student token {i} has {stored}, its offsets give {expected}{more}"))
+    return problems
+
+
+def find_wrong_cuts(batch: DecodedBatch, cuts: CutPoints) -> Problems:
+    """Find cut points that are out of order or divide a token of either side."""
+    problems = []
+    student, teacher = batch.student, batch.teacher
+    owners = np.repeat(np.arange(student.num_documents), np.diff(cuts.starts))
+    same_document = owners[1:] == owners[:-1]
+    wrong = np.zeros(len(owners), np.bool_)
+    backwards = (cuts.student[1:] <= cuts.student[:-1]) | (cuts.teacher[1:] < cuts.teacher[:-1])
+    wrong[1:] = same_document & backwards
+    wrong |= _outside(cuts.student, student, owners) | _outside(cuts.teacher, teacher, owners)
+    inside = np.flatnonzero(~wrong)
+    i = cuts.student[inside] + student.cu_tokens[owners[inside]]
+    j = cuts.teacher[inside] + teacher.cu_tokens[owners[inside]]
+    ends = np.maximum(student.byte_offsets[i - 1, 1], teacher.byte_offsets[j - 1, 1])
+    wrong[inside] = ends > np.minimum(student.byte_offsets[i, 0], teacher.byte_offsets[j, 0])
+    for d, n, more in _first_per_document(wrong, cuts.starts):
+        place = cuts.starts[d] + n
+        pair = f"student token {cuts.student[place]} and teacher token {cuts.teacher[place]}"
+        problems.append((d, f"the cut before {pair} divides a token or is out of order{more}"))
+    return problems
+
+
+def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
+    """Find documents whose stored tokens are not those of a fresh tokenization."""
+    problems = []
+    for d in range(tokens.num_documents):
+        if d in fresh.failures:
+            problems.append((d, f"the text can't be tokenized: {fresh.failures[d]}"))
+            continue
+        stored, expected = (_flatten(batch, d) for batch in (tokens, fresh))
+        common = min(len(stored), len(expected))
+        differ = (stored[:common] != expected[:common]).any(axis=1)
+        if differ.any():
+            i = int(np.argmax(differ))
+            found, given = (f"id {t[0]} over {_range(t[1:])}" for t in (stored[i], expected[i]))
+            problems.append((d, f"token {i} is {found}, the text gives {given}"))
+        elif len(stored) != len(expected):
+            problems.append((d, f"{len(stored)} tokens, the text gives {len(expected)}"))
+    return problems
+
+
+def _stack_tokens(documents: Sequence[Tokens]) -> TokenBatch:
+    cu_tokens = np.zeros(len(documents) + 1, np.int64)
+    np.cumsum([len(tokens) for tokens in documents], out=cu_tokens[1:])
+    ids = np.concatenate([np.empty(0, np.int64), *(tokens.input_ids for tokens in documents)])
+    offsets = [tokens.byte_offsets for tokens in documents]
+    return TokenBatch(
+        input_ids=ids.astype(np.uint32),
+        byte_offsets=np.concatenate([np.empty((0, 2), np.int64), *offsets]),
+        cu_tokens=cu_tokens,
+        tiles=np.zeros(len(documents), np.bool_),
+    )
+
+
+def _first_per_document(
+    wrong: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
+) -> list[tuple[int, int, str]]:
+    """Return each offending document, its first wrong token and a note on the others."""
+    tokens = np.flatnonzero(wrong)
+    documents = np.searchsorted(cu_tokens, tokens, side="right") - 1
+    found, firsts, counts = np.unique(documents, return_index=True, return_counts=True)
+    positions = (tokens[firsts] - cu_tokens[found]).tolist()
+    notes = [f" (first of {count})" if count > 1 else "" for count in counts.tolist()]
+    return list(zip(found.tolist(), positions, notes, strict=True))
+
+
+def _outside(
+    cuts: NDArray[np.int64], tokens: TokenBatch, owners: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which cuts leave one part without a token."""
+    return np.asarray((cuts < 1) | (cuts >= np.diff(tokens.cu_tokens)[owners]))
+
+
+def _flatten(tokens: TokenBatch, document: int) -> NDArray[np.int64]:
+    """Return id, start and end of a document's tokens, int64 [T, 3]."""
+    own = slice(*tokens.cu_tokens[document : document + 2])
+    return np.column_stack([tokens.input_ids[own].astype(np.int64), tokens.byte_offsets[own]])
+
+
+def _range(pair: NDArray[np.int64]) -> str:
+    return f"{pair[0]}:{pair[1]}"
