@@ -6,6 +6,7 @@ group, so that at any time a run reads one group's shards. Any position is found
 the rest of the epoch.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,23 +42,18 @@ class RowOrder:
             {0, 1, 2}
         """
         _, group, start = self.locate(epoch, position)
-        rows = self._rows(epoch, group)
-        return int(self.group_row_starts[group]) + int(rows[position - start])
+        return _group_rows(self, epoch, group)[position - start]
 
     def locate(self, epoch: int, position: int) -> tuple[int, int, int]:
         """Return a position's place in the order of groups, its group, and that one's start."""
         groups, starts = _group_order(self, epoch)
-        place = int(np.searchsorted(starts, position, "right")) - 1
-        return place, int(groups[place]), int(starts[place])
+        place = bisect_right(starts, position) - 1
+        return place, groups[place], starts[place]
 
     def group_at(self, epoch: int, place: int) -> int | None:
         """Return the group at a place of the epoch's order, None past its end."""
         groups, _ = _group_order(self, epoch)
-        return int(groups[place]) if place < len(groups) else None
-
-    def _rows(self, epoch: int, group: int) -> NDArray[np.int64]:
-        size = int(self.group_row_starts[group + 1] - self.group_row_starts[group])
-        return _shuffled(f"{self.name} {self.seed} {epoch} {group}", size)
+        return groups[place] if place < len(groups) else None
 
 
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
@@ -140,16 +136,23 @@ class ReplicaBatches:
 
 
 @lru_cache(maxsize=4)
-def _group_order(order: RowOrder, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
     """Return the groups in the epoch's order, and the first position of each."""
     sizes = np.diff(order.group_row_starts)
     groups = _shuffled(f"{order.name} {order.seed} {epoch} groups", len(sizes))
-    starts = np.zeros(len(sizes), np.int64)
-    np.cumsum(sizes[groups][:-1], out=starts[1:])
-    return groups, starts
+    starts = np.cumsum(sizes[groups]) - sizes[groups]
+    return groups.tolist(), starts.tolist()
 
 
 @lru_cache(maxsize=4)
+def _group_rows(order: RowOrder, epoch: int, group: int) -> list[int]:
+    """Return a group's rows of the plan in the epoch's order."""
+    start, stop = order.group_row_starts[group : group + 2].tolist()
+    shuffled = _shuffled(f"{order.name} {order.seed} {epoch} {group}", stop - start)
+    rows: list[int] = (start + shuffled).tolist()
+    return rows
+
+
 def _shuffled(key: str, size: int) -> NDArray[np.int64]:
     """Return 0 … size - 1 in an order that only `key` determines.
 

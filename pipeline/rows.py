@@ -67,27 +67,27 @@ class RowLayout:
 
     @cached_property
     def kernel_starts(self) -> tuple[int, ...]:
-        """First words of the seven per-token fields, as the kernels take them."""
-        return tuple(list(self.starts.values())[:7])
+        """First words of all fields, as the kernels take them."""
+        return tuple(self.starts.values())
 
 
 @njit(cache=True, nogil=True)
 def fill_segment(
     row: NDArray[np.int32],
     starts: tuple[int, ...],
-    at: tuple[int, int],
+    at: tuple[int, int, int],
     sample: NDArray[np.uint8],
     tensors: SampleTensors,
     tokens: tuple[int, int, int, int],
     added: tuple[int, int, int, int],
     forced: bool,
-) -> tuple[int, int, int]:
-    """Write a segment; return the row's next free student and teacher place, and bad spans.
+) -> int:
+    """Write a segment; return how many spans leave it against the rules.
 
     Args:
         row: int32 [words], the row's buffer.
         starts: `RowLayout.kernel_starts`.
-        at: first free student and teacher place in the row.
+        at: the segment's first student place, its first teacher place, its number in the row.
         sample: uint8, the sample's bytes.
         tensors: where its tensors lie.
         tokens: student start, stop, teacher start, stop: the tokens of the document to write.
@@ -107,29 +107,55 @@ def fill_segment(
     _fill_positions(row[starts[6] :], at[1], teacher_end)
     _fill_labels(row, starts, at[0], end)
     spans = row[starts[4] : starts[5]]
-    spans[2 * at[0] : 2 * end] = 0
-    bad = _fill_spans(spans, sample, tensors, tokens, (at[0], text, teacher_text - teacher_start))
-    return end, teacher_end, 0 if forced else bad
+    # Without a context token nothing predicts the segment's first token: its span has no place.
+    predicted = min(student_stop, student_start + (1 if text == at[0] else 0))
+    spans[2 * at[0] + 2 * (student_stop - predicted) : 2 * end] = 0
+    bad = _fill_spans(
+        spans[2 * at[0] :],
+        sample,
+        tensors,
+        (predicted, student_stop, teacher_start, teacher_stop),
+        teacher_text - teacher_start,
+    )
+    row[starts[7] + at[2] + 1] = end
+    row[starts[8] + at[2] + 1] = teacher_end
+    return 0 if forced else bad
 
 
 @njit(cache=True, nogil=True)
 def fill_nothing(
     row: NDArray[np.int32],
     starts: tuple[int, ...],
-    student: tuple[int, int],
-    teacher: tuple[int, int],
+    at: tuple[int, int, int],
+    stop: tuple[int, int],
 ) -> None:
-    """Write padding to half-open ranges of student and teacher places.
+    """Write a segment without tokens from `at`, as in `fill_segment`, to places `stop`.
 
-    Its positions count from 0 like a segment's, as attention sees it as one.
+    Its positions count from 0 like any segment's.
     """
     for field in (0, 1):
-        row[starts[field] + student[0] : starts[field] + student[1]] = PADDING_ID
-    row[starts[2] + student[0] : starts[2] + student[1]] = 0
-    row[starts[4] + 2 * student[0] : starts[4] + 2 * student[1]] = 0
-    row[starts[5] + teacher[0] : starts[5] + teacher[1]] = PADDING_ID
-    _fill_positions(row[starts[3] :], student[0], student[1])
-    _fill_positions(row[starts[6] :], teacher[0], teacher[1])
+        row[starts[field] + at[0] : starts[field] + stop[0]] = PADDING_ID
+    row[starts[2] + at[0] : starts[2] + stop[0]] = 0
+    row[starts[4] + 2 * at[0] : starts[4] + 2 * stop[0]] = 0
+    row[starts[5] + at[1] : starts[5] + stop[1]] = PADDING_ID
+    _fill_positions(row[starts[3] :], at[0], stop[0])
+    _fill_positions(row[starts[6] :], at[1], stop[1])
+    row[starts[7] + at[2] + 1] = stop[0]
+    row[starts[8] + at[2] + 1] = stop[1]
+
+
+@njit(cache=True, nogil=True)
+def finish_row(
+    row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], num_quarantined: int
+) -> None:
+    """Write the padding after the last segment as a segment, and what does not depend on them."""
+    ends = (starts[1] - starts[0], starts[6] - starts[5])
+    fill_nothing(row, starts, at, ends)
+    row[starts[7]] = 0
+    row[starts[8]] = 0
+    row[starts[7] + at[2] + 2 : starts[8]] = ends[0]
+    row[starts[8] + at[2] + 2 : starts[9]] = ends[1]
+    row[starts[9]] = num_quarantined
 
 
 @njit(cache=True, nogil=True)
@@ -160,34 +186,49 @@ def _read(
     start, size = tensor
     values = sample[start + first * size : start + (first + len(out)) * size]
     if size == 1:
-        for i in range(len(out)):
-            out[i] = values[i]
+        _copy(out, values)
     elif size == 2:
-        for i in range(len(out)):
-            out[i] = np.int32(values[2 * i]) | np.int32(values[2 * i + 1]) << 8
+        _copy(out, values.view(np.uint16))
     else:
-        for i in range(len(out)):
-            low = np.int32(values[4 * i]) | np.int32(values[4 * i + 1]) << 8
-            high = np.int32(values[4 * i + 2]) | np.int32(values[4 * i + 3]) << 8
-            out[i] = low | high << 16
+        _copy(out, values.view(np.uint32))
+
+
+@njit(cache=True, nogil=True)
+def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
+    # A loop: numba compiles `out[:] = values` to one that is not vectorised.
+    for i in range(len(out)):
+        out[i] = values[i]
+
+
+@njit(cache=True, nogil=True)
+def _sum(sample: NDArray[np.uint8], tensor: tuple[int, int], stop: int) -> int:
+    """Return the sum of a tensor's first `stop` values."""
+    start, size = tensor
+    values = sample[start : start + stop * size]
+    if size == 1:
+        return int(values.sum())
+    if size == 2:
+        return int(values.view(np.uint16).sum())
+    return int(values.view(np.uint32).sum())
 
 
 @njit(cache=True, nogil=True)
 def _fill_positions(out: NDArray[np.int32], start: int, stop: int) -> None:
-    for place in range(start, stop):
-        out[place] = place - start
+    places = out[start:stop]
+    for place in range(len(places)):
+        places[place] = place
 
 
 @njit(cache=True, nogil=True)
 def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: int) -> None:
     """Write labels and loss_mask: each token predicts the next, the last one nothing."""
+    if end == at:
+        return
     input_ids, labels, loss_mask = row[starts[0] :], row[starts[1] :], row[starts[2] :]
-    for place in range(at, end - 1):
-        labels[place] = input_ids[place + 1]
-        loss_mask[place] = _ONE
-    if end > at:
-        labels[end - 1] = PADDING_ID
-        loss_mask[end - 1] = 0
+    labels[at : end - 1] = input_ids[at + 1 : end]
+    loss_mask[at : end - 1] = _ONE
+    labels[end - 1] = PADDING_ID
+    loss_mask[end - 1] = 0
 
 
 @njit(cache=True, nogil=True)
@@ -196,30 +237,30 @@ def _fill_spans(
     sample: NDArray[np.uint8],
     tensors: SampleTensors,
     tokens: tuple[int, int, int, int],
-    places: tuple[int, int, int],
+    shift: int,
 ) -> int:
-    """Write each token's span where the token is predicted; return how many leave the segment.
+    """Write one span per token of the segment; return how many mapped ones leave the segment.
 
-    `places` holds the segment's first place in the row, its text's first place, and what turns
-    the document's teacher token into the row's.
+    `shift` turns a teacher token of the document into a place in the row. This is the longest part
+    of reading a row: apart from the running sum, all loops are without branches, so that they are
+    vectorised.
     """
-    student_start, student_stop, teacher_start, teacher_stop = tokens
-    segment, text, shift = places
-    advances = np.empty(student_stop, np.int32)
-    widths = np.empty(student_stop - student_start, np.int32)
-    _read(advances, sample, tensors[2], 0)
+    student_start, student_stop, low, high = tokens
+    length = student_stop - student_start
+    advances, widths = np.empty(length, np.int32), np.empty(length, np.int32)
+    _read(advances, sample, tensors[2], student_start)
     _read(widths, sample, tensors[3], student_start)
-    start = advances[:student_start].sum()
-    bad = 0
-    for i in range(len(widths)):
-        start += advances[student_start + i]
-        stop = start + widths[i]
-        place = text + i - 1
-        if widths[i] == 0 or place < segment:
-            continue
-        if start < teacher_start or stop > teacher_stop:
-            bad += 1
-            continue
-        spans[2 * place] = start + shift
-        spans[2 * place + 1] = stop + shift
-    return bad
+    starts, start = advances, np.int32(_sum(sample, tensors[2], student_start))
+    for i in range(length):
+        start += advances[i]
+        starts[i] = start
+    num_outside = 0
+    for i in range(length):
+        outside = (starts[i] < low) | (starts[i] + widths[i] > high)
+        num_outside += (widths[i] > 0) & outside
+    for i in range(length):
+        stop = starts[i] + widths[i]
+        mask = -np.int32((widths[i] > 0) & (starts[i] >= low) & (stop <= high))
+        spans[2 * i] = (starts[i] + shift) & mask
+        spans[2 * i + 1] = (stop + shift) & mask
+    return num_outside

@@ -202,7 +202,7 @@ class SampleReader:
         for name, length in zip(_TENSORS, lengths, strict=True):
             entry = header[name]
             start, stop = entry["data_offsets"]
-            size = int(DTYPES[entry["dtype"]].itemsize)
+            size = DTYPES[entry["dtype"]].itemsize
             if stop - start != size * length or body + stop > len(sample) or start < 0:
                 raise ValueError(f"{name} holds bytes {start}:{stop} for {length} tokens")
             tensors.append((body + start, size))

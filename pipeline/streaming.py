@@ -31,140 +31,37 @@ a row of 6 student and 6 teacher tokens:
   with the row's length, which makes empty segments.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
+from numpy import int32
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.damage import DamageLog, OnDamage
+from pipeline.damage import DamageLog
 from pipeline.dataset_files import DatasetFiles, open_dataset
 from pipeline.order import ReplicaBatches, RowOrder, order_rows
-from pipeline.packing import (
-    ENDS,
-    FORCED,
-    STARTS,
-    Convention,
-    PackingRules,
-    suggest_teacher_seq_length,
-)
+from pipeline.packing import ENDS, FORCED, STARTS, PackingRules
 from pipeline.plan_cache import load_plan, plan_folder
-from pipeline.rows import RowLayout, fill_nothing, fill_segment
+from pipeline.row_batch import Rows, collate_rows
+from pipeline.rows import RowLayout, fill_nothing, fill_segment, finish_row
 from pipeline.samples import SampleReader
 from pipeline.shard_cache import ShardCache
-from pipeline.stream_state import StreamState
+from pipeline.stream_config import StreamConfig
+from pipeline.stream_state import StreamMismatchError, StreamState
 from schemas.errors import DatasetError
-from schemas.manifest import Manifest
 
-_FLOAT_FIELDS = ("loss_mask",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamConfig:
-    """What a run reads, and how.
-
-    Attributes:
-        path: the dataset's folder or manifest; a path, or a URL that `fsspec` reads.
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row; None takes `suggest_teacher_seq_length`.
-        seed: of the order.
-        global_batch_size: samples per step; what does not fill a step at an epoch's end is left
-            out of that epoch. Every epoch leaves out other rows.
-        num_epochs: epochs that the Dataset's length covers.
-        shuffle_shards: shards that are shuffled together, and so are read at one time.
-        student: the tokens added around the student's text; None takes the tokenizer's.
-        teacher: the same for the teacher.
-        on_damage: "raise", or "quarantine" to mask what can't be read, counted and listed.
-        quarantine_file: where that list is kept; None puts it beside the plan.
-        check_hashes: compare every shard's SHA-256 at start, not only its size.
-        cache_folder: for remote shards and for plans that can't lie beside the dataset.
-        cache_bytes: limit of the remote shards kept there.
-        window_rows: rows packed together, see `PackingRules`.
-    """
-
-    path: str
-    seq_length: int
-    teacher_seq_length: int | None = None
-    seed: int = 0
-    global_batch_size: int = 1
-    num_epochs: int = 1
-    shuffle_shards: int = 8
-    student: Convention | None = None
-    teacher: Convention | None = None
-    on_damage: OnDamage = "raise"
-    quarantine_file: Path | None = None
-    check_hashes: bool = False
-    cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
-    cache_bytes: int = 256 << 30
-    window_rows: int = 1024
-
-    def __post_init__(self) -> None:
-        """Check the counts."""
-        for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is below 1")
-
-    def rules(self, manifest: Manifest) -> PackingRules:
-        """Return the packing rules, defaults filled in from the manifest."""
-        return PackingRules(
-            seq_length=self.seq_length,
-            teacher_seq_length=self.teacher_seq_length
-            or suggest_teacher_seq_length(manifest, self.seq_length),
-            student=self.student or Convention.of_tokenizer(manifest.student, ends=True),
-            teacher=self.teacher or Convention.of_tokenizer(manifest.teacher, ends=False),
-            window_rows=self.window_rows,
-        )
-
-
-class Rows(Mapping[str, torch.Tensor]):
-    """One row or a batch of rows: a mapping of tensors that all lie in one.
-
-    Fields, for B rows (without B for one row); the module's docstring defines them:
-        input_ids, labels, position_ids: int32 [B, seq_length].
-        loss_mask: float32 [B, seq_length], 0 or 1.
-        teacher_spans: int32 [B, seq_length, 2].
-        teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length].
-        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
-        num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
-    """
-
-    def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:
-        """View `buffer`, int32 [..., layout.num_words]."""
-        self.buffer = buffer
-        self.layout = layout
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a field, a view."""
-        shape = self.layout.shapes.get(name)
-        if shape is None:
-            raise KeyError(
-                f"no field {name!r} but {', '.join(self)}; a DataLoader needs "
-                "collate_fn=pipeline.streaming.collate_rows"
-            )
-        start = self.layout.starts[name]
-        words = self.buffer[..., start : start + int(np.prod(shape))]
-        if name in _FLOAT_FIELDS:
-            words = words.view(torch.float32)
-        return words.view((*words.shape[:-1], *shape))
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the fields' names."""
-        return iter(self.layout.shapes)
-
-    def __len__(self) -> int:
-        """Return the number of fields."""
-        return len(self.layout.shapes)
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
-        """Return the rows on a device, moved as one tensor."""
-        return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout)
-
-    def pin_memory(self) -> "Rows":
-        """Return the rows in page-locked memory; a DataLoader calls this."""
-        return Rows(self.buffer.pin_memory(), self.layout)
+__all__ = [
+    "AlignedRows",
+    "Rows",
+    "StreamConfig",
+    "StreamMismatchError",
+    "StreamState",
+    "collate_rows",
+    "load_batches",
+]
 
 
 class AlignedRows(Dataset[Rows]):
@@ -206,8 +103,7 @@ class AlignedRows(Dataset[Rows]):
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, files, rules))
         self._reader = SampleReader(files, table, _shard_cache(config, files, self.order))
         self._prefetched = (-1, -1)
-        self._student_added = _added_ids(rules.student)
-        self._teacher_added = _added_ids(rules.teacher)
+        self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         for shard, error in files.find_damage(hashes=config.check_hashes).items():
             if config.on_damage == "raise":
                 raise error
@@ -262,61 +158,47 @@ class AlignedRows(Dataset[Rows]):
         self.state(0).require_same_run(saved, global_batch_size=self.config.global_batch_size)
         return saved.consumed_samples
 
-    def _fill_row(self, row: NDArray[np.int32], sample: int) -> None:
+    def _fill_row(self, row: NDArray[int32], sample: int) -> None:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} is not in 0 … {len(self) - 1}; raise num_epochs")
         epoch, position = divmod(sample, self.samples_per_epoch)
         self._prefetch(epoch, position)
         number = self.order.row(epoch, position)
         start, stop = self.plan.row_starts[number : number + 2].tolist()
-        at, bounds, num_quarantined = (0, 0), [(0, 0)], 0
+        at, num_quarantined = (0, 0, 0), 0
         for segment in self.plan.segments[start:stop].tolist():
             at, num_masked = self._fill_segment(row, at, segment)
-            bounds.append(at)
             num_quarantined += num_masked
-        self._finish_row(row, bounds, num_quarantined)
+        finish_row(row, self.layout.kernel_starts, at, num_quarantined)
 
     def _fill_segment(
-        self, row: NDArray[np.int32], at: tuple[int, int], segment: tuple[int, ...]
-    ) -> tuple[tuple[int, int], int]:
-        """Write one segment; return the next free places and the student tokens masked."""
-        document, *tokens, flags = segment
-        starts, ends = bool(flags & STARTS), bool(flags & ENDS)
-        added = (*self._student_added[starts, ends], *self._teacher_added[starts, ends])
+        self, row: NDArray[int32], at: tuple[int, int, int], segment: tuple[int, ...]
+    ) -> tuple[tuple[int, int, int], int]:
+        """Write one segment; return where the next one starts and the student tokens masked."""
+        document, s_start, s_stop, t_start, t_stop, flags = segment
+        whole = STARTS | ENDS
+        added = self._added[flags & whole]
+        stop = (at[0] + s_stop - s_start + added.student, at[1] + t_stop - t_start + added.teacher)
+        num_masked = 0
         try:
-            bytes_, tensors = self._reader.locate(document, keep=not (starts and ends))
-            student, teacher, num_bad = fill_segment(
+            sample, tensors = self._reader.locate(document, keep=flags & whole != whole)
+            num_bad = fill_segment(
                 row,
                 self.layout.kernel_starts,
                 at,
-                bytes_,
+                sample,
                 tensors,
-                (tokens[0], tokens[1], tokens[2], tokens[3]),
-                added,
+                (s_start, s_stop, t_start, t_stop),
+                added.ids,
                 bool(flags & FORCED),
             )
             if num_bad:
                 raise self._reader.contradiction(document, f"{num_bad} spans leave their segment")
         except DatasetError as error:
             self.damage.note(document, self._reader.describe(document, error), error)
-            student, teacher = _stops(at, tokens, added)
-            fill_nothing(row, self.layout.kernel_starts, (at[0], student), (at[1], teacher))
-            return (student, teacher), tokens[1] - tokens[0]
-        return (student, teacher), 0
-
-    def _finish_row(
-        self, row: NDArray[np.int32], bounds: list[tuple[int, int]], num_quarantined: int
-    ) -> None:
-        """Write the padding, the segments' bounds and the count of masked tokens."""
-        layout = self.layout
-        ends = (layout.seq_length, layout.teacher_seq_length)
-        student, teacher = bounds[-1]
-        fill_nothing(row, layout.kernel_starts, (student, ends[0]), (teacher, ends[1]))
-        for side, name in enumerate(("cu_seqlens", "teacher_cu_seqlens")):
-            first = layout.starts[name]
-            row[first : first + layout.max_segments + 2] = ends[side]
-            row[first : first + len(bounds)] = [bound[side] for bound in bounds]
-        row[layout.starts["num_quarantined_tokens"]] = num_quarantined
+            fill_nothing(row, self.layout.kernel_starts, at, stop)
+            num_masked = s_stop - s_start
+        return (*stop, at[2] + 1), num_masked
 
     def _prefetch(self, epoch: int, position: int) -> None:
         """Fetch this group's shards and the next group's when a group is entered."""
@@ -330,19 +212,6 @@ class AlignedRows(Dataset[Rows]):
         for wanted in (group, following):
             if wanted is not None:
                 self._reader.prefetch(self.order.group_shards[wanted])
-
-
-def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
-    """Return a batch as one contiguous tensor.
-
-    Example:
-        >>> batch = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))
-        >>> batch["labels"].shape
-        torch.Size([4, 2048])
-    """
-    if isinstance(rows, Rows):
-        return rows
-    return Rows(torch.stack([row.buffer for row in rows]), rows[0].layout)
 
 
 def load_batches(
@@ -419,23 +288,22 @@ def _shard_cache(config: StreamConfig, files: DatasetFiles, order: RowOrder) -> 
     return ShardCache(config.cache_folder / "shards", config.cache_bytes)
 
 
-def _added_ids(convention: Convention) -> dict[tuple[bool, bool], tuple[int, int]]:
-    """Return the ids before and after a segment, -1 for none, by whether it starts and ends."""
+@dataclass(frozen=True)
+class _Added:
+    """What is added to a segment: ids as `fill_segment` takes them, and their numbers."""
 
-    def id_or_none(token_id: int | None) -> int:
-        return -1 if token_id is None else token_id
-
-    context = (id_or_none(convention.continued_token_id), id_or_none(convention.first_token_id))
-    end = (-1, id_or_none(convention.end_token_id))
-    return {(bool(s), bool(e)): (context[s], end[e]) for s in (0, 1) for e in (0, 1)}
+    ids: tuple[int, int, int, int]
+    student: int
+    teacher: int
 
 
-def _stops(
-    at: tuple[int, int], tokens: Sequence[int], added: tuple[int, int, int, int]
-) -> tuple[int, int]:
-    """Return the places after a segment that starts at `at`."""
-    num_added = [int(token >= 0) for token in added]
-    return (
-        at[0] + tokens[1] - tokens[0] + num_added[0] + num_added[1],
-        at[1] + tokens[3] - tokens[2] + num_added[2] + num_added[3],
-    )
+def _added_tokens(rules: PackingRules, flags: int) -> _Added:
+    """Return what is added to a segment that starts or ends its document, or does not."""
+    ids: list[int] = []
+    for convention in (rules.student, rules.teacher):
+        first, after = convention.first_token_id, convention.continued_token_id
+        before = first if flags & STARTS else after
+        end = convention.end_token_id if flags & ENDS else None
+        ids += [-1 if token is None else token for token in (before, end)]
+    num_added = [int(token >= 0) for token in ids]
+    return _Added((ids[0], ids[1], ids[2], ids[3]), sum(num_added[:2]), sum(num_added[2:]))

@@ -48,7 +48,9 @@ def reference_row(plan, number, documents, max_segments):
         "teacher_input_ids": np.array(teacher_ids + [0] * teacher_pad),
         "teacher_position_ids": np.array([*teacher_positions, *range(teacher_pad)]),
         "cu_seqlens": np.array((bounds + [rules.seq_length] * places)[:places]),
-        "teacher_cu_seqlens": np.array((teacher_bounds + [rules.teacher_seq_length] * places)[:places]),
+        "teacher_cu_seqlens": np.array(
+            (teacher_bounds + [rules.teacher_seq_length] * places)[:places]
+        ),
         "num_quarantined_tokens": np.array(0),
     }
 

@@ -48,7 +48,9 @@ def make_documents(lengths, *, seed=0):
         spans = brute_force_spans(student.byte_offsets, teacher.byte_offsets)
         spans[rng.random(length) < 0.05] = 0
         documents.append(
-            AlignedDocument(f"doc-{number}", sha256(b"").hexdigest(), num_bytes, student, teacher, spans)
+            AlignedDocument(
+                f"doc-{number}", sha256(b"").hexdigest(), num_bytes, student, teacher, spans
+            )
         )
     return documents
 

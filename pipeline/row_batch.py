@@ -1,0 +1,71 @@
+"""A row or a batch of rows as named tensors over one buffer, so that processes pass one tensor."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pipeline.rows import RowLayout
+
+_FLOAT_FIELDS = ("loss_mask",)
+
+
+class Rows(Mapping[str, torch.Tensor]):
+    """One row or a batch of rows: a mapping of tensors that all lie in one.
+
+    Fields, for B rows (without B for one row); `pipeline.streaming` defines them:
+        input_ids, labels, position_ids: int32 [B, seq_length].
+        loss_mask: float32 [B, seq_length], 0 or 1.
+        teacher_spans: int32 [B, seq_length, 2].
+        teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length].
+        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
+        num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
+    """
+
+    def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:
+        """View `buffer`, int32 [..., layout.num_words]."""
+        self.buffer = buffer
+        self.layout = layout
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a field, a view."""
+        shape = self.layout.shapes.get(name)
+        if shape is None:
+            raise KeyError(
+                f"no field {name!r} but {', '.join(self)}; a DataLoader needs "
+                "collate_fn=pipeline.streaming.collate_rows"
+            )
+        start = self.layout.starts[name]
+        words = self.buffer[..., start : start + int(np.prod(shape))]
+        if name in _FLOAT_FIELDS:
+            words = words.view(torch.float32)
+        return words.view((*words.shape[:-1], *shape))
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the fields' names."""
+        return iter(self.layout.shapes)
+
+    def __len__(self) -> int:
+        """Return the number of fields."""
+        return len(self.layout.shapes)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
+        """Return the rows on a device, moved as one tensor."""
+        return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout)
+
+    def pin_memory(self) -> "Rows":
+        """Return the rows in page-locked memory; a DataLoader calls this."""
+        return Rows(self.buffer.pin_memory(), self.layout)
+
+
+def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
+    """Return a batch as one contiguous tensor.
+
+    Example:
+        >>> batch = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))
+        >>> batch["labels"].shape
+        torch.Size([4, 2048])
+    """
+    if isinstance(rows, Rows):
+        return rows
+    return Rows(torch.stack([row.buffer for row in rows]), rows[0].layout)
