@@ -1,0 +1,56 @@
+# `make` lists the targets. Both README commands set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-services lint format types benchmark clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "vocag needs Python 3.12 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra: an environment is installed once, and again when setup.cfg changes.
+$(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine, validate it, make a report
+	$(BIN)/python examples/docstring_corpus.py --output $(DEMO)/corpus.jsonl
+	$(BIN)/python -m beam_jobs.align --runner=DirectRunner \
+	  --input $(DEMO)/corpus.jsonl --output $(DEMO)/aligned --name docstrings --keep-text \
+	  --student "$$($(BIN)/python examples/packaged_tokenizer.py mistral)" \
+	  --teacher "$$($(BIN)/python examples/packaged_tokenizer.py deepseek)"
+	$(BIN)/python -m pipeline.validate $(DEMO)/aligned --tokenizers
+	@echo "Aligned shards: $(DEMO)/aligned   Report: $(DEMO)/aligned/report.html"
+
+test: $(VENV)/.installed-test ## run every test that needs no GPU and no emulator (minutes)
+	$(BIN)/python -m pytest -m "not gpu and not services" -n 2 --dist loadscope
+
+test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not services"
+
+test-services: $(VENV)/.installed-test ## run the tests against storage emulators and a fake Dataflow
+	tests/services/setup.sh
+	$(BIN)/python -m pytest -m services tests/services
+
+lint: $(VENV)/.installed-lint ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-lint ## fix style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
+	$(BIN)/mypy
+
+benchmark: $(VENV)/.installed-test ## measure the align path against its rival and its limit
+	$(BIN)/python benchmarks/align.py
+
+clean: ## remove the environment and everything made by the demos
+	rm -rf $(VENV) $(DEMO) build dist *.egg-info

@@ -1,0 +1,49 @@
+"""The `vocag` command: one name for every `python -m …` command of the project.
+
+Commands are named here, not imported: each runs only with the extra that it needs installed.
+"""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "align": ("beam_jobs.align", "beam", "documents in, verified aligned shards out"),
+    "validate": ("pipeline.validate", "", "check a dataset byte by byte"),
+    "explore": ("pipeline.explore", "", "what is in a dataset: totals, previews, rows"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `vocag COMMAND …` as `python -m MODULE …`; return its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f'vocag: unknown command "{name}"\n\n{_usage()}', file=sys.stderr)
+        return 2
+    module_name, extra, _ = COMMANDS[name]
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not extra:
+            raise
+        print(
+            f"vocag {name} needs a package that is missing ({error.name}): "
+            f"pip install 'vocag[{extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    return int(module.main(rest) or 0)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {help_text}" for name, (_, _, help_text) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: vocag COMMAND …", "", *lines, "", "vocag COMMAND --help tells the rest."]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
