@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -95,7 +95,7 @@ def align(options: AlignOptions) -> Manifest:
     Example:
         >>> align(AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")).totals
     """
-    started = time.monotonic()
+    started = time.time()
     options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(options.beam_arguments)
     files = find_inputs(options.input, text_field=options.text_field)
@@ -103,22 +103,22 @@ def align(options: AlignOptions) -> Manifest:
     tokenizers = (_load(options.student, options), _load(options.teacher, options))
     configuration = configure(options, files, tokenizers)
     run_folder = run_folder_of(options.output, configuration)
-    finished = find_finished(options.output, configuration)
-    if finished is not None:
-        storage.remove_folder(run_folder)
-        print(f"{options.output} is finished: the same input and options made it; nothing to do")
-        return finished
-    with open_run(run_folder, configuration):
-        tasks = plan_tasks(files)
-        probes = probe_documents(tasks, options.rules)
-        for tokenizer in tokenizers:
-            tokenizer.check_fast_path(probes)
-        job = prepare_job(options, configuration, tokenizers)
-        run_job(tasks, job, beam_options, text_bytes=_text_bytes(files))
+    manifest = find_finished(options.output, configuration)
+    if manifest is None:
+        with open_run(run_folder, configuration):
+            tasks = plan_tasks(files)
+            probes = probe_documents(tasks, options.rules)
+            for tokenizer in tokenizers:
+                tokenizer.check_fast_path(probes)
+            job = prepare_job(options, configuration, tokenizers, started=started)
+            run_job(tasks, job, beam_options, text_bytes=_text_bytes(files))
         manifest = _read_result(options.output)
-        run = _describe_run(job, beam_options, tokenizers, time.monotonic() - started)
-        report = write_report(manifest, run, output=options.output, scratch=run_folder)
-        storage.remove_folder(run_folder)
+    elif storage.num_bytes_of(storage.join(run_folder, SUMMARY_FILE)) is None:
+        print(f"{options.output} is finished: the same input and options made it; nothing to do")
+        return manifest
+    run = _describe_run(run_folder, configuration, beam_options, tokenizers)
+    report = write_report(manifest, run, output=options.output, scratch=run_folder)
+    storage.remove_folder(run_folder)
     print(summarise(manifest, run, output=options.output, report=report))
     return manifest
 
@@ -169,6 +169,8 @@ def prepare_job(
     options: AlignOptions,
     configuration: dict[str, Any],
     tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    started: float,
 ) -> Job:
     """Put both tokenizers into the dataset and return what the workers need to know."""
     run_folder = run_folder_of(options.output, configuration)
@@ -195,6 +197,7 @@ def prepare_job(
         tokenizer_records=(records[0], records[1]),
         configuration=configuration,
         attempt=uuid.uuid4().hex,
+        started=started,
     )
 
 
@@ -287,23 +290,22 @@ def _tokenizer_record(tokenizer: Tokenizer, file: str) -> TokenizerRecord:
 
 
 def _describe_run(
-    job: Job,
+    run_folder: str,
+    configuration: Mapping[str, Any],
     beam_options: PipelineOptions,
     tokenizers: tuple[Tokenizer, Tokenizer],
-    elapsed_seconds: float,
 ) -> RunSummary:
     student, teacher = tokenizers
     return RunSummary(
         runner=describe_runner(beam_options),
-        elapsed_seconds=elapsed_seconds,
-        input_bytes=job.configuration["input_bytes"],
-        num_input_files=job.configuration["input_files"],
+        input_bytes=configuration["input_bytes"],
+        num_input_files=configuration["input_files"],
         student_fast_path=student.fast,
         teacher_fast_path=teacher.fast,
         student_slow_reason=student.slow_reason,
         teacher_slow_reason=teacher.slow_reason,
         versions=library_versions(),
-        **read_summary(storage.join(job.run_folder, SUMMARY_FILE)),
+        **read_summary(storage.join(run_folder, SUMMARY_FILE)),
     )
 
 

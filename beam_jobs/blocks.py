@@ -6,11 +6,12 @@ runner, whose in-memory shuffle would otherwise hold the corpus in RAM.
 """
 
 import json
+import mmap
 import struct
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from beam_jobs import storage
 from beam_jobs.reading import DeadLetter, PlacedDocument, Reason
@@ -30,17 +31,19 @@ _LAYOUT = struct.Struct("<16sQBIII")
 
 
 class Record(NamedTuple):
-    """One document or dead letter on its way to its bucket.
-
-    Sorting records puts documents of one id together, in input order: the order of a shard.
-    """
+    """One document or dead letter on its way to its bucket; `body` is a view of its block."""
 
     key: bytes
     source: bytes
     position: int
     is_dead: int
     document_id: bytes
-    body: bytes
+    body: memoryview
+
+    @property
+    def order(self) -> tuple[bytes, bytes, int]:
+        """The order of a shard: documents of one id together, as they come in the input."""
+        return self.key, self.source, self.position
 
     @property
     def place(self) -> str:
@@ -49,7 +52,7 @@ class Record(NamedTuple):
 
     def dead_letter(self) -> DeadLetter:
         """Return the dead letter that a reader made of this document."""
-        reason, detail = json.loads(self.body)
+        reason, detail = json.loads(bytes(self.body))
         document_id = self.document_id.decode() or None
         return DeadLetter(self.source.decode(), self.position, document_id, Reason(reason), detail)
 
@@ -81,7 +84,7 @@ class BlockStore:
         for bucket, reference in references:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
 
-    def fetch(self, elements: Iterable[bytes]) -> Iterator[bytes]:
+    def fetch(self, elements: Iterable[bytes]) -> Iterator[memoryview]:
         """Yield the blocks that elements hold or refer to, in no particular order.
 
         Raises:
@@ -90,16 +93,14 @@ class BlockStore:
         references: list[tuple[str, int, int]] = []
         for element in elements:
             if element[:1] == _INLINE:
-                yield element[1:]
+                yield memoryview(element)[1:]
             else:
                 references.append(tuple(json.loads(element[1:])))
         by_path: dict[str, list[tuple[int, int]]] = {}
         for path, offset, num_bytes in sorted(references):
             by_path.setdefault(path, []).append((offset, num_bytes))
         for path, ranges in by_path.items():
-            with storage.open_to_read(path) as file:
-                for offset, num_bytes in ranges:
-                    yield _read_range(file, path, offset, num_bytes)
+            yield from _read_ranges(path, ranges)
 
 
 def pack_blocks(
@@ -131,7 +132,7 @@ def pack_blocks(
     yield from _drain(parts)
 
 
-def unpack_block(block: bytes) -> Iterator[Record]:
+def unpack_block(block: memoryview) -> Iterator[Record]:
     """Yield the records of a block in the order they were packed."""
     start, end = 0, len(block)
     while start < end:
@@ -142,10 +143,10 @@ def unpack_block(block: bytes) -> Iterator[Record]:
         start = body_start + lengths[2]
         yield Record(
             key,
-            block[source_start:id_start],
+            bytes(block[source_start:id_start]),
             position,
             is_dead,
-            block[id_start:body_start],
+            bytes(block[id_start:body_start]),
             block[body_start:start],
         )
 
@@ -170,12 +171,19 @@ def _drain(parts: dict[int, list[bytes]]) -> Iterator[tuple[int, bytes]]:
         yield bucket, b"".join(pieces)
 
 
-def _read_range(file: BinaryIO, path: str, offset: int, num_bytes: int) -> bytes:
-    file.seek(offset)
-    block = file.read(num_bytes)
-    if len(block) != num_bytes:
-        raise FileNotFoundError(
-            f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was removed or cut "
-            "while the job ran; run the same command again"
-        )
-    return block
+def _read_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+    with storage.open_to_read(path) as file:
+        # A mapped file costs no copy, and its pages are not this process's to keep.
+        data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if storage.is_local(path) else None
+        for offset, num_bytes in ranges:
+            if data is None:
+                file.seek(offset)
+                block = memoryview(file.read(num_bytes))
+            else:
+                block = memoryview(data)[offset : offset + num_bytes]
+            if len(block) != num_bytes:
+                raise FileNotFoundError(
+                    f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was cut while "
+                    "the job ran; run the same command again"
+                )
+            yield block

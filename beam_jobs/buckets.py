@@ -12,6 +12,7 @@ import orjson
 
 from beam_jobs import storage
 from beam_jobs.blocks import BlockStore, Record, unpack_block
+from beam_jobs.inputs import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.progress import worker_progress
 from beam_jobs.reading import DeadLetter, Reason
 from beam_jobs.records import BucketRecord, Job, Part
@@ -21,7 +22,7 @@ from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.shards import ShardWriter, shard_record
 from schemas.index import encode_index
 
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 2 << 20
 """Text of one call to the library; more does not make it faster, only larger."""
 
 _align_lock = threading.Lock()
@@ -40,7 +41,7 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
     """
     store = BlockStore(job.shuffle, job.run_folder)
     records = [r for block in store.fetch(elements) for r in unpack_block(block)]
-    records.sort()
+    records.sort(key=lambda record: record.order)
     digest = _digest(records)
     record = find_commit(bucket, digest, job)
     if record is None:
@@ -68,7 +69,11 @@ def encode_dead_letter(letter: DeadLetter) -> bytes:
 
 
 class _Parts:
-    """The temporary tars of one bucket; a new one starts once the last is large enough."""
+    """The temporary tars of one bucket.
+
+    A new one starts once the last is large enough, unless so little text is left that the new one
+    would be less than a quarter full.
+    """
 
     def __init__(self, bucket: int, job: Job) -> None:
         self.finished: list[Part] = []
@@ -84,14 +89,15 @@ class _Parts:
         if self._file is not None:
             self._file.close()
 
-    def add(self, batch: AlignedBatch) -> None:
+    def add(self, batch: AlignedBatch, bytes_left: int) -> None:
         if not batch.documents:
             return
         if self._writer is None:
             self._file = storage.open_to_write(self._path("tar"))
             self._writer = ShardWriter(self._file, keep_text=self._job.keep_text)
         self._writer.add(batch)
-        if self._writer.num_bytes >= self._job.shard_bytes:
+        rest = bytes_left * SAMPLE_BYTES_PER_TEXT_BYTE
+        if self._writer.num_bytes >= self._job.shard_bytes and rest >= self._job.shard_bytes // 4:
             self.finish()
 
     def finish(self) -> None:
@@ -118,10 +124,12 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
     progress = worker_progress(job.run_folder)
     progress.add(aligned_documents=len(letters))
     reference_documents = [0, 0]
+    bytes_left = sum(len(record.body) for record in documents)
     with _Parts(bucket, job) as parts:
         for batch in _batches(documents, min(BATCH_BYTES, job.shard_bytes // 4)):
             aligned, counts = _align(batch, job)
-            parts.add(aligned)
+            bytes_left -= sum(len(record.body) for record in batch)
+            parts.add(aligned, bytes_left)
             letters += _failures(aligned, batch)
             reference_documents = [a + b for a, b in zip(reference_documents, counts, strict=True)]
             progress.add(
@@ -172,7 +180,9 @@ def _batches(documents: Iterable[Record], batch_bytes: int) -> Iterator[list[Rec
 
 def _align(batch: Sequence[Record], job: Job) -> tuple[AlignedBatch, tuple[int, int]]:
     """Return the aligned batch, and how many documents took each side's reference path."""
-    documents = [SourceDocument(record.document_id.decode(), record.body) for record in batch]
+    documents = [
+        SourceDocument(record.document_id.decode(), bytes(record.body)) for record in batch
+    ]
     student, teacher = load_stored(job.student), load_stored(job.teacher)
     with _align_lock:  # the tokenizers of a process are shared by its threads, and so is the count
         before = student.num_reference_documents, teacher.num_reference_documents

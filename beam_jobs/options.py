@@ -11,6 +11,7 @@ from beam_jobs.reading import ReadingRules
 from beam_jobs.tokenizer_files import SpecialStrings
 
 MIN_SHARD_BYTES = 1 << 14
+MAX_DOCUMENT_BYTES = 1 << 30
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
@@ -65,7 +66,7 @@ class AlignOptions:
         student: the student's tokenizer: repository, folder or file.
         teacher: the teacher's.
         name: prefix of the shards.
-        shard_bytes: a shard is closed once it is this large.
+        shard_bytes: about how large a shard is.
         keep_text: whether samples hold their text.
         max_document_bytes: longest text; longer ones are dead letters.
         text_field: field or column of the text.
@@ -162,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--teacher", required=True, metavar="TOKENIZER", help="the teacher's, likewise")
     add("--name", default="corpus", help="prefix of the shards (default: %(default)s)")
     add("--shard-bytes", type=parse_size, default=256 << 20, metavar="SIZE",
-        help="close a shard once it is this large (default: 256MiB)")  # fmt: skip
+        help="about how large a shard is (default: 256MiB)")  # fmt: skip
     add("--keep-text", action="store_true", help="keep each document's text in its sample")
     add("--max-document-bytes", type=parse_size, default=16 << 20, metavar="SIZE",
         help="longest text; longer ones become dead letters (default: 16MiB)")  # fmt: skip

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from tqdm import tqdm
 
@@ -120,7 +121,7 @@ def run_with_bar(folder: str, *, text_bytes: int, work: Callable[[], None]) -> N
 
 
 def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
-    bar = tqdm(total=text_bytes, unit="B", unit_scale=True, desc="reading", dynamic_ncols=True)
+    bar = _bar("reading", "B", text_bytes)
     started = None
     is_last = False
     while not is_last:
@@ -132,7 +133,7 @@ def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
         if counts.aligned_documents and started is None:
             started = time.monotonic() - _POLL_SECONDS
             bar.close()
-            bar = tqdm(unit=" documents", unit_scale=True, desc="aligning", dynamic_ncols=True)
+            bar = _bar("aligning", " documents", counts.read_documents)
         if started is None:
             bar.total, bar.n = max(text_bytes, counts.read_bytes), counts.read_bytes
         else:
@@ -141,3 +142,10 @@ def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
             bar.set_postfix_str(f"{speed / 1e6:.2f} M student tokens/s", refresh=False)
         bar.refresh()
     bar.close()
+
+
+def _bar(verb: str, unit: str, total: int) -> Any:
+    """Return a bar on stderr; nothing is drawn where that is no terminal."""
+    return tqdm(
+        total=total, unit=unit, unit_scale=True, desc=verb, dynamic_ncols=True, disable=None
+    )

@@ -83,7 +83,7 @@ class ReadingRules:
         return LINE_BYTES_PER_TEXT_BYTE * self.max_document_bytes
 
 
-class _Unusable(Exception):
+class _UnusableError(Exception):
     """Carries the reason for a dead letter out of the checks below."""
 
     def __init__(self, reason: Reason, detail: str, document_id: str | None = None) -> None:
@@ -123,7 +123,7 @@ def _read_text(file: BinaryIO, piece: Piece, rules: ReadingRules) -> PlacedDocum
         return DeadLetter(piece.source, 0, document_id, Reason.TOO_LARGE, detail)
     try:
         return PlacedDocument(piece.source, 0, document_id, _check_text(text, rules))
-    except _Unusable as unusable:
+    except _UnusableError as unusable:
         return DeadLetter(piece.source, 0, document_id, unusable.reason, unusable.detail)
 
 
@@ -202,26 +202,28 @@ def _records(batch: pa.RecordBatch) -> Iterator[Any]:
             try:
                 yield batch.slice(index, 1).to_pylist()[0]
             except UnicodeDecodeError as error:
-                yield _Unusable(Reason.INVALID_UNICODE, f"{error.reason} at byte {error.start}")
+                yield _UnusableError(
+                    Reason.INVALID_UNICODE, f"{error.reason} at byte {error.start}"
+                )
 
 
 def _place_document(
     source: str, position: int, record: Any, rules: ReadingRules
 ) -> PlacedDocument | DeadLetter:
     try:
-        if isinstance(record, _Unusable):
+        if isinstance(record, _UnusableError):
             raise record
         if not isinstance(record, dict):
             kind = type(record).__name__
-            raise _Unusable(Reason.BAD_JSON, f"line holds a {kind}, not an object")
+            raise _UnusableError(Reason.BAD_JSON, f"line holds a {kind}, not an object")
         document_id = _document_id(record, rules) or f"{source}#{position}"
         try:
             text = _check_text(_look_up(record, rules.text_field), rules)
-        except _Unusable as unusable:
+        except _UnusableError as unusable:
             unusable.document_id = document_id
             raise
         return PlacedDocument(source, position, document_id, text)
-    except _Unusable as unusable:
+    except _UnusableError as unusable:
         return DeadLetter(source, position, unusable.document_id, unusable.reason, unusable.detail)
 
 
@@ -241,23 +243,25 @@ def _document_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     kind = type(value).__name__
-    raise _Unusable(Reason.BAD_ID, f'"{rules.id_field}" is a {kind}, not a string or an integer')
+    raise _UnusableError(
+        Reason.BAD_ID, f'"{rules.id_field}" is a {kind}, not a string or an integer'
+    )
 
 
 def _check_text(text: Any, rules: ReadingRules) -> bytes:
     if text is None:
-        raise _Unusable(Reason.MISSING_TEXT, f'no "{rules.text_field}" in the record')
+        raise _UnusableError(Reason.MISSING_TEXT, f'no "{rules.text_field}" in the record')
     if isinstance(text, str):
         data = text.encode()
     elif isinstance(text, bytes):
         data = text
     else:
         kind = type(text).__name__
-        raise _Unusable(Reason.TEXT_NOT_A_STRING, f'"{rules.text_field}" is a {kind}')
+        raise _UnusableError(Reason.TEXT_NOT_A_STRING, f'"{rules.text_field}" is a {kind}')
     if not data:
-        raise _Unusable(Reason.EMPTY_TEXT, "the text has no characters")
+        raise _UnusableError(Reason.EMPTY_TEXT, "the text has no characters")
     if len(data) > rules.max_document_bytes:
-        raise _Unusable(
+        raise _UnusableError(
             Reason.TOO_LARGE,
             f"text of {len(data)} bytes exceeds --max-document-bytes {rules.max_document_bytes}",
         )
@@ -266,7 +270,7 @@ def _check_text(text: Any, rules: ReadingRules) -> bytes:
             text.decode()
         except UnicodeDecodeError as error:
             detail = f"{error.reason} at byte {error.start}"
-            raise _Unusable(Reason.INVALID_UNICODE, detail) from None
+            raise _UnusableError(Reason.INVALID_UNICODE, detail) from None
     return data
 
 

@@ -29,6 +29,7 @@ class Job:
         tokenizer_records: student and teacher as the manifest names them.
         configuration: what determines the shards' bytes; goes into the manifest.
         attempt: names this start of the command, to tell its work from an earlier attempt's.
+        started: when that was, in seconds since 1970.
     """
 
     output: str
@@ -44,6 +45,7 @@ class Job:
     tokenizer_records: tuple[TokenizerRecord, TokenizerRecord]
     configuration: Mapping[str, Any]
     attempt: str
+    started: float
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ and nothing is removed before the manifest is in place.
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -39,12 +40,18 @@ _KEPT_FILES = re.compile(rf"{SUMMARY_FILE}|{CONFIGURATION_FILE}|{PROGRESS_PREFIX
 _PROGRESS_DOCUMENTS = 1000
 
 
-class ReadBlocks(beam.DoFn):
-    """Task -> (bucket, block of documents and dead letters)."""
+class _JobStep(beam.DoFn):
+    """A step that knows the job."""
 
     def __init__(self, job: Job) -> None:
+        """Hold the job; it travels to the workers with the step."""
         self._job = job
-        self._documents = Metrics.counter("vocag", "documents_read")
+
+
+class ReadBlocks(_JobStep):
+    """Task -> (bucket, block of documents and dead letters)."""
+
+    num_documents = Metrics.counter("vocag", "documents_read")
 
     def process(self, element: str) -> Iterator[tuple[int, bytes]]:
         """Yield what a reading task holds, packed by bucket."""
@@ -70,28 +77,26 @@ class ReadBlocks(beam.DoFn):
             num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
             if num_documents == _PROGRESS_DOCUMENTS:
                 progress.add(read_documents=num_documents, read_bytes=num_bytes)
-                self._documents.inc(num_documents)
+                self.num_documents.inc(num_documents)
                 num_documents = num_bytes = 0
             yield outcome
         progress.add(read_documents=num_documents, read_bytes=num_bytes)
-        self._documents.inc(num_documents)
+        self.num_documents.inc(num_documents)
 
 
-class AlignBucket(beam.DoFn):
+class AlignBucket(_JobStep):
     """(bucket, blocks) -> the bucket's commit record."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._documents = Metrics.counter("vocag", "documents_aligned")
-        self._student_tokens = Metrics.counter("vocag", "student_tokens")
-        self._dead_letters = Metrics.counter("vocag", "dead_letters")
+    num_documents = Metrics.counter("vocag", "documents_aligned")
+    num_student_tokens = Metrics.counter("vocag", "student_tokens")
+    num_dead_letters = Metrics.counter("vocag", "dead_letters")
 
     def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[str]:
         """Yield one record."""
         record = align_bucket(*element, self._job)
-        self._documents.inc(sum(part.shard.num_documents for part in record.parts))
-        self._student_tokens.inc(sum(part.shard.num_student_tokens for part in record.parts))
-        self._dead_letters.inc(sum(record.by_reason.values()))
+        self.num_documents.inc(sum(part.shard.num_documents for part in record.parts))
+        self.num_student_tokens.inc(sum(part.shard.num_student_tokens for part in record.parts))
+        self.num_dead_letters.inc(sum(record.by_reason.values()))
         yield record.to_json()
 
     def finish_bundle(self) -> None:
@@ -111,11 +116,8 @@ class Gather(beam.PTransform):
         )
 
 
-class NumberShards(beam.DoFn):
+class NumberShards(_JobStep):
     """(0, all commit records) -> each record with its shards' final names."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
         """Yield the records in bucket order."""
@@ -123,11 +125,8 @@ class NumberShards(beam.DoFn):
         yield from (record.to_json() for record in records)
 
 
-class PublishShards(beam.DoFn):
+class PublishShards(_JobStep):
     """Record -> the same record, its shards now under their final names."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: str) -> Iterator[str]:
         """Publish a bucket's tars and indices."""
@@ -147,11 +146,8 @@ class PublishShards(beam.DoFn):
         )
 
 
-class WriteManifest(beam.DoFn):
+class WriteManifest(_JobStep):
     """(0, all records) -> the manifest's path, once the dataset is complete."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
         """Write dead letters, the run's summary and, last, the manifest."""
@@ -183,6 +179,7 @@ class WriteManifest(beam.DoFn):
             "student_reference_documents": sum(r.student_reference_documents for r in records),
             "teacher_reference_documents": sum(r.teacher_reference_documents for r in records),
             "reused_buckets": sum(r.attempt != self._job.attempt for r in records),
+            "elapsed_seconds": time.time() - self._job.started,
         }
         return json.dumps(summary).encode()
 
@@ -190,11 +187,8 @@ class WriteManifest(beam.DoFn):
         storage.write_atomically(storage.join(folder, name), data, scratch=self._job.run_folder)
 
 
-class RemoveTemporaries(beam.DoFn):
+class RemoveTemporaries(_JobStep):
     """Manifest's path -> nothing; the run's files go, and shards of an abandoned attempt."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: str) -> None:
         """Remove what the finished dataset does not need."""

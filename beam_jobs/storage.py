@@ -1,7 +1,7 @@
 """Files of a dataset, local or in an object store, through one set of calls.
 
-Local files go through `os` (fast, and a rename is atomic); everything with a scheme such as gs:// or
-s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it.
+Local files go through `os` (fast, and a rename is atomic); everything with a scheme such as gs://
+or s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it.
 """
 
 import errno
