@@ -16,6 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
+from textwrap import shorten
 from typing import Literal
 
 import numpy as np
@@ -195,7 +196,8 @@ class Tokenizer:
         try:
             self._fast = FastEncoder(self.file, self._reference)
         except Exception as error:  # gigatoken raises many types for what it does not support
-            return f"gigatoken does not support it: {str(error).splitlines()[0]}"
+            reason = shorten(str(error), width=100, placeholder=" …")
+            return f"gigatoken does not support it: {reason}"
         return None
 
     def _require_usable(self) -> None:
