@@ -113,4 +113,6 @@ def _three_digits(value: float) -> str:
 def _percent(value: float) -> str:
     if value in (0, 100):
         return f"{value:.0f}"
+    if 0 < value < 0.0005:
+        return "< 0.001"
     return f"{value:.3f}" if abs(value) < 0.1 else f"{value:.2f}"

@@ -27,11 +27,11 @@ checks:
 {{checks}}
 
 examples:
-  python -m pipeline.validate aligned
+  vocag validate aligned
       Check every file, member, sample and token.
-  python -m pipeline.validate aligned --tokenizers --processes 8
+  vocag validate aligned --tokenizers --processes 8
       Tokenize kept text again, too (align with --keep-text), with 8 processes.
-  python -m pipeline.validate gs://bucket/aligned --json > findings.json
+  vocag validate gs://bucket/aligned --json > findings.json
       Any store that fsspec opens; all findings for a program.
 
 exit status: {CLEAN} no findings, {FOUND} findings, {CANNOT_RUN} could not run.
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     width = max(map(len, checks))
     lines = "\n".join(f"  {name:{width}}  {text}" for name, text in checks.items())
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.validate",
+        prog="vocag validate",
         description=__doc__.split(": ", 1)[1] if __doc__ else None,
         epilog=_EPILOG.format(checks=lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,

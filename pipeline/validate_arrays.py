@@ -89,9 +89,10 @@ def find_unsound_offsets(
         must_tile: bool [D], documents that store bytes per token instead of offsets.
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
+    starts, ends = offsets[:, 0], offsets[:, 1]
     wrong = np.zeros(len(offsets), np.bool_)
-    np.less(offsets[:, 1], offsets[:, 0], out=wrong)
-    backwards = (offsets[1:] < offsets[:-1]).any(axis=1)
+    np.less(ends, starts, out=wrong)
+    backwards = np.asarray((starts[1:] < starts[:-1]) | (ends[1:] < ends[:-1]))
     firsts = cu_tokens[(cu_tokens > 0) & (cu_tokens < len(offsets))]
     backwards[firsts - 1] = False
     wrong[1:] |= backwards
