@@ -1,0 +1,141 @@
+"""Guidance by equal chunks instead of aligned tokens: what alignment is worth.
+
+Both token sequences of a document are cut into the same number of equal chunks (8, 16, 32 or 64),
+and chunk i of one is taken to say what chunk i of the other says. A chunk is kept or dropped as a
+whole, by its mean student loss minus its mean teacher loss (selector `teacher`) or by chance
+(`random`).
+
+To choose tokens within the chunks' guidance instead, use spans that cover a chunk each with
+`pipeline.guidance.aggregate_teacher_losses`.
+
+Source: VocAgnoLM (arXiv 2503.19123), section 2 and Table 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.loss_checks import check_finite, check_same_shape
+from pipeline.selection import PAPER_RULE, Selection, SelectionRule, select_tokens
+
+
+def equal_chunk_ids(segment_lengths: Tensor, num_chunks: int) -> Tensor:
+    """Cut each segment of a row into equal chunks: token i of n lies in floor(i * chunks / n).
+
+    Args:
+        segment_lengths: int [segments], tokens of each segment, in row order.
+        num_chunks: of each segment; a segment with fewer tokens leaves some chunks empty.
+
+    Returns:
+        int64 [sum of lengths]; segment s has the ids from s * num_chunks on.
+
+    Raises:
+        ValueError: `num_chunks` is not positive.
+
+    Example:
+        >>> equal_chunk_ids(torch.tensor([4, 3]), 2)
+        tensor([0, 0, 1, 1, 2, 2, 3])
+    """
+    if num_chunks < 1:
+        raise ValueError(f"num_chunks must be positive, got {num_chunks}")
+    lengths = segment_lengths.long()
+    segments = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    starts = lengths.cumsum(0) - lengths
+    within = torch.arange(segments.numel(), device=lengths.device) - starts[segments]
+    return segments * num_chunks + within * num_chunks // lengths[segments]
+
+
+@torch.no_grad()
+def select_chunks(
+    student_losses: Tensor,
+    teacher_losses: Tensor,
+    *,
+    student_chunk_ids: Tensor,
+    teacher_chunk_ids: Tensor,
+    num_chunks: int,
+    loss_mask: Tensor,
+    rule: SelectionRule = PAPER_RULE,
+    group: dist.ProcessGroup | None = None,
+    step: int = 0,
+) -> Selection:
+    """Choose whole chunks of student tokens.
+
+    Args:
+        student_losses: float [rows, seq_length], nats.
+        teacher_losses: float [rows, teacher_seq_length], nats, NaN for a token without a loss.
+        student_chunk_ids: int [rows, seq_length], in 0..num_chunks - 1, -1 for a token of no chunk.
+        teacher_chunk_ids: int [rows, teacher_seq_length], likewise.
+        num_chunks: of a row, over all its segments.
+        loss_mask: bool or float [rows, seq_length].
+        rule: read for chunks: `keep_fraction` is of the chunks with student and teacher losses, and
+            a chunk without any teacher loss, like a token of no chunk, is unmapped.
+        group: as in `select_tokens`.
+        step: as in `select_tokens`.
+
+    Returns:
+        The selection of tokens; a token's guidance is its chunk's mean teacher loss.
+
+    Raises:
+        NonFiniteLossError: NaN or infinite student losses where the mask counts, or infinite
+            teacher losses; names the row.
+        ValueError: shapes disagree, an id leaves its range, or the selector needs more than losses.
+
+    Example:
+        >>> select_chunks(losses, teacher_losses, student_chunk_ids=s, teacher_chunk_ids=t,
+        ...               num_chunks=32, loss_mask=mask, rule=SelectionRule(selector="random"))
+
+    Source: Table 2.
+    """
+    check_same_shape(student_losses, student_chunk_ids=student_chunk_ids, loss_mask=loss_mask)
+    _check_ids(student_chunk_ids, num_chunks, "student_chunk_ids")
+    _check_ids(teacher_chunk_ids, num_chunks, "teacher_chunk_ids")
+    mask, has_loss = loss_mask.bool(), ~teacher_losses.isnan()
+    values = {
+        "student_losses": (student_losses, mask),
+        "teacher_losses": (teacher_losses, has_loss),
+    }
+    check_finite(values, group)
+
+    student_means = _chunk_means(student_losses, mask, student_chunk_ids, num_chunks)
+    teacher_means = _chunk_means(teacher_losses, has_loss, teacher_chunk_ids, num_chunks)
+    chunks = select_tokens(
+        student_means,
+        teacher_means,
+        loss_mask=~student_means.isnan(),
+        rule=rule,
+        group=group,
+        step=step,
+    )
+
+    def of_tokens(of_chunks: Tensor) -> Tensor:
+        return of_chunks.gather(1, student_chunk_ids.long().clamp_min(0))
+
+    in_chunk = mask & (student_chunk_ids >= 0)
+    kept = in_chunk & of_tokens(chunks.kept)
+    if rule.unmapped == "include" or rule.selector == "full":
+        kept |= mask & ~in_chunk
+    guidance = of_tokens(teacher_means).masked_fill(~in_chunk, torch.nan)
+    return Selection(kept, in_chunk & of_tokens(chunks.mapped), mask, guidance, chunks.threshold)
+
+
+def _chunk_means(losses: Tensor, mask: Tensor, chunk_ids: Tensor, num_chunks: int) -> Tensor:
+    """Mean over each chunk's counted tokens, in fp64 to be independent of the device's order."""
+    counted = mask & (chunk_ids >= 0)
+    ids = chunk_ids.long().clamp_min(0)
+    sums = torch.zeros(losses.shape[0], num_chunks, dtype=torch.float64, device=losses.device)
+    counts = torch.zeros_like(sums)
+    sums.scatter_add_(1, ids, torch.where(counted, losses.detach().double(), 0.0))
+    counts.scatter_add_(1, ids, counted.double())
+    return (sums / counts).float()
+
+
+def _check_ids(chunk_ids: Tensor, num_chunks: int, name: str) -> None:
+    bad = (chunk_ids < -1) | (chunk_ids >= num_chunks)
+    if bool(bad.any()):
+        row, position = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{row}, {position}] is {int(chunk_ids[row, position])}, outside "
+            f"-1..{num_chunks - 1}: num_chunks counts the chunks of all segments of a row"
+        )

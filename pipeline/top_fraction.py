@@ -1,0 +1,152 @@
+"""The exact top fraction of scores, in one process or over the ranks of a process group.
+
+A radix search finds the k-th largest score by counting digits: three histograms of 2,048 bins,
+summed over the ranks, whatever the number of tokens. No scores travel, nothing is sorted, and the
+result is the same for one process and for many that hold the same tokens. Ties at the threshold go
+to the smallest global positions, found by the same search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_DIGIT_BITS = 11
+_SCORE_BITS = 33  # an fp32 score takes 32; a whole number of digits
+_POSITION_BITS = 55  # five digits
+
+
+@dataclass(frozen=True)
+class TopFraction:
+    """Which candidates lie in the top fraction.
+
+    Attributes:
+        kept: bool, the shape of the scores.
+        threshold: fp32 [groups], the smallest kept score of each group (one per row, or one for
+            all); NaN where nothing is kept.
+    """
+
+    kept: Tensor
+    threshold: Tensor
+
+
+def keep_top_fraction(
+    scores: Tensor,
+    candidates: Tensor,
+    fraction: float,
+    *,
+    positions: Tensor,
+    per_row: bool = False,
+    group: dist.ProcessGroup | None = None,
+) -> TopFraction:
+    """Keep the `floor(fraction * candidates)` highest scores.
+
+    The fraction is read as its decimal digits, so 0.29 of 100 candidates is 29 and not the 28 that
+    binary floating point gives.
+
+    Args:
+        scores: fp32 [rows, T], finite for candidates.
+        candidates: bool [rows, T], the tokens that compete.
+        fraction: in 0..1.
+        positions: int64 [rows, T], unique and below 2**55 over the scope; the smaller wins a tie.
+        per_row: count k for each row instead of over all rows.
+        group: count k over the rows of all ranks of this group; every rank must call.
+
+    Returns:
+        The kept candidates and the threshold.
+
+    Example:
+        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5, positions=index).kept
+        tensor([[ True, False]])
+    """
+    shape = scores.shape
+    rows = shape if per_row else (1, scores.numel())
+    members, positions = candidates.reshape(rows), positions.reshape(rows)
+    keys = _descending_keys(scores.reshape(rows))
+    num_kept = _floor_of_fraction(_sum_over(members.sum(-1), group), fraction)
+
+    last, num_tied = _kth_smallest(keys, members, num_kept, _SCORE_BITS, group)
+    kept = members & (keys < last.unsqueeze(-1)) & (num_kept > 0).unsqueeze(-1)
+    tied = members & (keys == last.unsqueeze(-1))
+    # `num_tied` of the tied are kept; the search by position runs only where that isn't all of
+    # them. Every rank sees the same sums, so every rank takes the same branch.
+    if bool((_sum_over(tied.sum(-1), group) > num_tied).any()):
+        last_position, _ = _kth_smallest(positions, tied, num_tied, _POSITION_BITS, group)
+        tied &= (positions <= last_position.unsqueeze(-1)) & (num_tied > 0).unsqueeze(-1)
+    threshold = _scores_of_keys(last).masked_fill(num_kept == 0, torch.nan)
+    return TopFraction((kept | tied).view(shape), threshold)
+
+
+def global_positions(
+    shape: torch.Size, device: torch.device, group: dist.ProcessGroup | None
+) -> Tensor:
+    """Number the tokens of a batch across ranks: rank order, then row order.
+
+    Ranks that hold consecutive rows of a batch get the numbers that one process holding all of the
+    rows would give.
+
+    Args:
+        shape: of the local batch, [rows, T]; it may differ between ranks.
+        device: of the result.
+        group: every rank must call; None: this process alone.
+
+    Returns:
+        int64 [rows, T].
+
+    Example:
+        >>> global_positions(torch.Size([2, 3]), torch.device("cpu"), None)[1]
+        tensor([3, 4, 5])
+    """
+    local = torch.arange(shape.numel(), device=device).view(shape)
+    if group is None:
+        return local
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
+    dist.all_gather(sizes, torch.tensor([shape.numel()], device=device), group=group)
+    return local + torch.cat(sizes)[: group.rank()].sum()
+
+
+def _kth_smallest(
+    keys: Tensor, members: Tensor, k: Tensor, num_bits: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Find each group's k-th smallest key, and how many of the keys equal to it are among the k."""
+    prefix, remaining = torch.zeros_like(k), k.clone()
+    for shift in range(num_bits - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        alive = members & ((keys >> (shift + _DIGIT_BITS)) == prefix.unsqueeze(-1))
+        digits = (keys >> shift) & (2**_DIGIT_BITS - 1)
+        counts = k.new_zeros(k.numel(), 2**_DIGIT_BITS).scatter_add_(1, digits, alive.long())
+        running = _sum_over(counts, group).cumsum(-1)
+        digit = (running < remaining.unsqueeze(-1)).sum(-1)
+        below = torch.where(
+            digit > 0, running.gather(1, (digit - 1).clamp_min(0)[:, None])[:, 0], 0
+        )
+        prefix, remaining = (prefix << _DIGIT_BITS) | digit, remaining - below
+    return prefix, remaining
+
+
+def _descending_keys(scores: Tensor) -> Tensor:
+    """Map fp32 to integers in 0..2**32 - 1 whose order is the reverse of the scores' order."""
+    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0, which ties with it
+    ascending = torch.where(bits < 0, ~bits, bits + 2**31)
+    return 2**32 - 1 - ascending
+
+
+def _scores_of_keys(keys: Tensor) -> Tensor:
+    ascending = 2**32 - 1 - keys
+    bits = torch.where(ascending < 2**31, ~ascending, ascending - 2**31)
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def _floor_of_fraction(counts: Tensor, fraction: float) -> Tensor:
+    # A denominator of at most 10**8 keeps the product of up to 9 * 10**10 tokens inside int64.
+    exact = Fraction(str(fraction)).limit_denominator(10**8)
+    return counts * exact.numerator // exact.denominator
+
+
+def _sum_over(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    if group is not None:
+        dist.all_reduce(counts, group=group)
+    return counts
