@@ -7,9 +7,9 @@ from hashlib import sha256
 import numpy as np
 
 from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.dataset_tokenizers import DatasetTokenizers
 from pipeline.findings import Report
 from pipeline.quality import AlignmentStatistics, measure_alignment
-from pipeline.tokenization import Tokenizer
 from pipeline.validate_arrays import (
     DecodedBatch,
     find_other_tokens,
@@ -26,14 +26,6 @@ from schemas.index import ShardIndex
 from schemas.manifest import Manifest
 
 SIDES = ("student", "teacher")
-
-
-@dataclass(frozen=True)
-class Tokenizers:
-    """The dataset's own tokenizers, to tokenize kept text again."""
-
-    student: Tokenizer
-    teacher: Tokenizer
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,7 @@ def check_samples(
     manifest: Manifest,
     report: Report,
     *,
-    tokenizers: Tokenizers | None = None,
+    tokenizers: DatasetTokenizers | None = None,
 ) -> AlignmentStatistics:
     """Check every rule that a sample's content must keep.
 
@@ -160,7 +152,7 @@ def _without(
 
 
 def _check_tokenization(
-    entries: Iterable[_Decoded], tokenizers: Tokenizers, index: ShardIndex, report: Report
+    entries: Iterable[_Decoded], tokenizers: DatasetTokenizers, index: ShardIndex, report: Report
 ) -> None:
     kept = [entry for entry in entries if entry.document.text is not None]
     batch = stack_documents([entry.document for entry in kept])

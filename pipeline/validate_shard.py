@@ -2,24 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, Literal, cast
+from typing import IO, cast
 
 import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset_tokenizers import load_dataset_tokenizers
 from pipeline.findings import Finding, Report
 from pipeline.quality import AlignmentStatistics
-from pipeline.tokenization import Tokenizer, load_tokenizer
-from pipeline.validate_samples import Tokenizers, check_samples
+from pipeline.validate_samples import check_samples
 from pipeline.validate_tar import FileDigest, TarReader, digest_file
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex, decode_index
-from schemas.manifest import Manifest, ShardRecord, TokenizerRecord
+from schemas.manifest import Manifest, ShardRecord
 
 Advance = Callable[[int], object]
 """Takes the number of bytes read since the last call."""
@@ -69,7 +66,7 @@ def check_shard(
     def report(check: str, key: str, message: str) -> None:
         findings.append(Finding(check, record.file, key, message))
 
-    tokenizers = load_tokenizers(folder, manifest) if with_tokenizers else None
+    tokenizers = load_dataset_tokenizers(folder, manifest) if with_tokenizers else None
     index = _read_index(folder, record, report)
     statistics = []
     try:
@@ -111,28 +108,6 @@ def check_digest(
     if digest.sha256 != sha256_hex:
         text = f"{name} has SHA-256 {digest.sha256[:16]}…, the manifest says {sha256_hex[:16]}…"
         report("sha256", "", text)
-
-
-def load_tokenizers(folder: str, manifest: Manifest) -> Tokenizers:
-    """Load the dataset's own copies of both tokenizers, on the reference path.
-
-    Raises:
-        TokenizerError: a copy is no tokenizer.
-        OSError: a copy can't be read.
-    """
-    student, teacher = (_load(folder, record) for record in (manifest.student, manifest.teacher))
-    return Tokenizers(student, teacher)
-
-
-@lru_cache(maxsize=2)
-def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
-    with open_file(folder, record.file) as file:
-        data = file.read()
-    special = cast(Literal["plain", "honoured"], record.special_strings)
-    with TemporaryDirectory() as scratch:
-        copy = Path(scratch, Path(record.file).name)
-        copy.write_bytes(data)
-        return load_tokenizer(str(copy), special_strings=special, fast=False)
 
 
 def _read_index(folder: str, record: ShardRecord, report: Report) -> ShardIndex | None:

@@ -1,0 +1,59 @@
+"""The tokenizers that a dataset carries with it: `tokenizers/student`, `tokenizers/teacher`."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, cast
+
+import fsspec
+
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from schemas.errors import ForeignTokenizerError
+from schemas.manifest import Manifest, TokenizerRecord
+
+
+@dataclass(frozen=True)
+class DatasetTokenizers:
+    """Both tokenizers of a dataset, on the reference path."""
+
+    student: Tokenizer
+    teacher: Tokenizer
+
+
+def load_dataset_tokenizers(folder: str, manifest: Manifest) -> DatasetTokenizers:
+    """Load a dataset's own copies of its tokenizers, once per process.
+
+    Args:
+        folder: the dataset's folder or URL.
+        manifest: the dataset's.
+
+    Raises:
+        ForeignTokenizerError: a copy is not the file that the manifest names.
+        TokenizerError: a copy is no tokenizer.
+        OSError: a copy can't be read.
+
+    Example:
+        >>> load_dataset_tokenizers("aligned", manifest).student.token_bytes(278)
+        b' the'
+    """
+    return DatasetTokenizers(_load(folder, manifest.student), _load(folder, manifest.teacher))
+
+
+@lru_cache(maxsize=2)
+def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
+    url = f"{folder}/{record.file}"
+    with fsspec.open(url, "rb") as file:
+        data: bytes = file.read()
+    found = sha256(data).hexdigest()
+    if found != record.sha256:
+        raise ForeignTokenizerError(
+            f"{url} has SHA-256 {found[:16]}…, the manifest says {record.sha256[:16]}…: restore "
+            f'the copy of "{record.source}"'
+        )
+    special = cast(Literal["plain", "honoured"], record.special_strings)
+    with TemporaryDirectory() as scratch:
+        copy = Path(scratch, Path(record.file).name)
+        copy.write_bytes(data)
+        return load_tokenizer(str(copy), special_strings=special, fast=False)
