@@ -51,7 +51,8 @@ class LossResult:
     """A loss as a sum and a count, so that it adds up over microbatches and ranks.
 
     Attributes:
-        loss_sum: fp32 scalar, nats, differentiable. The loss is `loss_sum / count`.
+        loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
+            `loss_sum / count`.
         count: int64 scalar; 0 when nothing was kept (then `loss_sum` is 0 and so is its gradient).
         metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
             and ranks, then divide: `metric_values`.
@@ -140,7 +141,8 @@ def guided_loss(
     check_same_shape(student_losses, kept=selection.kept)
     counted = selection.kept if expectation == "kept" else selection.loss_mask
     # `where`, not a product: a masked NaN times 0 would still be NaN.
-    loss_sum = torch.where(selection.kept, student_losses.float(), 0.0).sum()
+    losses = student_losses.to(torch.promote_types(student_losses.dtype, torch.float32))
+    loss_sum = torch.where(selection.kept, losses, 0.0).sum()
     return LossResult(loss_sum, counted.sum(), _metrics(student_losses.detach(), selection))
 
 
@@ -181,7 +183,8 @@ def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
         left = values.gather(-1, starts.clamp(0, last))
         right = values.gather(-1, (ends - window).clamp(0, last))
         maxima = torch.where(fits, torch.maximum(left, right), maxima)
-        values = torch.maximum(values[:, : last + 1 - window], values[:, window:])
+        if 2 * window <= widest:
+            values = torch.maximum(values[:, :-window], values[:, window:])
         window *= 2
     return maxima
 

@@ -45,8 +45,8 @@ def keep_top_fraction(
 ) -> TopFraction:
     """Keep the `floor(fraction * candidates)` highest scores.
 
-    The fraction is read as its decimal digits, so 0.29 of 100 candidates is 29 and not the 28 that
-    binary floating point gives.
+    The fraction is read as the nearest quotient of integers up to 10**8, so 0.29 of 100 candidates
+    is 29 and not the 28 that binary floating point gives.
 
     Args:
         scores: fp32 [rows, T], finite for candidates.
@@ -142,7 +142,7 @@ def _scores_of_keys(keys: Tensor) -> Tensor:
 
 def _floor_of_fraction(counts: Tensor, fraction: float) -> Tensor:
     # A denominator of at most 10**8 keeps the product of up to 9 * 10**10 tokens inside int64.
-    exact = Fraction(str(fraction)).limit_denominator(10**8)
+    exact = Fraction(fraction).limit_denominator(10**8)
     return counts * exact.numerator // exact.denominator
 
 
