@@ -1,0 +1,184 @@
+"""What a Hugging Face config says about a dense decoder, in the terms that Megatron needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3")
+
+
+class UnsupportedModelError(ValueError):
+    """A model has a part that the plugin doesn't translate; training it would be another model."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes and switches of a dense decoder.
+
+    Attributes:
+        family: `model_type` of its config, one of FAMILIES.
+        num_layers: transformer layers.
+        hidden_size: width of the residual stream.
+        ffn_hidden_size: width of the gated MLP.
+        num_attention_heads: query heads.
+        num_query_groups: key and value heads.
+        head_size: channels of a head.
+        vocab_size: rows of the embedding, before any padding.
+        layernorm_epsilon: of every RMSNorm.
+        tied_embeddings: whether the output layer is the embedding.
+        qkv_bias: whether queries, keys and values have biases (Qwen2).
+        qk_layernorm: whether queries and keys are normalised (Qwen3).
+        rotary_base: θ of the rotary embedding.
+        max_position_embeddings: positions it was made for.
+        sliding_window: attention span in tokens, None for all.
+        config: the whole config, kept for export and for rope scaling.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    head_size: int
+    vocab_size: int
+    layernorm_epsilon: float
+    tied_embeddings: bool
+    qkv_bias: bool
+    qk_layernorm: bool
+    rotary_base: float
+    max_position_embeddings: int
+    sliding_window: int | None
+    config: dict[str, Any]
+
+    def require_window(self, seq_length: int, *, what: str) -> None:
+        """Check that attention over a row of `seq_length` tokens is what the model was made for.
+
+        Raises:
+            UnsupportedModelError: the sliding window is shorter than the row.
+        """
+        if self.sliding_window is not None and self.sliding_window < seq_length:
+            raise UnsupportedModelError(
+                f"the {what} attends to {self.sliding_window} tokens (sliding_window), a row has "
+                f"{seq_length}: windowed attention isn't supported; use at most "
+                f"{self.sliding_window} tokens per row"
+            )
+
+    def require_parallel(self, *, tensor: int, pipeline: int, what: str) -> None:
+        """Check that the model can be cut as asked.
+
+        Raises:
+            ValueError: heads or layers don't divide.
+        """
+        for name, count, ways in (
+            ("attention heads", self.num_attention_heads, tensor),
+            ("key and value heads", self.num_query_groups, tensor),
+            ("MLP columns", self.ffn_hidden_size, tensor),
+            ("layers", self.num_layers, pipeline),
+        ):
+            if count % ways:
+                parallel = "pipeline" if name == "layers" else "tensor"
+                raise ValueError(
+                    f"the {what}'s {count} {name} can't be shared by {ways} {parallel}-parallel "
+                    f"ranks: choose a size that divides {count}"
+                )
+
+    def inverse_frequencies(self) -> Tensor:
+        """Return the rotary embedding's inverse frequencies, fp32 [head_size / 2].
+
+        They come from transformers itself: Megatron's own scaling knows Llama 3.1's constants only.
+        """
+        if self.config["rope_parameters"]["rope_type"] == "default":
+            exponents = torch.arange(0, self.head_size, 2, dtype=torch.int64).float()
+            return 1.0 / (self.rotary_base ** (exponents / self.head_size))
+        from transformers import AutoConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        config = AutoConfig.for_model(**self.config)
+        scaled = ROPE_INIT_FUNCTIONS[self.config["rope_parameters"]["rope_type"]]
+        frequencies, _ = scaled(config, torch.device("cpu"))
+        return frequencies.float()
+
+
+def read_shape(folder: str | Path) -> ModelShape:
+    """Read the shape of a model in Hugging Face's format.
+
+    Args:
+        folder: holds `config.json`; a repository name works where the hub can be reached.
+
+    Raises:
+        UnsupportedModelError: another architecture, or a part of it that isn't translated.
+
+    Example:
+        >>> read_shape("models/SmolLM2-135M").num_layers
+        30
+    """
+    from transformers import AutoConfig
+
+    return shape_of_config(AutoConfig.from_pretrained(folder).to_dict())
+
+
+def shape_of_config(config: dict[str, Any]) -> ModelShape:
+    """Return the shape that a complete config (transformers' `to_dict`) describes.
+
+    Raises:
+        UnsupportedModelError: as `read_shape`.
+    """
+    family = config.get("model_type")
+    _refuse_untranslated(family, config)
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return ModelShape(
+        family=family,
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["intermediate_size"],
+        num_attention_heads=config["num_attention_heads"],
+        num_query_groups=config.get("num_key_value_heads") or config["num_attention_heads"],
+        head_size=head_size,
+        vocab_size=config["vocab_size"],
+        layernorm_epsilon=config["rms_norm_eps"],
+        tied_embeddings=bool(config.get("tie_word_embeddings")),
+        qkv_bias=family == "qwen2",
+        qk_layernorm=family == "qwen3",
+        rotary_base=float(config["rope_parameters"]["rope_theta"]),
+        max_position_embeddings=config["max_position_embeddings"],
+        sliding_window=_sliding_window(family, config),
+        config=config,
+    )
+
+
+def _sliding_window(family: str, config: dict[str, Any]) -> int | None:
+    if family.startswith("qwen") and not config.get("use_sliding_window"):
+        return None
+    window = config.get("sliding_window")
+    return int(window) if window else None
+
+
+def _refuse_untranslated(family: str | None, config: dict[str, Any]) -> None:
+    if family not in FAMILIES:
+        raise UnsupportedModelError(
+            f"model_type {family!r} isn't supported, only {', '.join(FAMILIES)}: convert the model "
+            "if it is one of these under another name"
+        )
+    rope = config.get("rope_parameters") or {}
+    refused = {
+        "hidden_act": config.get("hidden_act") != "silu",
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        # Yarn and longrope also scale the attention, dynamic changes with the length.
+        "rope_parameters": rope.get("rope_type") not in _ROPE_TYPES,
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) != 1.0,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            value = config.get(name, rope.get(name))
+            raise UnsupportedModelError(
+                f"a {family} model with {name} {value!r} isn't supported: the plugin would train or "
+                "score another model than this"
+            )

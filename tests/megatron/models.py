@@ -1,0 +1,59 @@
+"""Tiny random models in Hugging Face's format, one per supported family."""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama_scaled": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
+    "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
+}
+
+
+def make_model(family: str, *, vocab_size: int = 300, seed: int = 0, **changes) -> PreTrainedModel:
+    """Return a model with random weights large enough that every one of them shows in the losses."""
+    kind, config, own = FAMILIES[family]
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    torch.manual_seed(seed)
+    model = kind(config(**{**sizes, **own, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.dim() == 1), 0.15)
+    return model
+
+
+def save_model(folder: Path, family: str, **changes) -> PreTrainedModel:
+    """Write a random model to a folder, in several files, and return it."""
+    model = make_model(family, **changes)
+    model.save_pretrained(folder, max_shard_size="40KB")
+    return model
