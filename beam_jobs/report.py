@@ -10,6 +10,7 @@ from pipeline.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_plural,
     format_ratio,
     format_share,
     format_short,
@@ -139,7 +140,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
         (
             "Documents",
             format_count(totals["num_documents"]),
-            _plural(len(manifest.shards), "shard"),
+            format_plural(len(manifest.shards), "shard"),
         ),
         ("Student tokens", format_short(student), format_count(student)),
         ("Teacher tokens", format_short(teacher), format_count(teacher)),
@@ -330,7 +331,7 @@ def _run_tables(manifest: Manifest, run: RunSummary) -> Element:
         "Runner": run.runner,
         "Wall time": format_duration(run.elapsed_seconds),
         **speeds,
-        "Input": f"{_plural(run.num_input_files, 'file')}, {format_bytes(run.input_bytes)}",
+        "Input": f"{format_plural(run.num_input_files, 'file')}, {format_bytes(run.input_bytes)}",
         "Parts reused from an earlier run": format_count(run.reused_buckets),
         **dict(sorted(run.versions.items())),
     }
@@ -359,7 +360,7 @@ def _shards(shards: Sequence[ShardRecord]) -> Element:
     table = tag("div", _table(heading, rows, num_text_columns=1), class_="scroll")
     if len(shards) <= OPEN_SHARDS:
         return _panel(None, table)
-    summary = tag("summary", f"{format_count(len(shards))} shards")
+    summary = tag("summary", format_plural(len(shards), "shard"))
     return _panel(None, tag("details", summary, table))
 
 
@@ -389,10 +390,6 @@ def _table(heading: list[str], rows: list[list[str]], *, num_text_columns: int) 
 
     body = [row(cells, "td") for cells in rows]
     return tag("table", tag("thead", row(heading, "th")), tag("tbody", *body))
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{format_count(count)} {what}" + ("" if count == 1 else "s")
 
 
 def _short_source(record: TokenizerRecord) -> str:

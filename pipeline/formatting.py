@@ -13,6 +13,16 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
+def format_plural(count: int, noun: str) -> str:
+    """Return an exact count with its noun.
+
+    Example:
+        >>> format_plural(1, "shard"), format_plural(12, "shard")
+        ('1 shard', '12 shards')
+    """
+    return f"{format_count(count)} {noun}" + ("" if count == 1 else "s")
+
+
 def format_short(value: float) -> str:
     """Return a count to three digits with a decimal unit.
 

@@ -13,7 +13,14 @@ from itertools import groupby
 from tqdm import tqdm
 
 from pipeline.findings import DATASET_CHECKS, SHARD_CHECKS, Finding
-from pipeline.formatting import format_bytes, format_count, format_duration, format_short, printable
+from pipeline.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_plural,
+    format_short,
+    printable,
+)
 from pipeline.shards import read_manifest
 from pipeline.validate_dataset import ValidationReport, validate_dataset
 
@@ -124,8 +131,8 @@ def _summary(report: ValidationReport) -> Iterator[str]:
     if totals:
         seconds = max(report.elapsed_seconds, 1e-9)
         yield (
-            f"{format_count(totals['num_shards'])} shards, "
-            f"{format_count(totals['num_documents'])} documents, "
+            f"{format_plural(totals['num_shards'], 'shard')}, "
+            f"{format_plural(totals['num_documents'], 'document')}, "
             f"{format_short(totals['num_student_tokens'])} student tokens, "
             f"{format_bytes(totals['num_bytes'])} in {format_duration(seconds)} "
             f"({format_short(totals['num_student_tokens'] / seconds)} student tokens/s)"
@@ -135,7 +142,7 @@ def _summary(report: ValidationReport) -> Iterator[str]:
         yield f"clean: {printable(report.dataset)} keeps every rule"
         return
     parts = ", ".join(f"{check} {format_count(count)}" for check, count in sorted(counts.items()))
-    yield f"{format_count(sum(counts.values()))} findings: {parts}"
+    yield f"{format_plural(sum(counts.values()), 'finding')}: {parts}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     lines = "\n".join(f"  {name:{width}}  {text}" for name, text in checks.items())
     parser = argparse.ArgumentParser(
         prog="vocag validate",
-        description=__doc__.split(": ", 1)[1] if __doc__ else None,
+        description="Check a dataset: is every byte what manifest, index and samples say it is?",
         epilog=_EPILOG.format(checks=lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
