@@ -1,0 +1,227 @@
+"""A teacher's losses beside a shard, two bytes a token: `*.teacher-<fingerprint>.safetensors`.
+
+A frozen teacher gives the same text the same losses every time, so they are computed once. Shards
+are never rewritten; several teachers' sidecars stand side by side.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
+
+SIDECAR_VERSION = 1
+SCHEMA_NAME = "vocag.teacher_losses"
+LARGEST_LOSS = float(np.finfo(np.float16).max)
+"""Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
+
+_METADATA_KEY = "vocag"
+
+
+@dataclass(frozen=True)
+class TeacherRule:
+    """What determines a teacher's losses on a dataset, besides its text.
+
+    Attributes:
+        weights_sha256: 64 hex digits over the teacher's weights and configuration.
+        dtype: in which the teacher ran, such as "float32".
+        tokenizer_sha256: the dataset's teacher tokenizer.
+        context: where each token's left context starts, see `pipeline.scoring.ContextRule`.
+    """
+
+    weights_sha256: str
+    dtype: str
+    tokenizer_sha256: str
+    context: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits; sidecars with equal fingerprints hold the same losses."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ShardLosses:
+    """The losses of every teacher token of one shard.
+
+    Attributes:
+        losses: float16 [M], nats, documents in the index's order; NaN where a token has no
+            context and so no loss.
+        starts: int64 [N + 1]; document i owns losses starts[i]:starts[i + 1].
+        teacher: fingerprint of the `TeacherRule`.
+        shard_sha256: the tar that was scored.
+    """
+
+    losses: NDArray[np.float16]
+    starts: NDArray[np.int64]
+    teacher: str
+    shard_sha256: str
+
+
+@dataclass(frozen=True)
+class SidecarRecord:
+    """One sidecar.
+
+    Attributes:
+        file: its name, relative to the score manifest.
+        num_bytes: its size.
+        sha256: 64 hex digits of the file.
+        shard: the tar it belongs to.
+        num_losses: teacher tokens with a loss.
+        loss_sum: nats over them.
+    """
+
+    file: str
+    num_bytes: int
+    sha256: str
+    shard: str
+    num_losses: int
+    loss_sum: float
+
+
+@dataclass(frozen=True)
+class ScoreManifest:
+    """What a teacher's scores of a dataset hold; written last.
+
+    Attributes:
+        dataset: fingerprint of the dataset's manifest.
+        rule: what determines the losses.
+        source: what the user named as the teacher.
+        sidecars: one per shard, in the dataset's order.
+    """
+
+    dataset: str
+    rule: TeacherRule
+    source: str
+    sidecars: tuple[SidecarRecord, ...]
+
+
+def sidecar_name(shard: str, teacher: str) -> str:
+    """Return a sidecar's file name.
+
+    Example:
+        >>> sidecar_name("c-000000-of-000001.tar", "ab12" * 16)
+        'c-000000-of-000001.teacher-ab12ab12ab12ab12.safetensors'
+    """
+    return f"{shard.removesuffix('.tar')}.teacher-{teacher[:16]}.safetensors"
+
+
+def score_manifest_name(teacher: str) -> str:
+    """Return a score manifest's file name."""
+    return f"teacher-{teacher[:16]}.json"
+
+
+def to_fp16(losses: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Round losses to fp16, those beyond its range to the largest finite number; NaN stays.
+
+    Example:
+        >>> to_fp16(np.float32([2.5, 1e6])).tolist()
+        [2.5, 65504.0]
+    """
+    return np.minimum(losses, np.float32(LARGEST_LOSS)).astype(np.float16)
+
+
+def encode_sidecar(scores: ShardLosses) -> bytes:
+    """Return the sidecar as a safetensors file; equal scores give equal bytes."""
+    metadata = {
+        "sidecar_version": SIDECAR_VERSION,
+        "teacher": scores.teacher,
+        "shard_sha256": scores.shard_sha256,
+    }
+    tensors = {"losses": scores.losses, "starts": scores.starts.astype(np.uint32)}
+    # one key: the library writes several in random order
+    return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
+
+
+def decode_sidecar(data: bytes, *, where: str) -> ShardLosses:
+    """Return the losses held by a sidecar.
+
+    Args:
+        data: the file's bytes.
+        where: its path, for errors.
+
+    Raises:
+        DamagedShardError: no complete sidecar.
+        SchemaVersionError: another version of the format.
+    """
+    try:
+        header_size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_size])
+        metadata = json.loads(header["__metadata__"][_METADATA_KEY])
+        tensors = load(data)
+        scores = ShardLosses(
+            losses=tensors["losses"],
+            starts=tensors["starts"].astype(np.int64),
+            teacher=metadata["teacher"],
+            shard_sha256=metadata["shard_sha256"],
+        )
+        version = metadata["sidecar_version"]
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedShardError(
+            f"{where} is no complete sidecar ({error!r}): it is cut or altered; delete it and run "
+            "beam_jobs.score again"
+        ) from error
+    if version != SIDECAR_VERSION:
+        raise SchemaVersionError(where, version, SIDECAR_VERSION)
+    if scores.losses.dtype != np.float16 or scores.starts[-1] != len(scores.losses):
+        raise DamagedShardError(
+            f"{where} holds {len(scores.losses)} {scores.losses.dtype} losses where its starts "
+            f"name {scores.starts[-1]} float16 ones; delete it and run beam_jobs.score again"
+        )
+    return scores
+
+
+def encode_score_manifest(manifest: ScoreManifest) -> bytes:
+    """Return the score manifest as JSON; equal manifests give equal bytes."""
+    body = {
+        "schema": SCHEMA_NAME,
+        "schema_version": SIDECAR_VERSION,
+        "teacher": manifest.rule.fingerprint,
+        **asdict(manifest),
+    }
+    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
+    """Return the score manifest held by a JSON file.
+
+    Raises:
+        DatasetError: no score manifest, fields missing, or a fingerprint that does not match.
+        SchemaVersionError: another version of the format.
+    """
+    try:
+        body = json.loads(data)
+        if body.get("schema") != SCHEMA_NAME:
+            raise DatasetError(f"{where} is no {SCHEMA_NAME} manifest; run beam_jobs.score")
+        if body["schema_version"] != SIDECAR_VERSION:
+            raise SchemaVersionError(where, body["schema_version"], SIDECAR_VERSION)
+        manifest = ScoreManifest(
+            dataset=body["dataset"],
+            rule=TeacherRule(**body["rule"]),
+            source=body["source"],
+            sidecars=tuple(
+                SidecarRecord(**{entry.name: record[entry.name] for entry in fields(SidecarRecord)})
+                for record in body["sidecars"]
+            ),
+        )
+        claimed = body["teacher"]
+    except DatasetError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(
+            f"{where} is no complete score manifest ({error!r}): it is cut or altered; run "
+            "beam_jobs.score again"
+        ) from error
+    if claimed != manifest.rule.fingerprint:
+        raise DatasetError(
+            f"{where} names teacher {claimed[:16]}… but its rule gives "
+            f"{manifest.rule.fingerprint[:16]}…: it was altered; run beam_jobs.score again"
+        )
+    return manifest
