@@ -1,0 +1,327 @@
+"""The --vocag-* arguments: one frozen dataclass, read once, checked before anything starts."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from pipeline.guidance import Aggregation, Expectation
+from pipeline.selection import Scope, SelectionRule, Selector, UnmappedStrategy
+
+CACHED = "cached"
+_DTYPES = ("fp32", "bf16")
+
+
+class ArgumentError(ValueError):
+    """Arguments that can't work together; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """Which teacher, and on which ranks.
+
+    Attributes:
+        source: folder, repository or Megatron checkpoint.
+        world_size: ranks of its own, the last ones of the job; 0: it shares the student's.
+        tensor_parallel: ranks that share each of its layers.
+        pipeline_parallel: ranks that share its depth.
+        seq_length: teacher tokens per row, None: from the dataset.
+        micro_batch_size: rows per forward pass.
+        dtype: "fp32" or "bf16".
+        timeout_minutes: how long the student waits for losses.
+        allow_untrained: accept a teacher that predicts no better than chance.
+    """
+
+    source: str
+    world_size: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    seq_length: int | None
+    micro_batch_size: int
+    dtype: str
+    timeout_minutes: float
+    allow_untrained: bool
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the teacher in its world, each on its own ranks."""
+        return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
+
+    def __post_init__(self) -> None:
+        """Check what concerns the teacher alone."""
+        if self.source == CACHED:
+            raise ArgumentError(
+                "--vocag-teacher cached needs losses that beam_jobs.score has stored beside the "
+                "shards; this version doesn't read them yet: name a teacher model"
+            )
+        for name in ("tensor_parallel", "pipeline_parallel", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"the teacher's {name} is {getattr(self, name)}, below 1")
+        if self.dtype not in _DTYPES:
+            raise ArgumentError(f"--vocag-teacher-dtype {self.dtype!r} is none of {_DTYPES}")
+        ranks = self.tensor_parallel * self.pipeline_parallel
+        if self.world_size and self.world_size % ranks:
+            raise ArgumentError(
+                f"--vocag-teacher-world-size {self.world_size} is no multiple of "
+                f"{self.tensor_parallel} tensor-parallel by {self.pipeline_parallel} "
+                f"pipeline-parallel ranks: use a multiple of {ranks}"
+            )
+        if not self.world_size and ranks > 1:
+            raise ArgumentError(
+                "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "
+                "student's parallelism: leave out --vocag-teacher-tensor-model-parallel-size and "
+                "--vocag-teacher-pipeline-model-parallel-size"
+            )
+
+
+@dataclass(frozen=True)
+class VocagOptions:
+    """Everything that --vocag-* says.
+
+    Attributes:
+        data: aligned dataset to train on.
+        validation_data: aligned dataset to validate on, None for no validation.
+        student: model that training starts from, None: random or Megatron's --load.
+        teacher: None: plain pretraining on the same rows.
+        aggregation: Φ, of the teacher's losses over a student token.
+        rule: which student tokens count.
+        expectation: what the sum over the kept tokens is divided by.
+        on_damage: "raise" or "quarantine".
+        shuffle_shards: shards that are shuffled together.
+        cache_folder: for remote shards and plans.
+        cache_gigabytes: limit of the remote shards kept there.
+    """
+
+    data: str
+    validation_data: str | None
+    student: str | None
+    teacher: TeacherOptions | None
+    aggregation: Aggregation
+    rule: SelectionRule
+    expectation: Expectation
+    on_damage: str
+    shuffle_shards: int
+    cache_folder: Path
+    cache_gigabytes: int
+
+    def __post_init__(self) -> None:
+        """Check what concerns the guidance alone."""
+        if self.teacher is None and self.rule.selector == "teacher":
+            raise ArgumentError(
+                "--vocag-selector teacher needs --vocag-teacher; without one use --vocag-selector "
+                "full, random, student_loss or student_entropy"
+            )
+
+
+def add_arguments(parser: ArgumentParser) -> ArgumentParser:
+    """Add all --vocag-* arguments to Megatron's parser, in groups.
+
+    Example:
+        >>> parse_and_validate_args(extra_args_provider=add_arguments)
+    """
+    _add_data_arguments(parser)
+    _add_teacher_arguments(parser)
+    _add_guidance_arguments(parser)
+    return parser
+
+
+def read_options(argv: Sequence[str]) -> VocagOptions | None:
+    """Read the options from a command line that also holds Megatron's own arguments.
+
+    This happens before Megatron looks at its arguments, because the number of teacher ranks decides
+    what `RANK` and `WORLD_SIZE` mean to it.
+
+    Returns:
+        The options; None where help is asked for.
+
+    Raises:
+        ArgumentError: impossible options.
+    """
+    if "--help" in argv or "-h" in argv:
+        return None
+    parser = add_arguments(ArgumentParser(add_help=False, allow_abbrev=False))
+    given, _ = parser.parse_known_args(argv)
+    return options_of(given)
+
+
+def options_of(given: Namespace) -> VocagOptions:
+    """Return the options that parsed arguments hold.
+
+    Raises:
+        ArgumentError: impossible options.
+    """
+    if given.vocag_data is None:
+        raise ArgumentError(
+            "--vocag-data is missing: name the dataset that beam_jobs.align has made"
+        )
+    selector = given.vocag_selector or ("teacher" if given.vocag_teacher else "full")
+    return VocagOptions(
+        data=given.vocag_data,
+        validation_data=given.vocag_validation_data,
+        student=given.vocag_student,
+        teacher=_teacher_of(given) if given.vocag_teacher else None,
+        aggregation=given.vocag_aggregation,
+        rule=SelectionRule(
+            selector=selector,
+            keep_fraction=given.vocag_keep_fraction,
+            unmapped=given.vocag_unmapped,
+            scope=given.vocag_scope,
+            seed=given.vocag_selection_seed,
+        ),
+        expectation=given.vocag_expectation,
+        on_damage=given.vocag_on_damage,
+        shuffle_shards=given.vocag_shuffle_shards,
+        cache_folder=Path(given.vocag_cache_folder).expanduser(),
+        cache_gigabytes=given.vocag_cache_gigabytes,
+    )
+
+
+def _teacher_of(given: Namespace) -> TeacherOptions:
+    return TeacherOptions(
+        source=given.vocag_teacher,
+        world_size=given.vocag_teacher_world_size,
+        tensor_parallel=given.vocag_teacher_tensor_model_parallel_size,
+        pipeline_parallel=given.vocag_teacher_pipeline_model_parallel_size,
+        seq_length=given.vocag_teacher_seq_length,
+        micro_batch_size=given.vocag_teacher_micro_batch_size,
+        dtype=given.vocag_teacher_dtype,
+        timeout_minutes=given.vocag_teacher_timeout_minutes,
+        allow_untrained=given.vocag_allow_untrained_teacher,
+    )
+
+
+def _add_data_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("vocag: data and student")
+    add = group.add_argument
+    add("--vocag-data", metavar="DATASET", help="aligned dataset: folder or URL (required)")
+    add(
+        "--vocag-validation-data",
+        metavar="DATASET",
+        help="aligned dataset for --eval-iters (default: none; then --eval-iters must be 0)",
+    )
+    add(
+        "--vocag-student",
+        metavar="MODEL",
+        help="Hugging Face folder or repository to start from; it also sets Megatron's model "
+        "arguments (default: random weights, model arguments as given)",
+    )
+    add(
+        "--vocag-on-damage",
+        choices=("raise", "quarantine"),
+        default="raise",
+        help="a sample that can't be read stops the job, or is masked and counted (default: raise)",
+    )
+    add(
+        "--vocag-shuffle-shards",
+        type=int,
+        default=8,
+        help="shards that are shuffled together (default: 8)",
+    )
+    add(
+        "--vocag-cache-folder",
+        default="~/.cache/vocag",
+        help="for remote shards and packing plans (default: ~/.cache/vocag)",
+    )
+    add(
+        "--vocag-cache-gigabytes",
+        type=int,
+        default=256,
+        help="GiB of remote shards kept on local disk (default: 256)",
+    )
+
+
+def _add_teacher_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("vocag: teacher")
+    add = group.add_argument
+    add(
+        "--vocag-teacher",
+        metavar="MODEL",
+        help="Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3), or a checkpoint of "
+        "this trainer (default: none, plain pretraining)",
+    )
+    add(
+        "--vocag-teacher-world-size",
+        type=int,
+        default=0,
+        help="ranks for the teacher alone, the last ones of the job; 0: it shares the student's "
+        "ranks (default: 0)",
+    )
+    for kind in ("tensor", "pipeline"):
+        add(
+            f"--vocag-teacher-{kind}-model-parallel-size",
+            type=int,
+            default=1,
+            help=f"{kind}-parallel ranks of each copy of the teacher (default: 1)",
+        )
+    add(
+        "--vocag-teacher-seq-length",
+        type=int,
+        help="teacher tokens per row (default: the dataset's ratio plus 12.5 %%)",
+    )
+    add(
+        "--vocag-teacher-micro-batch-size",
+        type=int,
+        default=1,
+        help="rows per forward pass of the teacher (default: 1)",
+    )
+    add("--vocag-teacher-dtype", choices=_DTYPES, default="bf16", help="weights (default: bf16)")
+    add(
+        "--vocag-teacher-timeout-minutes",
+        type=float,
+        default=10.0,
+        help="minutes that the student waits for losses before the job ends (default: 10)",
+    )
+    add(
+        "--vocag-allow-untrained-teacher",
+        action="store_true",
+        help="accept a teacher that predicts a probe text no better than chance (default: refuse)",
+    )
+
+
+def _add_guidance_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("vocag: guidance")
+    add = group.add_argument
+    add(
+        "--vocag-aggregation",
+        choices=get_args(Aggregation),
+        default="max",
+        help="Φ over the teacher tokens of a student token (default: max)",
+    )
+    add(
+        "--vocag-selector",
+        choices=get_args(Selector),
+        help="what tokens are ranked by (default: teacher, or full without a teacher)",
+    )
+    add(
+        "--vocag-keep-fraction",
+        type=float,
+        default=0.4,
+        help="share of the competing tokens that count, 0..1 (default: 0.4)",
+    )
+    add(
+        "--vocag-unmapped",
+        choices=get_args(UnmappedStrategy),
+        default="include",
+        help="tokens that no teacher token covers (default: include)",
+    )
+    add(
+        "--vocag-scope",
+        choices=get_args(Scope),
+        default="group",
+        help="where the share is counted: each row, each rank's micro-batch, or the micro-batches of "
+        "all data-parallel ranks (default: group)",
+    )
+    add(
+        "--vocag-selection-seed", type=int, default=0, help="of the random selector (default: 0)"
+    )
+    add(
+        "--vocag-expectation",
+        choices=get_args(Expectation),
+        default="kept",
+        help="divide the loss by the kept tokens or by all (default: kept)",
+    )
+
+

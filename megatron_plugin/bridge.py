@@ -1,0 +1,241 @@
+"""The bridge between the worlds: teacher tokens one way, losses the other, over CPU and gloo.
+
+One process of each student replica (last pipeline stage, first tensor-parallel rank) talks to one
+process of each teacher replica that serves it. A request holds the teacher's side of some rows, the
+reply one float per teacher token. Requests and replies of a pair keep their order.
+
+    request   int64 [4]: kind, rows, places per row, bounds per row, then int32 [rows, places + bounds]
+    reply     fp32 [rows * places + 2]: losses, then the teacher tokens scored and the seconds it took
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+logger = logging.getLogger(__name__)
+
+_HEADER, _REQUEST, _REPLY = 0, 1, 2
+_STOP, _SCORE = 0, 1
+_IDLE = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
+_GRACE_SECONDS = 20.0
+
+
+class BridgeError(RuntimeError):
+    """The other world is gone or silent."""
+
+
+@dataclass(frozen=True)
+class TeacherRows:
+    """The teacher's side of some rows.
+
+    Attributes:
+        input_ids: int32 [rows, teacher_seq_length].
+        cu_seqlens: int32 [rows, bounds], filled up with teacher_seq_length.
+    """
+
+    input_ids: Tensor
+    cu_seqlens: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.input_ids)
+
+    def share(self, part: int, num_parts: int) -> TeacherRows:
+        """Return one of equal parts, of consecutive rows."""
+        size = len(self) // num_parts
+        rows = slice(part * size, (part + 1) * size)
+        return TeacherRows(self.input_ids[rows], self.cu_seqlens[rows])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the teacher says of some rows.
+
+    Attributes:
+        losses: fp32 [rows, teacher_seq_length], nats; NaN for a token without context.
+        num_tokens: that were scored.
+        seconds: that scoring took.
+    """
+
+    losses: Tensor
+    num_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Who serves whom: every replica of either side has equally many partners.
+
+    Attributes:
+        num_students: data-parallel replicas of the student.
+        num_teachers: replicas of the teacher.
+    """
+
+    num_students: int
+    num_teachers: int
+
+    def __post_init__(self) -> None:
+        """Check that the load can be even."""
+        many, few = sorted((self.num_students, self.num_teachers), reverse=True)
+        if many % few:
+            raise ValueError(
+                f"{self.num_students} student replicas can't be served evenly by "
+                f"{self.num_teachers} teacher replicas: change --vocag-teacher-world-size so that "
+                "one number divides the other"
+            )
+
+    def teachers_of(self, student: int) -> list[int]:
+        """Return the teacher replicas that share a student replica's rows."""
+        if self.num_teachers <= self.num_students:
+            return [student % self.num_teachers]
+        return list(range(student, self.num_teachers, self.num_students))
+
+    def students_of(self, teacher: int) -> list[int]:
+        """Return the student replicas that a teacher replica serves."""
+        return [s for s in range(self.num_students) if teacher in self.teachers_of(s)]
+
+
+class _Link:
+    """Point-to-point messages between the leaders of both worlds."""
+
+    def __init__(self, store: dist.Store, rank: int, pairing: Pairing, timeout: timedelta) -> None:
+        size = pairing.num_students + pairing.num_teachers
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), rank, size, timeout)
+        self._timeout = timeout
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Any:
+        return self._group.send([tensor], to, tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Any:
+        return self._group.recv([tensor], source, tag)
+
+
+class StudentBridge:
+    """The student's end: asks ahead, takes replies in the order of the requests."""
+
+    def __init__(
+        self, store: dist.Store, pairing: Pairing, *, replica: int, timeout_minutes: float
+    ) -> None:
+        """Connect; returns when every leader of both worlds has."""
+        self._timeout = timedelta(minutes=timeout_minutes)
+        self._link = _Link(store, replica, pairing, self._timeout)
+        self._teachers = [pairing.num_students + t for t in pairing.teachers_of(replica)]
+        self._sends: list[tuple[Any, Tensor]] = []
+
+    @property
+    def num_parts(self) -> int:
+        """Teacher replicas that share a request; they divide its rows."""
+        return len(self._teachers)
+
+    def request(self, rows: TeacherRows) -> PendingScores:
+        """Ask for losses; returns at once."""
+        self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
+        replies = []
+        for part, teacher in enumerate(self._teachers):
+            share = rows.share(part, self.num_parts)
+            num_rows, places = share.input_ids.shape
+            header = torch.tensor([_SCORE, num_rows, places, share.cu_seqlens.shape[1]])
+            payload = torch.cat((share.input_ids, share.cu_seqlens), 1).contiguous()
+            with _peer("the teacher"):
+                self._sends.append((self._link.send(header, teacher, _HEADER), header))
+                self._sends.append((self._link.send(payload, teacher, _REQUEST), payload))
+                reply = torch.empty(num_rows * places + 2)
+                replies.append((self._link.receive(reply, teacher, _REPLY), reply))
+        return PendingScores(replies, tuple(rows.input_ids.shape), self._timeout)
+
+    def close(self) -> None:
+        """Tell the teachers that no request follows."""
+        for teacher in self._teachers:
+            with _peer("the teacher"):
+                header = torch.tensor([_STOP, 0, 0, 0])
+                self._link.send(header, teacher, _HEADER).wait()
+
+
+@dataclass(frozen=True)
+class PendingScores:
+    """A request that is under way."""
+
+    replies: list[tuple[Any, Tensor]]
+    shape: tuple[int, int]
+    timeout: timedelta
+
+    def wait(self) -> Scores:
+        """Return the losses.
+
+        Raises:
+            BridgeError: the teacher is gone or silent for too long.
+        """
+        with _peer("the teacher"):
+            for work, _ in self.replies:
+                work.wait(self.timeout)
+        parts = [reply for _, reply in self.replies]
+        losses = torch.cat([part[:-2] for part in parts]).view(self.shape)
+        tokens = sum(float(part[-2]) for part in parts)
+        return Scores(losses, tokens, sum(float(part[-1]) for part in parts) / len(parts))
+
+
+class TeacherBridge:
+    """The teacher's end: takes one request of each student replica at a time."""
+
+    def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
+        """Connect; returns when every leader of both worlds has."""
+        self._link = _Link(store, pairing.num_students + replica, pairing, _IDLE)
+        self._students = pairing.students_of(replica)
+        self._asking: list[int] = []
+
+    def receive(self) -> list[TeacherRows]:
+        """Return the next request of every student replica; none when all have closed.
+
+        Raises:
+            BridgeError: a student is gone.
+        """
+        requests, self._asking = [], []
+        for student in list(self._students):
+            with _peer("the student"):
+                header = torch.empty(4, dtype=torch.int64)
+                self._link.receive(header, student, _HEADER).wait(_IDLE)
+                kind, num_rows, places, bounds = header.tolist()
+                if kind == _STOP:
+                    self._students.remove(student)
+                    continue
+                payload = torch.empty((num_rows, places + bounds), dtype=torch.int32)
+                self._link.receive(payload, student, _REQUEST).wait(_IDLE)
+            requests.append(TeacherRows(payload[:, :places], payload[:, places:]))
+            self._asking.append(student)
+        return requests
+
+    def reply(self, scores: list[Scores]) -> None:
+        """Answer the requests that `receive` gave, in their order."""
+        for student, score in zip(self._asking, scores, strict=True):
+            trailer = torch.tensor([score.num_tokens, score.seconds])
+            message = torch.cat((score.losses.flatten().cpu(), trailer))
+            with _peer("the student"):
+                self._link.send(message, student, _REPLY).wait(_IDLE)
+
+
+@contextmanager
+def _peer(name: str) -> Iterator[None]:
+    """Turn gloo's errors into ours, after torchrun has had time to report the cause.
+
+    When a process dies, its peers see broken connections at once, torchrun only at its next look.
+    A peer that ended first would be reported as the first failure, and hide the cause.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        logger.error("lost the bridge to %s: %s", name, error)
+        time.sleep(_GRACE_SECONDS)
+        raise BridgeError(
+            f"{name} doesn't answer over the bridge ({error}): the messages of its own ranks say "
+            "why; raise --vocag-teacher-timeout-minutes if it was only slow"
+        ) from error

@@ -1,0 +1,87 @@
+"""Two worlds in one torchrun job: the first ranks are the student's, the last the teacher's.
+
+Each world initialises torch.distributed for itself, over its own prefix of torchrun's store, so
+that Megatron's barriers and size checks see only its own ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from torch import distributed as dist
+
+from megatron_plugin.arguments import ArgumentError
+
+_START_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class World:
+    """The world that this process belongs to.
+
+    Attributes:
+        role: whose.
+        rank: of this process in it.
+        size: ranks in it.
+        store: for its `init_process_group`; None: torch's default.
+        bridge_store: what both worlds see; None where the teacher has no world of its own.
+    """
+
+    role: Literal["student", "teacher"]
+    rank: int
+    size: int
+    store: dist.Store | None = None
+    bridge_store: dist.Store | None = None
+
+
+def enter_world(num_teacher_ranks: int) -> World:
+    """Join the student's or the teacher's world, by this process's rank in the job.
+
+    `RANK` and `WORLD_SIZE` change to this world's, because Megatron reads them; call this before it
+    does.
+
+    Args:
+        num_teacher_ranks: 0: one world, and nothing changes.
+
+    Raises:
+        ArgumentError: no rank is left for the student.
+
+    Example:
+        >>> enter_world(4).role  # rank 6 of 8
+        'teacher'
+    """
+    rank, size = _job_place(os.environ)
+    if not num_teacher_ranks:
+        return World("student", rank, size)
+    num_student_ranks = size - num_teacher_ranks
+    if num_student_ranks < 1:
+        raise ArgumentError(
+            f"--vocag-teacher-world-size {num_teacher_ranks} leaves {num_student_ranks} of the job's "
+            f"{size} ranks for the student: start more ranks (torchrun --nproc-per-node) or lower it"
+        )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, _, _ = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
+    shared = dist.PrefixStore(f"vocag/{attempt}", store)
+    if rank < num_student_ranks:
+        world = World("student", rank, num_student_ranks, dist.PrefixStore("student", shared), shared)
+    else:
+        place = rank - num_student_ranks
+        world = World(
+            "teacher", place, num_teacher_ranks, dist.PrefixStore("teacher", shared), shared
+        )
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
+    return world
+
+
+def _job_place(environment: Mapping[str, str]) -> tuple[int, int]:
+    try:
+        return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    except KeyError as error:
+        raise ArgumentError(
+            f"{error.args[0]} isn't set: start with torchrun, also for one process (torchrun "
+            "--nproc-per-node 1 -m megatron_plugin.pretrain_gpt …)"
+        ) from error

@@ -1,0 +1,43 @@
+"""Start torchrun jobs for tests and return what they said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def torchrun(num_ranks, *command, timeout=240, check=True, **environment):
+    """Run a job on `num_ranks` processes of this machine.
+
+    Args:
+        num_ranks: processes.
+        *command: script and its arguments, or `-m` and a module.
+        timeout: seconds, after which the test fails.
+        check: whether a failing job fails the test.
+        **environment: additional variables.
+    """
+    done = subprocess.run(
+        torchrun_command(num_ranks, *command),
+        cwd=ROOT,
+        env=job_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if check and done.returncode:
+        raise AssertionError(f"job failed ({done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+    return done
+
+
+def torchrun_command(num_ranks, *command):
+    """Return the command line of a job."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*run, "--nproc-per-node", str(num_ranks), *map(str, command)]
+
+
+def job_environment(**changes):
+    """Return the environment of a job: one thread per process, this checkout importable."""
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **own, **changes}

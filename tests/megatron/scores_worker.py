@@ -1,0 +1,71 @@
+"""Run by torchrun: every supported family on these ranks, losses against transformers.
+
+Arguments: folder, tensor-parallel size, pipeline-parallel size.
+"""
+
+import sys
+from pathlib import Path
+
+from tests.megatron import cpu_shim  # noqa: F401  before anything of megatron
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from transformers import AutoModelForCausalLM
+
+from megatron_plugin.bridge import TeacherRows
+from megatron_plugin.models import Precision
+from megatron_plugin.teacher import Teacher
+from megatron_plugin.weight_sources import open_weights
+
+SEQ_LENGTH = 48
+BOUNDS = [[0, 20, 48, 48], [0, 1, 30, 48], [0, 48, 48, 48], [0, 7, 9, 48]]
+
+
+def expected_losses(folder, rows):
+    """Return transformers' losses, each document by itself."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    losses = torch.full(rows.input_ids.shape, torch.nan)
+    for row, bounds in enumerate(BOUNDS):
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            if stop - start < 2:
+                continue
+            tokens = rows.input_ids[row : row + 1, start:stop].long()
+            logits = model(tokens).logits[0, :-1]
+            each = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+            losses[row, start + 1 : stop] = each
+    return losses
+
+
+@torch.no_grad()
+def main():
+    """Compare, and say how far the worst loss is off."""
+    folder, tensor, pipeline = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    model_parallel_cuda_manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 300, (4, SEQ_LENGTH), generator=generator, dtype=torch.int32)
+    rows = TeacherRows(tokens, torch.tensor(BOUNDS, dtype=torch.int32))
+    for family in sorted(path for path in folder.iterdir()):
+        teacher = Teacher(
+            open_weights(str(family)),
+            Precision(torch.float32),
+            seq_length=SEQ_LENGTH,
+            micro_batch_size=2,
+            device=torch.device("cpu"),
+        )
+        scores = teacher.score(rows)
+        if scores is not None:
+            expected = expected_losses(family, rows)
+            torch.testing.assert_close(
+                scores.losses, expected, rtol=0, atol=1e-5, equal_nan=True
+            )
+            print(f"{family.name} {float((scores.losses - expected).nan_to_num().abs().max()):.1e}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
