@@ -34,7 +34,8 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int64]:
         document; start == end where nothing overlaps (unmapped).
 
     Raises:
-        AlignmentError: offsets of a document decrease, or the batches differ in documents.
+        AlignmentError: offsets of a document decrease or are all (0, 0), or the batches differ
+            in documents.
 
     Example:
         >>> align_tokens(student, teacher)[0].tolist()
@@ -55,6 +56,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int64]:
                 "padding or several texts in one document; tokenize each text by itself, without "
                 "special tokens"
             )
+    _require_offsets(student, teacher)
     teacher_spans = np.empty((len(student.input_ids), 2), np.int64)
     merge_spans(
         student.byte_offsets,
@@ -145,11 +147,32 @@ def chunk_spans(
     return np.stack([edges[chunk], edges[chunk + 1]], axis=1)
 
 
+def _require_offsets(student: TokenBatch, teacher: TokenBatch) -> None:
+    """Refuse tokens without offsets beside tokens with some: they would all be unmapped."""
+    student_ends, teacher_ends = _last_ends(student), _last_ends(teacher)
+    for side, ends, others in (
+        ("student", student_ends, teacher_ends),
+        ("teacher", teacher_ends, student_ends),
+    ):
+        bare = np.flatnonzero((ends == 0) & (others > 0))
+        if len(bare):
+            raise AlignmentError(
+                f"{side} offsets are all (0, 0) in document {bare[0]} of the batch: its tokenizer "
+                "reported none (encode_batch_fast does so); use pipeline.tokenization"
+            )
+
+
+def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
+    """Return where each document's last token ends, int64 [D]; -1 where it has no tokens."""
+    ends = np.full(tokens.num_documents, -1, np.int64)
+    filled = np.diff(tokens.cu_tokens) > 0
+    ends[filled] = tokens.byte_offsets[tokens.cu_tokens[1:][filled] - 1, 1]
+    return ends
+
+
 def _in_characters(batch: TokenBatch, texts: Sequence[bytes]) -> TokenBatch:
     parts = [
         to_character_units(batch.byte_offsets[first:last], text.decode())
-        for text, first, last in zip(
-            texts, batch.cu_tokens[:-1], batch.cu_tokens[1:], strict=True
-        )
+        for text, first, last in zip(texts, batch.cu_tokens[:-1], batch.cu_tokens[1:], strict=True)
     ]
     return replace(batch, byte_offsets=np.concatenate([np.empty((0, 2), np.int64), *parts]))

@@ -1,4 +1,4 @@
-"""Documents in batches: flat arrays over many documents, so that no step loops over tokens in Python.
+"""Documents in batches: flat arrays over many documents, so that no step loops in Python.
 
 A batch of D documents keeps the tokens of all of them in one array; `cu_tokens` [D + 1] says where
 each document starts: document d owns `cu_tokens[d]:cu_tokens[d + 1]`.

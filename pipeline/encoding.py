@@ -69,7 +69,7 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
         >>> encode_batch(batch).members.nbytes % 512
         0
     """
-    texts = [document.text if keep_text else b"" for document in batch.documents]
+    texts = [document.text if keep_text else None for document in batch.documents]
     fields = _fields(batch)
     headers, positions = _plan_samples(batch, fields, texts)
     payload_bytes = positions[:, -1]
@@ -125,7 +125,7 @@ def _field(
 
 
 def _plan_samples(
-    batch: AlignedBatch, fields: list[_Field], texts: list[bytes]
+    batch: AlignedBatch, fields: list[_Field], texts: list[bytes | None]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return each sample's header, and where its fields lie in the payload and where that ends.
 
@@ -147,15 +147,16 @@ def _plan_samples(
             layout.append((name, dtype, (count,) if width == 1 else (count, width), num_bytes))
             places.append((place, position))
             position += num_bytes
-        if texts[d]:
-            layout.append(("text", "U8", (len(texts[d]),), len(texts[d])))
+        text = texts[d]
+        if text is not None:
+            layout.append(("text", "U8", (len(text),), len(text)))
         header = sample_header(
             document.document_id, sha256(document.text).hexdigest(), len(document.text), layout
         )
         headers.append(header)
         for place, start in places:
             positions[d, place] = len(header) + start
-        positions[d, -1] = len(header) + position + len(texts[d])
+        positions[d, -1] = len(header) + position + len(text or b"")
     return headers, positions
 
 
@@ -205,7 +206,7 @@ def _write_bytes_and_checksum(
     payload_offset: NDArray[np.int64],
     payload_bytes: NDArray[np.int64],
     headers: list[bytes],
-    texts: list[bytes],
+    texts: list[bytes | None],
 ) -> NDArray[np.int64]:
     view = memoryview(members)
     crc32 = np.empty(len(headers), np.int64)
@@ -214,8 +215,9 @@ def _write_bytes_and_checksum(
     ):
         view[start : start + len(headers[d])] = headers[d]
         end = start + size
-        if texts[d]:
-            view[end - len(texts[d]) : end] = texts[d]
+        text = texts[d]
+        if text:
+            view[end - len(text) : end] = text
         crc32[d] = zlib.crc32(view[start:end])
     return crc32
 
@@ -234,9 +236,7 @@ def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.in
 
 
 @njit(cache=True, nogil=True)
-def _advances(
-    span_starts: NDArray[np.int64], cu_tokens: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _advances(span_starts: NDArray[np.int64], cu_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return each span's start less the one before it in the same document."""
     advances = np.empty(len(span_starts), np.int64)
     for d in range(len(cu_tokens) - 1):

@@ -72,7 +72,7 @@ def _spells(
     text: NDArray[np.uint8],
     token_bytes: NDArray[np.uint8],
     cu_token_bytes: NDArray[np.int64],
-    prefix: int,
+    prefix: np.int64,
 ) -> bool:
     """Return whether the tokens' bytes, less `prefix` leading ones, are exactly the text."""
     position = -prefix

@@ -1,4 +1,4 @@
-"""Offsets as tokenizers report them, made exact: from characters to bytes, overlaps and gaps mended.
+"""Offsets as tokenizers report them, made exact: in bytes, overlaps and gaps mended.
 
 What the reference libraries report is right for most tokens and wrong in known ways: the pieces of
 one character all claim the whole character, SentencePiece's dummy prefix claims the first
@@ -25,14 +25,18 @@ def byte_positions(text: str) -> NDArray[np.int64]:
 
 
 def mend_offsets(
-    reported: NDArray[np.int64], text: bytes, token_lengths: NDArray[np.int32]
+    reported: NDArray[np.int64],
+    text: bytes,
+    token_lengths: NDArray[np.int32],
+    *,
+    fill_gaps: bool = True,
 ) -> NDArray[np.int64]:
     """Return exact byte offsets from reported ones.
 
-    - A gap that a normaliser left (combining marks, conjoining letters: anything but white space
-      and control characters) goes to the token before it, as the text it was composed into.
+    - A gap that a normaliser left (combining marks, conjoining letters: no ASCII, no white space,
+      no control characters) goes to the token before it, as the text it was composed into.
     - Tokens of a cluster whose lengths add up to it are laid side by side.
-    - One byte too many at the start of the text is a dummy prefix: it covers no byte.
+    - One byte too many in the first cluster is a dummy prefix: it covers no byte.
     - Where lengths don't add up (a normaliser rewrote the bytes), tokens keep their overlapping
       ranges, empty ones cover the whole cluster: over-wide, never wrong.
 
@@ -40,23 +44,29 @@ def mend_offsets(
         reported: int64 [T, 2], byte ranges, none decreasing.
         text: the text's UTF-8 bytes.
         token_lengths: int32 [T], bytes that each token stands for; 0 where unknown.
+        fill_gaps: whether a normaliser changed the text; else a gap is text that the vocabulary
+            lacks, and belongs to no token.
 
     Returns:
-        int64 [T, 2], byte ranges; tokens may overlap or leave white space uncovered.
+        int64 [T, 2], byte ranges; tokens may overlap or leave text uncovered.
+
+    Example:
+        >>> mend_offsets(np.array([[0, 2], [0, 2]]), "é".encode(), np.array([1, 1])).tolist()
+        [[0, 1], [1, 2]]
     """
     offsets = reported.copy()
-    clusters = _clusters(offsets)
-    ranges = [(int(offsets[a, 0]), int(offsets[a:b, 1].max())) for a, b in clusters]
-    for (first, last), (start, end) in zip(clusters, _fill_gaps(ranges, text), strict=True):
-        lengths = token_lengths[first:last].astype(np.int64)
-        surplus = int(lengths.sum()) - (end - start)
-        adds_up = lengths.all() and (surplus == 0 or (surplus == 1 and start == 0))
-        if last - first > 1 and adds_up:
-            ends = start - surplus + np.cumsum(lengths)
-            offsets[first:last, 1] = np.maximum(ends, start)
-            offsets[first:last, 0] = np.maximum(ends - lengths, start)
-        else:
-            _widen(offsets[first:last], start, end)
+    if len(offsets) == 0:
+        return offsets
+    new = (offsets[1:, 0] >= offsets[:-1, 1]) & (offsets[1:, 0] > offsets[:-1, 0])
+    firsts = np.flatnonzero(np.concatenate([[True], new]))
+    stops = np.append(firsts[1:], len(offsets))
+    starts, ends = offsets[firsts, 0], offsets[stops - 1, 1]
+    if fill_gaps:
+        _fill_gaps(starts, ends, text)
+    changed = (stops - firsts > 1) | (starts < offsets[firsts, 0]) | (ends > offsets[stops - 1, 1])
+    for c in np.flatnonzero(changed).tolist():
+        cluster = slice(firsts[c], stops[c])
+        _lay_out(offsets[cluster], starts[c], ends[c], token_lengths[cluster], has_prefix=c == 0)
     return offsets
 
 
@@ -74,42 +84,42 @@ def to_character_units(byte_offsets: NDArray[np.int64], text: str) -> NDArray[np
     return np.stack([first, np.where(empty, first, end)], axis=1).astype(np.int64)
 
 
-def _clusters(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
-    clusters: list[tuple[int, int]] = []
-    first, end = 0, -1
-    for i, (a, b) in enumerate(offsets.tolist()):
-        if i > first and a >= end and a > offsets[i - 1, 0]:
-            clusters.append((first, i))
-            first, end = i, b
-        end = max(end, b)
-    if len(offsets):
-        clusters.append((first, len(offsets)))
-    return clusters
-
-
-def _widen(cluster: NDArray[np.int64], start: int, end: int) -> None:
-    """Stretch a cluster's ranges, in place, over the gap that was added to it."""
+def _lay_out(
+    cluster: NDArray[np.int64],
+    start: np.int64,
+    end: np.int64,
+    token_lengths: NDArray[np.int32],
+    *,
+    has_prefix: bool,
+) -> None:
+    """Write a cluster's ranges, in place, so that they cover `start` to `end`."""
+    surplus = token_lengths.sum() - (end - start)
+    adds_up = token_lengths.all() and (surplus == 0 or (surplus == 1 and has_prefix))
+    if len(cluster) > 1 and adds_up:
+        token_ends = start - surplus + np.cumsum(token_lengths)
+        cluster[:, 1] = np.maximum(token_ends, start)
+        cluster[:, 0] = np.maximum(token_ends - token_lengths, start)
+        return
     if np.any(cluster[:, 0] == cluster[:, 1]):
         cluster[:] = (start, end)
     cluster[cluster[:, 1] == cluster[:, 1].max(), 1] = end
     cluster[cluster[:, 0] == cluster[0, 0], 0] = start
 
 
-def _fill_gaps(bounds: list[tuple[int, int]], text: bytes) -> list[tuple[int, int]]:
-    filled: list[tuple[int, int]] = []
-    for place, (start, end) in enumerate(bounds):
-        if place == 0 and _was_composed(text[:start]):
-            start = 0
-        next_start = bounds[place + 1][0] if place + 1 < len(bounds) else len(text)
-        if _was_composed(text[end:next_start]):
-            end = next_start
-        filled.append((start, end))
-    return filled
+def _fill_gaps(starts: NDArray[np.int64], ends: NDArray[np.int64], text: bytes) -> None:
+    """Move cluster bounds, in place, over the gaps that composing left behind them."""
+    if _was_composed(text[: starts[0]]):
+        starts[0] = 0
+    next_starts = np.append(starts[1:], len(text))
+    first_bytes = np.frombuffer(text + b"\0", np.uint8)[ends]
+    for c in np.flatnonzero((ends < next_starts) & (first_bytes >= 0x80)).tolist():
+        if _was_composed(text[ends[c] : next_starts[c]]):
+            ends[c] = next_starts[c]
 
 
 def _was_composed(gap: bytes) -> bool:
     characters = gap.decode("utf-8", errors="replace")
     return bool(characters) and not any(
-        character.isspace() or unicodedata.category(character).startswith("C")
+        character.isascii() or character.isspace() or unicodedata.category(character)[0] == "C"
         for character in characters
     )

@@ -61,7 +61,7 @@ class AlignmentStatistics:
     @property
     def unmapped_fraction(self) -> float:
         """Share of student tokens without a teacher token."""
-        return 1 - self.num_mapped / max(self.num_student_tokens, 1)
+        return (self.num_student_tokens - self.num_mapped) / max(self.num_student_tokens, 1)
 
     @property
     def byte_iou(self) -> float:
@@ -84,12 +84,11 @@ class AlignmentStatistics:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "AlignmentStatistics":
         """Return the statistics that `to_json` wrote."""
-        return AlignmentStatistics(
-            **{
-                name: np.array(value, np.int64) if isinstance(value, list) else value
-                for name, value in values.items()
-            }
-        )
+        arrays: dict[str, Any] = {
+            name: np.array(value, np.int64) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return AlignmentStatistics(**arrays)
 
     @staticmethod
     def merge(parts: Iterable["AlignmentStatistics"]) -> "AlignmentStatistics":

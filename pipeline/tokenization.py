@@ -88,16 +88,17 @@ class Tokenizer:
         self.special_strings = special_strings
         self._reference = load_reference(file, honour_special=special_strings == "honoured")
         self.vocab_size = self._reference.vocab_size
-        self.bos_token_id = self._reference.bos_token_id
-        self.eos_token_id = self._reference.eos_token_id
-        self.adds_bos = self._reference.adds_bos
-        self.adds_eos = self._reference.adds_eos
+        conventions = self._reference.conventions
+        self.bos_token_id = conventions.bos_token_id
+        self.eos_token_id = conventions.eos_token_id
+        self.adds_bos = conventions.adds_bos
+        self.adds_eos = conventions.adds_eos
         self.num_reference_documents = 0
         self._read_vocabulary(self._reference)
         self._require_usable()
         self._fast: FastEncoder | None = None
         self.slow_reason = self._load_fast(fast)
-        self.check_fast_path([probe.encode() for probe in PROBES])
+        self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
 
     @property
     def source(self) -> str:
@@ -120,14 +121,20 @@ class Tokenizer:
         return self._fast is not None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for, b"" for control tokens or where unknown."""
-        return self._vocabulary[token_id] if token_id < len(self._vocabulary) else b""
+        """Return the bytes that a token stands for.
+
+        b"" where it stands for none or for none that is known: control tokens, the unknown token,
+        every token of a model that does not spell its text (WordPiece), ids out of range.
+        """
+        return self._vocabulary[token_id] if 0 <= token_id < len(self._vocabulary) else b""
 
     def base_vocabulary(self) -> dict[str, bytes]:
-        """Return the model's own token strings, added tokens left out, and the bytes they spell."""
-        return {
-            piece: self.token_bytes(token_id) for piece, token_id in self._reference.pieces().items()
-        }
+        """Return the model's own token strings and the bytes they stand for.
+
+        Added tokens are left out.
+        """
+        pieces = self._reference.pieces()
+        return {piece: self.token_bytes(token_id) for piece, token_id in pieces.items()}
 
     def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
         """Tokenize documents, each by itself, without special tokens around it.
@@ -157,8 +164,11 @@ class Tokenizer:
         """
         if self._fast is None:
             return
-        fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
-        self.num_reference_documents = 0
+        undecodable = _undecodable(texts)
+        decodable = [text for d, text in enumerate(texts) if d not in undecodable]
+        counted = self.num_reference_documents
+        fast, slow = self.tokenize_batch(decodable), self._tokenize_reference(decodable)
+        self.num_reference_documents = counted
         for name in ("cu_tokens", "input_ids", "byte_offsets"):
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
                 self._fast = None
@@ -186,7 +196,6 @@ class Tokenizer:
         self._vocabulary = vocabulary or [b""] * self.vocab_size
         self._token_bytes, self._cu_token_bytes = flatten_bytes(self._vocabulary)
         self._token_lengths = np.diff(self._cu_token_bytes).astype(np.int32)
-        self._keeps_ascii = _keeps_ascii(reference)
 
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
@@ -213,8 +222,8 @@ class Tokenizer:
             raise TokenizerError(
                 f'tokenizer "{self.source}" is lossy beyond repair: its offsets leave '
                 f"{len(missing)} of {len(text)} bytes of plain English uncovered "
-                f"and fail on {len(batch.failures)} probe texts {list(batch.failures.values())[:1]}; "
-                "use the fast tokenizer.json of the model"
+                f"and fail on {len(batch.failures)} probe texts "
+                f"{list(batch.failures.values())[:1]}; use the fast tokenizer.json of the model"
             )
 
     def _lay_out(
@@ -223,7 +232,9 @@ class Tokenizer:
         byte_offsets = np.empty((len(input_ids), 2), np.int64)
         proven = np.zeros(len(texts), np.bool_)
         text, cu_text = flatten_bytes(texts)
-        compare = np.array([not (self._keeps_ascii and part.isascii()) for part in texts], np.bool_)
+        compare = np.array(
+            [not (self._reference.keeps_ascii and part.isascii()) for part in texts], np.bool_
+        )
         offsets_from_vocabulary(
             input_ids,
             cu_tokens,
@@ -243,9 +254,8 @@ class Tokenizer:
         decoded = [text.decode() for text in texts]
         failures: dict[int, str] = {}
         ids = self._reference.encode_ids(decoded)
-        cu_tokens = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(part) for part in ids], out=cu_tokens[1:])
-        input_ids = np.fromiter((i for part in ids for i in part), np.uint32, cu_tokens[-1])
+        cu_tokens = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+        input_ids = np.concatenate([np.empty(0, np.uint32), *ids])
         byte_offsets, proven = self._lay_out(input_ids, cu_tokens, texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven, failures)
         for document in np.flatnonzero(~proven).tolist():
@@ -260,16 +270,25 @@ class Tokenizer:
     def _mend(
         self, text: str, input_ids: NDArray[np.uint32], byte_offsets: NDArray[np.int64]
     ) -> str | None:
-        """Write mended offsets of one text into `byte_offsets`; return what is wrong, if anything."""
+        """Write mended offsets of one text into `byte_offsets`; return what is wrong, if any."""
         ids, reported = self._reference.encode_offsets(text)
         if not np.array_equal(ids, input_ids):
             return "the reference tokenizer gave other ids for the same text the second time"
         cu_tokens = np.array([0, len(ids)], np.int64)
         if first_non_monotone(reported, cu_tokens) >= 0:
             return "the tokenizer's offsets are not monotone"
-        lengths = self._token_lengths[ids] if self._spells else np.zeros(len(ids), np.int32)
-        byte_offsets[:] = mend_offsets(reported, text.encode(), lengths)
+        byte_offsets[:] = mend_offsets(
+            reported,
+            text.encode(),
+            self._token_lengths[ids],
+            fill_gaps=self._reference.normalize(text) != text,
+        )
         return None
+
+    def _own_probes(self) -> list[str]:
+        """Return texts with this tokenizer's own added tokens, plain and among others."""
+        strings = self._reference.added_strings
+        return [*strings, " ".join(strings), "".join(f"a{string}b" for string in strings)]
 
 
 def load_tokenizer(
@@ -292,16 +311,6 @@ def load_tokenizer(
             f'special_strings "{special_strings}" is unknown; use "plain" or "honoured"'
         )
     return Tokenizer(find_tokenizer(source), special_strings, fast=fast)
-
-
-def _keeps_ascii(reference: Reference) -> bool:
-    """Return whether the normaliser leaves ASCII text alone but for a dummy prefix and `▁`."""
-    probes = [f"a{chr(code)}b" for code in range(128)] + ["a  b", "a b ", "AB\r\nc\t\td"]
-    for probe in probes:
-        seen = reference.normalize(probe).replace("▁", " ")
-        if seen.removeprefix(" ") != probe:
-            return False
-    return True
 
 
 def _undecodable(texts: Sequence[bytes]) -> dict[int, str]:

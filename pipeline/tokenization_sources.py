@@ -109,7 +109,7 @@ def _download(source: str) -> Path:
 
 def _read(source: str, path: Path) -> TokenizerFile:
     data = path.read_bytes()
-    if data[:1] not in (b"{", b"["):
+    if data[:64].lstrip()[:1] not in (b"{", b"["):
         return TokenizerFile(source, _binary_kind(source, path), data, _config(path))
     try:
         body = json.loads(data)

@@ -14,11 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import DamagedSampleError, SchemaVersionError
+from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
 
 SCHEMA_VERSION = 1
 MEMBER_SUFFIX = ".safetensors"
-DTYPES = {"U8": np.dtype("<u1"), "U16": np.dtype("<u2"), "U32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {
+    "U8": np.dtype("<u1"),
+    "U16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+}
+_UNREADABLE = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    struct.error,
+)
+"""What reading altered JSON may raise."""
+
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -157,26 +167,19 @@ def decode_tensors(
         SchemaVersionError: another version of the format.
     """
     try:
-        (header_size,) = struct.unpack_from("<Q", sample)
-        body = 8 + header_size
-        if body > len(sample):
-            raise DamagedSampleError(
-                f"sample header claims {header_size} bytes of {len(sample)}: the sample is cut or "
-                "altered; restore the shard or run beam_jobs.align again"
-            )
-        header = json.loads(bytes(sample[8:body]))
+        header, body = _read_header(sample)
         metadata = header.pop("__metadata__")
+        if metadata.get("schema_version") != str(SCHEMA_VERSION):
+            raise SchemaVersionError("sample", metadata.get("schema_version"), SCHEMA_VERSION)
         tensors = {name: _view(sample, body, entry) for name, entry in header.items()}
-        end = max(entry["data_offsets"][1] for entry in header.values())
-    except (struct.error, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, DamagedSampleError):
-            raise
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except DatasetError:
+        raise
+    except _UNREADABLE as error:
         raise DamagedSampleError(
             f"sample of {len(sample)} bytes has no readable safetensors header ({error}): it is "
             "cut or altered; restore the shard or run beam_jobs.align again"
         ) from error
-    if metadata.get("schema_version") != str(SCHEMA_VERSION):
-        raise SchemaVersionError("sample", metadata.get("schema_version"), SCHEMA_VERSION)
     if body + end != len(sample):
         raise DamagedSampleError(
             f"sample has {len(sample)} bytes where its header describes {body + end}: it is cut "
@@ -194,19 +197,20 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
     """
     tensors, metadata = decode_tensors(sample)
     try:
+        num_text_bytes = int(metadata["num_text_bytes"])
         document = AlignedDocument(
             document_id=metadata["document_id"],
             text_sha256=metadata["text_sha256"],
-            num_text_bytes=int(metadata["num_text_bytes"]),
-            student=_decode_tokens("student", tensors),
-            teacher=_decode_tokens("teacher", tensors),
+            num_text_bytes=num_text_bytes,
+            student=_decode_tokens("student", tensors, num_text_bytes),
+            teacher=_decode_tokens("teacher", tensors, num_text_bytes),
             teacher_spans=decode_spans(tensors["span.advance"], tensors["span.width"]),
             text=tensors["text"].tobytes() if "text" in tensors else None,
         )
-    except (KeyError, ValueError) as error:
+    except _UNREADABLE as error:
         raise DamagedSampleError(
-            f"sample lacks or contradicts a field of version {SCHEMA_VERSION} ({error}); run "
-            "beam_jobs.align again"
+            f"sample lacks or contradicts a field of version {SCHEMA_VERSION} ({error!r}); "
+            "run beam_jobs.align again"
         ) from error
     check_document(document)
     return document
@@ -219,6 +223,11 @@ def check_document(document: AlignedDocument) -> None:
         DamagedSampleError: with the rule, the value and the document's id.
     """
     where = f'(document "{document.document_id}")'
+    if document.text is not None and len(document.text) != document.num_text_bytes:
+        raise DamagedSampleError(
+            f"text has {len(document.text)} bytes, num_text_bytes is {document.num_text_bytes} "
+            f"{where}; run beam_jobs.align again"
+        )
     num_teacher_tokens = len(document.teacher)
     if len(document.teacher_spans) != len(document.student):
         raise DamagedSampleError(
@@ -246,7 +255,12 @@ def decode_spans(
     """Return teacher_spans, int64 [T, 2], from the stored advances and widths.
 
     An unmapped token advances by 0, so its empty span stands where the last span started.
+
+    Raises:
+        ValueError: their shapes differ.
     """
+    if advance.shape != width.shape:
+        raise ValueError(f"span.advance has shape {advance.shape}, span.width {width.shape}")
     spans = np.empty((len(advance), 2), np.int64)
     np.cumsum(advance, out=spans[:, 0])
     np.add(spans[:, 0], width, out=spans[:, 1])
@@ -291,8 +305,20 @@ def _span_tensors(teacher_spans: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     }
 
 
+def _read_header(sample: bytes | memoryview) -> tuple[dict[str, Any], int]:
+    """Return the header's JSON and where the tensors start."""
+    (header_size,) = struct.unpack_from("<Q", sample)
+    body = 8 + header_size
+    if body > len(sample):
+        raise DamagedSampleError(
+            f"sample header claims {header_size} bytes of {len(sample)}: the sample is cut or "
+            "altered; restore the shard or run beam_jobs.align again"
+        )
+    return dict(json.loads(bytes(sample[8:body]))), body
+
+
 def _decode_tokens(
-    side: str, tensors: Mapping[str, NDArray[np.unsignedinteger[Any]]]
+    side: str, tensors: Mapping[str, NDArray[np.unsignedinteger[Any]]], num_text_bytes: int
 ) -> Tokens:
     input_ids = tensors[f"{side}.input_ids"].astype(np.int64)
     token_bytes = tensors.get(f"{side}.token_bytes")
@@ -302,6 +328,9 @@ def _decode_tokens(
         byte_offsets = np.empty((len(token_bytes), 2), np.int64)
         np.cumsum(token_bytes, out=byte_offsets[:, 1])
         np.subtract(byte_offsets[:, 1], token_bytes, out=byte_offsets[:, 0])
+        covered = int(byte_offsets[-1, 1]) if len(byte_offsets) else 0
+        if covered != num_text_bytes:
+            raise ValueError(f"{side}.token_bytes add up to {covered} of {num_text_bytes} bytes")
     if byte_offsets.shape != (len(input_ids), 2):
         raise ValueError(f"{side} has {len(input_ids)} ids but offsets {byte_offsets.shape}")
     return Tokens(input_ids, byte_offsets)

@@ -96,7 +96,7 @@ def encode_index(index: ShardIndex) -> bytes:
         sink,
         compression="zstd",
         use_dictionary=False,
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in _DELTA_COLUMNS},
+        column_encoding=dict.fromkeys(_DELTA_COLUMNS, "DELTA_BINARY_PACKED"),
     )
     return sink.getvalue()
 
@@ -116,9 +116,12 @@ def decode_index(data: bytes | str, *, with_names: bool = True) -> ShardIndex:
     try:
         source = data if isinstance(data, str) else pa.BufferReader(data)
         file = pq.ParquetFile(source, memory_map=isinstance(data, str))
-        version = (file.metadata.metadata or {}).get(_VERSION_KEY, b"").decode()
-        if version != str(SCHEMA_VERSION):
-            raise SchemaVersionError("shard index", version or None, SCHEMA_VERSION)
+        version = (file.metadata.metadata or {}).get(_VERSION_KEY)
+        if version != str(SCHEMA_VERSION).encode():
+            found = version.decode(errors="replace") if version else None
+            raise SchemaVersionError("shard index", found, SCHEMA_VERSION)
+        if not file.schema_arrow.equals(_SCHEMA):
+            raise pa.ArrowInvalid(f"columns are {file.schema_arrow.names}, not {_SCHEMA.names}")
         table = file.read(columns=names).combine_chunks()
         columns: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, get_origin, get_type_hints
 
 from schemas.document import SCHEMA_VERSION
 from schemas.errors import DatasetError, ForeignTokenizerError, SchemaVersionError
@@ -124,8 +125,7 @@ class Manifest:
     @property
     def totals(self) -> dict[str, int]:
         """Documents, bytes and tokens over all shards."""
-        counts = ("num_documents", "num_bytes", "num_text_bytes")
-        counts += ("num_student_tokens", "num_teacher_tokens")
+        counts = [entry.name for entry in fields(ShardRecord) if entry.name.startswith("num_")]
         return {name: sum(getattr(s, name) for s in self.shards) for name in counts}
 
     def require_tokenizers(
@@ -166,7 +166,8 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
         where: its path, for errors.
 
     Raises:
-        DatasetError: no manifest, fields missing, or totals or fingerprint that don't match.
+        DatasetError: no manifest, fields missing or of another type, files outside the dataset,
+            or totals or a fingerprint that don't follow from the shards.
         SchemaVersionError: another version of the format.
     """
     try:
@@ -202,5 +203,21 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
 
 
 def _record[Record](kind: type[Record], values: Mapping[str, Any]) -> Record:
-    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: values[name] for name in names})
+    """Return a record, every field of the type that its class declares.
+
+    Optional fields must be there too: a writer always writes them.
+    """
+    hints = get_type_hints(kind)
+    for name, declared in hints.items():
+        value = values[name]
+        expected = dict if get_origin(declared) is Mapping else declared
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            raise TypeError(f"{kind.__name__}.{name} is {value!r}, not {expected}")
+        if name.endswith("file") and _leaves_folder(str(value)):
+            raise ValueError(f"{kind.__name__}.{name} {value!r} is not inside the dataset")
+    return kind(**{name: values[name] for name in hints})
+
+
+def _leaves_folder(file: str) -> bool:
+    path = PurePosixPath(file)
+    return path.is_absolute() or ".." in path.parts or not path.parts

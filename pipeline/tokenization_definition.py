@@ -1,0 +1,259 @@
+"""What a `tokenizer.json` says of itself: control tokens, spelling, conventions.
+
+Pure functions on its parsed JSON; the library that encodes is in `pipeline.tokenization_backends`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+Definition = dict[str, Any]
+
+SPACE_PIECE = "▁"
+CONTROL_MARKUP = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+BOS_NAMES = ("<s>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "[CLS]")
+EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[SEP]")
+
+_ASCII_KEEPING_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "ByteLevel"}
+_TEXT_KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "UnicodeScripts"}
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Which tokens a model expects around a text, as `Tokenizer` describes them."""
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    adds_bos: bool
+    adds_eos: bool
+
+
+def bare_definition(original: Definition) -> Definition:
+    """Return the definition less what adds tokens or changes offsets, such as `trim_offsets`."""
+    return original | {"post_processor": None, "truncation": None, "padding": None}
+
+
+def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str, int]]:
+    """Return the definition with control tokens that no text can spell, and those tokens' ids.
+
+    Each is renamed to a string drawn at random at every load, in the model's vocabulary too: a
+    Unigram model would find it there. Leaving them out instead would shift the ids that
+    `tokenizers` (0.23) gives to the added tokens behind them.
+    """
+    control = _control_tokens(definition)
+    names = {content: f"{content}{token_hex(16)}" for content in control}
+    model = dict(definition["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    added = [
+        token | {"content": names.get(token["content"], token["content"])}
+        for token in added_tokens(definition)
+    ]
+    return definition | {"model": model, "added_tokens": added}, control
+
+
+def added_tokens(definition: Definition) -> list[dict[str, Any]]:
+    """Return the added tokens' entries."""
+    return definition.get("added_tokens") or []
+
+
+def model_pieces(definition: Definition) -> dict[str, int]:
+    """Return the model's token strings and their ids, added tokens left out."""
+    vocab = definition["model"]["vocab"]
+    if isinstance(vocab, dict):
+        return vocab
+    return {piece: place for place, (piece, _) in enumerate(vocab)}
+
+
+def spelled_vocabulary(
+    definition: Definition, *, control: Mapping[str, int], vocab_size: int
+) -> list[bytes] | None:
+    """Return the bytes that each id stands for, or None where tokens don't spell the text.
+
+    b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
+    that swallow the white space beside them or look like a dummy prefix.
+    """
+    spell = _speller(definition)
+    if spell is None:
+        return None
+    table = [b""] * vocab_size
+    model, pieces = definition["model"], model_pieces(definition)
+    for piece, token_id in pieces.items():
+        table[token_id] = spell(piece)
+    for token in added_tokens(definition):
+        swallows = token.get("lstrip") or token.get("rstrip")
+        doubtful = token["content"].startswith(" ") and _puts_space_first(definition)
+        table[token["id"]] = b"" if swallows or doubtful else token["content"].encode()
+    unknown = [pieces.get(model.get("unk_token")), model.get("unk_id")]
+    for token_id in (*control.values(), *unknown):
+        if token_id is not None:
+            table[token_id] = b""
+    return table
+
+
+def keeps_ascii(definition: Definition) -> bool:
+    """Return whether every step before the model keeps each ASCII character of a text.
+
+    Only steps known to do so count; a space put before a word is not a loss.
+    """
+    normalizers = _steps(definition.get("normalizer"), "normalizers")
+    pre_tokenizers = _steps(definition.get("pre_tokenizer"), "pretokenizers")
+    return all(map(_normalizer_keeps_ascii, normalizers)) and all(
+        map(_pre_tokenizer_keeps_text, pre_tokenizers)
+    )
+
+
+def read_conventions(definition: Definition, config: Mapping[str, Any]) -> Conventions:
+    """Return a model's conventions: `tokenizer_config.json` first, then the post-processor."""
+    added = added_tokens(definition)
+    special = {token["content"]: token["id"] for token in added if token["special"]}
+    ids = model_pieces(definition) | {token["content"]: token["id"] for token in added}
+    template = _template(definition.get("post_processor"), ids)
+    before, after = template or ([], [])
+    bos = _named_token(config.get("bos_token"), ids, [n for n in BOS_NAMES if n in special])
+    eos = _named_token(config.get("eos_token"), ids, [n for n in EOS_NAMES if n in special])
+    bos = before[0] if before else bos
+    eos = after[0] if after and eos is None else eos
+    expected = bos is not None if template is None else bool(before)
+    return Conventions(
+        bos_token_id=bos,
+        eos_token_id=eos,
+        adds_bos=bool(config.get("add_bos_token", expected)),
+        adds_eos=bool(config.get("add_eos_token", bool(after))),
+    )
+
+
+def _control_tokens(definition: Definition) -> dict[str, int]:
+    """Return the added tokens that a document must not be able to forge.
+
+    Those marked special, and those in control markup such as Qwen's `<|fim_prefix|>`, which its
+    own file does not mark. Other added tokens (`<tool_call>`, runs of spaces) are ordinary
+    vocabulary: every Hugging Face loader reads them in plain text, and decoding keeps them.
+    """
+    return {
+        token["content"]: token["id"]
+        for token in added_tokens(definition)
+        if token["special"] or CONTROL_MARKUP.fullmatch(token["content"])
+    }
+
+
+def _speller(definition: Definition) -> Callable[[str], bytes] | None:
+    """Return what turns a piece into the bytes it stands for, None where nothing does."""
+    model = definition["model"]
+    kind = model.get("type", "BPE")
+    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if kind not in ("BPE", "Unigram") or affixes:
+        return None
+    parts = json.dumps(
+        [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")],
+        ensure_ascii=False,
+    )
+    if '"ByteLevel"' in parts:
+        return _spell_byte_level
+    if '"Metaspace"' in parts or SPACE_PIECE in parts:
+        fallback = bool(model.get("byte_fallback"))
+        return lambda piece: _spell_sentencepiece(piece, byte_fallback=fallback)
+    return None
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return GPT-2's map from printable characters to the bytes they stand for."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+
+
+def _spell_byte_level(piece: str) -> bytes:
+    try:
+        return bytes([BYTE_LEVEL_ALPHABET[character] for character in piece])
+    except KeyError:
+        return b""
+
+
+def _spell_sentencepiece(piece: str, *, byte_fallback: bool) -> bytes:
+    if byte_fallback and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(SPACE_PIECE, " ").encode()
+
+
+def _steps(part: Mapping[str, Any] | None, nested: str) -> Iterator[Mapping[str, Any]]:
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for inner in part[nested]:
+        yield from _steps(inner, nested)
+
+
+def _normalizer_keeps_ascii(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "Prepend":
+        return bool(step["prepend"] == SPACE_PIECE)
+    if step["type"] == "Replace":
+        return bool(step["pattern"] == {"String": " "} and step["content"] == SPACE_PIECE)
+    return step["type"] in _ASCII_KEEPING_NORMALIZERS
+
+
+def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "Metaspace":
+        return bool(step.get("replacement", SPACE_PIECE) == SPACE_PIECE)
+    if step["type"] in ("Split", "Punctuation"):
+        return bool(step.get("behavior", "Isolated") != "Removed")
+    return step["type"] in _TEXT_KEEPING_PRE_TOKENIZERS
+
+
+def _puts_space_first(definition: Definition) -> bool:
+    steps = [
+        *_steps(definition.get("normalizer"), "normalizers"),
+        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
+    ]
+    return any(
+        step["type"] == "Prepend"
+        or step.get("add_prefix_space", False)
+        or step.get("prepend_scheme", "never") != "never"
+        for step in steps
+    )
+
+
+def _template(
+    processor: Mapping[str, Any] | None, ids: Mapping[str, int]
+) -> tuple[list[int], list[int]] | None:
+    """Return the tokens put before and after a single text, None where no processor says."""
+    for step in _steps(processor, "processors"):
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            return [step["cls"][1]], [step["sep"][1]]
+        if step["type"] == "TemplateProcessing":
+            before: list[int] = []
+            after: list[int] = []
+            side = before
+            for part in step["single"]:
+                if "Sequence" in part:
+                    side = after
+                else:
+                    side += _template_ids(step, part["SpecialToken"]["id"], ids)
+            return before, after
+    return None
+
+
+def _template_ids(step: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> list[int]:
+    listed = step.get("special_tokens") or {}
+    return list(listed[name]["ids"]) if name in listed else [ids[name]]
+
+
+def _named_token(named: Any, ids: Mapping[str, int], candidates: Sequence[str]) -> int | None:
+    if isinstance(named, dict):
+        named = named.get("content")
+    if isinstance(named, str) and named in ids:
+        return ids[named]
+    return ids[candidates[0]] if candidates else None
