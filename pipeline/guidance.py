@@ -169,9 +169,9 @@ def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     """Take the maximum of each span from tables of the maxima of 1, 2, 4, ... tokens.
 
     Two overlapping windows of the largest power of two that fits cover a span exactly. log2(widest)
-    passes over the row replace one element per span and token: on CPU 3 to 30 times faster than
-    `scatter_reduce` or `segment_reduce` over concatenated spans, and as fast for chunks of
-    hundreds.
+    passes over the row replace one element per span and token. Against `scatter_reduce` and
+    `segment_reduce` over concatenated spans on CPU: as fast on aligned tokens, 70 times faster on
+    chunks of 256 (benchmarks/guidance.py).
     """
     widths = ends - starts
     maxima = values.new_full(starts.shape, -torch.inf)

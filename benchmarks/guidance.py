@@ -1,0 +1,258 @@
+"""What the losses cost: cross entropy against the plain path, guidance against a student's step.
+
+    python benchmarks/guidance.py [--only scoring training aggregation overhead] [--device cuda]
+
+Every cross entropy runs in its own process, so that its peak memory is its own; rivals take turns
+and the best round counts. Trust the ratios.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.cross_entropy import linear_cross_entropy
+from pipeline.guidance import aggregate_teacher_losses, guided_loss, select_tokens
+
+KEEP_FRACTION = 0.4
+
+
+def main() -> None:
+    """Run the benchmarks that are asked for."""
+    parts = {
+        "scoring": scoring,
+        "training": training,
+        "aggregation": aggregation,
+        "overhead": overhead,
+    }
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--vocab-size", type=int, default=151_936)
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    if options.measure:
+        print(json.dumps(measure(options, *options.measure)))
+        return
+    for name in options.only:
+        print(f"\n{name}")
+        parts[name](options)
+
+
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((hidden @ weight.T).float(), labels, reduction="none")
+
+
+def chunked(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return linear_cross_entropy(hidden, weight, labels).losses
+
+
+def torch_own(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    options = torch.nn.LinearCrossEntropyOptions()
+    return F.linear_cross_entropy(hidden, weight, labels, reduction="none", options=options)
+
+
+RIVALS = {"plain": plain, "chunked": chunked, "torch_own": torch_own}
+
+
+def scoring(options: argparse.Namespace) -> None:
+    """Compare per-token losses without a gradient."""
+    compare(options, "scoring")
+
+
+def training(options: argparse.Namespace) -> None:
+    """Compare losses and gradients when every token, and when 40 % of them, are kept."""
+    compare(options, "training_full")
+    compare(options, "training_kept")
+
+
+def compare(options: argparse.Namespace, task: str) -> None:
+    for dtype in options.dtype:
+        best: dict[str, dict[str, float]] = {}
+        for _ in range(options.rounds):
+            for rival in options.rivals:
+                result = measure_in_child(options, task, rival, dtype)
+                known = best.setdefault(rival, result)
+                best[rival] = {key: min(known[key], result[key]) for key in result}
+        for rival, result in best.items():
+            reference = best["plain"]
+            print(
+                f"  {task:13} {dtype:8} {rival:9} {result['seconds']:7.2f} s "
+                f"({result['seconds'] / reference['seconds']:5.2f} x) "
+                f"peak {result['peak_bytes'] / 2**20:6.0f} MiB "
+                f"(1/{reference['peak_bytes'] / max(result['peak_bytes'], 2**20):.0f})"
+            )
+
+
+def measure_in_child(
+    options: argparse.Namespace, task: str, rival: str, dtype: str
+) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.guidance", "--measure", task, rival]
+    for name in ("device", "tokens", "vocab_size", "hidden_size", "threads"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    output = subprocess.run([*command, "--dtype", dtype], check=True, capture_output=True).stdout
+    return json.loads(output)
+
+
+def measure(options: argparse.Namespace, task: str, rival: str) -> dict[str, float]:
+    dtype, device = getattr(torch, options.dtype[0]), options.device
+    hidden = torch.randn(options.tokens, options.hidden_size).to(device, dtype).requires_grad_()
+    weight = torch.randn(options.vocab_size, options.hidden_size).to(device, dtype).requires_grad_()
+    labels = torch.randint(options.vocab_size, (options.tokens,)).to(device)
+    fraction = KEEP_FRACTION if task == "training_kept" else 1.0
+    kept = (torch.rand(options.tokens) < fraction).to(device)
+
+    def run() -> None:
+        with torch.set_grad_enabled(task != "scoring"):
+            losses = RIVALS[rival](hidden, weight, labels)
+            if task != "scoring":
+                torch.autograd.grad((losses.float() * kept).sum(), (hidden, weight))
+        synchronise(device)
+
+    RIVALS[rival](hidden[:16], weight[:256], labels[:16] % 256).sum().backward()  # loads libraries
+    held = reset_peak_bytes(device)
+    seconds = best_seconds(run, rounds=2)
+    return {"seconds": seconds, "peak_bytes": peak_bytes(device) - held}
+
+
+def aggregation(options: argparse.Namespace) -> None:
+    """Compare ways to take the maximum of each span: narrow as aligned, wide as chunks."""
+    rows, length = 8, 2048
+    losses = torch.rand(rows, length).to(options.device)
+    starts = torch.arange(length).expand(rows, -1)
+    narrow = torch.where(torch.rand(rows, length) < 0.8, 1, torch.randint(0, 6, (rows, length)))
+    widths = {"narrow": narrow, "wide": torch.full((rows, length), 256)}
+    for name, width in widths.items():
+        spans = torch.stack((starts, (starts + width).clamp_max(length)), -1).to(options.device)
+        for rival in (aggregate_teacher_losses, by_segment_reduce, by_scatter_reduce):
+            assert torch.equal(
+                rival(losses, spans).nan_to_num(-1),
+                aggregate_teacher_losses(losses, spans).nan_to_num(-1),
+            )
+            seconds = best_seconds(lambda r=rival, s=spans: r(losses, s), rounds=options.rounds * 5)
+            print(f"  max over {name:6} spans {rival.__name__:25} {seconds * 1e3:8.2f} ms")
+
+
+def by_segment_reduce(losses: Tensor, spans: Tensor) -> Tensor:
+    values, widths, _ = concatenated(losses, spans)
+    maxima = torch.segment_reduce(values, "max", lengths=widths, initial=-torch.inf)
+    return maxima.view(spans.shape[:2]).masked_fill(widths.view(spans.shape[:2]) == 0, torch.nan)
+
+
+def by_scatter_reduce(losses: Tensor, spans: Tensor) -> Tensor:
+    values, widths, owners = concatenated(losses, spans)
+    maxima = losses.new_full((widths.numel(),), -torch.inf)
+    maxima.scatter_reduce_(0, owners, values, "amax")
+    return maxima.view(spans.shape[:2]).masked_fill(widths.view(spans.shape[:2]) == 0, torch.nan)
+
+
+def concatenated(losses: Tensor, spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = torch.arange(len(losses), device=losses.device)[:, None] * losses.shape[1]
+    starts, ends = (spans + rows[..., None]).flatten(0, 1).unbind(-1)
+    widths = ends - starts
+    owners = torch.arange(len(widths), device=losses.device).repeat_interleave(widths)
+    first = (widths.cumsum(0) - widths)[owners]
+    index = starts[owners] + torch.arange(len(owners), device=losses.device) - first
+    return losses.flatten()[index], widths, owners
+
+
+def overhead(options: argparse.Namespace) -> None:
+    """Compare guidance on top of per-token losses with a small student's whole step."""
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+    )
+    rows, length = 2, 1024
+    student = LlamaModel(config).to(options.device)
+    head = student.embed_tokens.weight
+    optimizer = torch.optim.AdamW(student.parameters())
+    input_ids = torch.randint(32_000, (rows, length), device=options.device)
+    teacher = torch.rand(rows, length, device=options.device)
+    starts = torch.arange(length, device=options.device).expand(rows, -1)
+    spans = torch.stack((starts, (starts + 2).clamp_max(length)), -1)
+    mask = torch.ones(rows, length, dtype=torch.bool, device=options.device)
+    losses = torch.rand(rows, length, device=options.device)
+
+    def guide(losses: Tensor) -> Tensor:
+        guidance = aggregate_teacher_losses(teacher, spans, "max")
+        result = guided_loss(losses, select_tokens(losses, guidance, loss_mask=mask))
+        return result.loss_sum / result.count
+
+    def step(loss_of: Callable[[Tensor], Tensor]) -> None:
+        hidden = student(input_ids=input_ids).last_hidden_state
+        loss_of(linear_cross_entropy(hidden, head, input_ids).losses).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronise(options.device)
+
+    def guide_alone() -> None:
+        guide(losses)
+        synchronise(options.device)
+
+    step(torch.mean)
+    seconds = {
+        "step, every token kept": best_seconds(lambda: step(torch.mean), options.rounds),
+        "step, guided": best_seconds(lambda: step(guide), options.rounds),
+        "guidance alone": best_seconds(guide_alone, options.rounds * 10),
+    }
+    parameters = sum(parameter.numel() for parameter in student.parameters()) / 1e6
+    print(f"  student of {parameters:.1f} M parameters, {rows} rows of {length} tokens")
+    for name, value in seconds.items():
+        share = value / seconds["step, every token kept"]
+        print(f"  {name:23} {value * 1e3:8.1f} ms ({share:7.2%} of a step)")
+
+
+def best_seconds(run: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def reset_peak_bytes(device: str) -> int:
+    """Start a new peak and give the bytes held now."""
+    if device == "cpu":
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM := VmRSS
+        return peak_bytes(device)
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak_bytes(device: str) -> int:
+    if device == "cpu":
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+    return torch.cuda.max_memory_allocated()
+
+
+def synchronise(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
