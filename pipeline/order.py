@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from pipeline.packing import RowPlan
 
+MAX_GROUP_ROWS = 1 << 18
+"""Rows shuffled together at most: to find a position takes as long as to sort them."""
+
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
@@ -42,7 +45,7 @@ class RowOrder:
             {0, 1, 2}
         """
         _, group, start = self.locate(epoch, position)
-        return _group_rows(self, epoch, group)[position - start]
+        return int(_group_rows(self, epoch, group)[position - start])
 
     def locate(self, epoch: int, position: int) -> tuple[int, int, int]:
         """Return a position's place in the order of groups, its group, and that one's start."""
@@ -63,12 +66,18 @@ def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> R
         plan: the rows.
         name: names the plan, see `RowOrder`.
         seed: another seed gives another order.
-        shuffle_shards: shards per group; more mix better and need more shards at hand.
+        shuffle_shards: shards per group; more mix better and need more shards at hand. A group
+            is divided where it has more than `MAX_GROUP_ROWS` rows.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
-    group = plan.window_shards // shuffle_shards
-    first_windows = np.flatnonzero(np.diff(group, prepend=-1))
+    rows = plan.window_row_starts[:-1]
+    first_windows = _first_of_runs(plan.window_shards // shuffle_shards)
+    rows_before = rows - np.repeat(
+        rows[first_windows], np.diff(np.append(first_windows, len(rows)))
+    )
+    part = rows_before // MAX_GROUP_ROWS
+    first_windows = np.union1d(first_windows, _first_of_runs(part))
     starts = np.append(plan.window_row_starts[:-1][first_windows], len(plan))
     first_shards = plan.window_shards[first_windows].tolist()
     last_shards = [*first_shards[1:], len(plan.shard_document_starts) - 2]
@@ -145,11 +154,11 @@ def _group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
 
 
 @lru_cache(maxsize=4)
-def _group_rows(order: RowOrder, epoch: int, group: int) -> list[int]:
+def _group_rows(order: RowOrder, epoch: int, group: int) -> NDArray[np.int64]:
     """Return a group's rows of the plan in the epoch's order."""
     start, stop = order.group_row_starts[group : group + 2].tolist()
-    shuffled = _shuffled(f"{order.name} {order.seed} {epoch} {group}", stop - start)
-    rows: list[int] = (start + shuffled).tolist()
+    rows = _shuffled(f"{order.name} {order.seed} {epoch} {group}", stop - start)
+    rows += start
     return rows
 
 
@@ -162,3 +171,8 @@ def _shuffled(key: str, size: int) -> NDArray[np.int64]:
     digest = sha256(key.encode()).digest()
     words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(size)
     return np.argsort(words, kind="stable")
+
+
+def _first_of_runs(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places where a value differs from the one before it."""
+    return np.flatnonzero(np.diff(values, prepend=-1))

@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 from numpy import int32
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from pipeline.damage import DamageLog
 from pipeline.dataset_files import DatasetFiles, open_dataset
@@ -46,6 +46,7 @@ from pipeline.order import ReplicaBatches, RowOrder, order_rows
 from pipeline.packing import ENDS, FORCED, STARTS, PackingRules
 from pipeline.plan_cache import load_plan, plan_folder
 from pipeline.row_batch import Rows, collate_rows
+from pipeline.row_loader import RowLoader
 from pipeline.rows import RowLayout, fill_nothing, fill_segment, finish_row
 from pipeline.samples import SampleReader
 from pipeline.shard_cache import ShardCache
@@ -55,6 +56,7 @@ from schemas.errors import DatasetError
 
 __all__ = [
     "AlignedRows",
+    "RowLoader",
     "Rows",
     "StreamConfig",
     "StreamMismatchError",
@@ -120,16 +122,18 @@ class AlignedRows(Dataset[Rows]):
             IndexError: past the last epoch.
             DatasetError: the row's sample or shard is damaged and that is not to be quarantined.
         """
-        buffer = torch.empty(self.layout.num_words, dtype=torch.int32)
-        self._fill_row(buffer.numpy(), sample)
-        return Rows(buffer, self.layout)
+        return Rows(self.__getitems__([sample]).buffer[0], self.layout)
 
     def __getitems__(self, samples: Sequence[int]) -> Rows:
         """Return a batch, one tensor; a DataLoader calls this, and then `collate_rows`."""
         buffer = torch.empty((len(samples), self.layout.num_words), dtype=torch.int32)
+        self.read_into(buffer, samples)
+        return Rows(buffer, self.layout)
+
+    def read_into(self, buffer: torch.Tensor, samples: Sequence[int]) -> None:
+        """Write a batch into memory that exists: int32 [len(samples), layout.num_words]."""
         for row, sample in zip(buffer.numpy(), samples, strict=True):
             self._fill_row(row, sample)
-        return Rows(buffer, self.layout)
 
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""
@@ -223,8 +227,8 @@ def load_batches(
     consumed_samples: int = 0,
     num_workers: int = 0,
     pin_memory: bool = False,
-) -> DataLoader[Rows]:
-    """Return a DataLoader over one replica's micro-batches, from where a run stands.
+) -> RowLoader:
+    """Return one replica's micro-batches, from where a run stands.
 
     Args:
         rows: the samples.
@@ -232,7 +236,7 @@ def load_batches(
         replica: this data-parallel replica's number.
         num_replicas: how many there are; may differ from the run's earlier part.
         consumed_samples: from `AlignedRows.restore`.
-        num_workers: DataLoader processes; 0 reads in this one.
+        num_workers: processes that read ahead; 0 reads in this one.
         pin_memory: whether batches lie in page-locked memory.
 
     Raises:
@@ -250,12 +254,8 @@ def load_batches(
         replica=replica,
         num_replicas=num_replicas,
     )
-    return DataLoader(
-        rows,
-        batch_sampler=batches,
-        collate_fn=collate_rows,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
+    return RowLoader(
+        rows.read_into, rows.layout, batches, num_workers=num_workers, pin_memory=pin_memory
     )
 
 

@@ -145,7 +145,7 @@ def test_other_data_is_refused(folder, tmp_path):
 
 
 TRAINING = """
-import json, os, signal, sys
+import json, multiprocessing, os, signal, sys
 from dataclasses import asdict
 from pathlib import Path
 from pipeline.streaming import *
@@ -161,7 +161,8 @@ if progress.exists():
 loader = iter(load_batches(rows, micro_batch_size=12, consumed_samples=consumed, num_workers=1))
 for step, batch in enumerate(loader):
     if step == die_at:
-        os.kill(os.getpid() if victim == "main" else loader._workers[0].pid, signal.SIGKILL)
+        worker = multiprocessing.active_children()[0]
+        os.kill(os.getpid() if victim == "main" else worker.pid, signal.SIGKILL)
     consumed += 12
     entry = {"rows": sorted(batch.buffer.tolist()), "state": asdict(rows.state(consumed))}
     with progress.open("a") as file:

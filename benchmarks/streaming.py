@@ -1,0 +1,304 @@
+"""How fast rows stream, against webdataset and against read(); padding, resume and planning.
+
+    python benchmarks/streaming.py OUTPUT [--seq-length 2048] [--only speed workers ...]
+
+OUTPUT is a dataset made by `beam_jobs.align`; a few million tokens are enough. Times are the best
+of several rounds, rivals measured in turn in the same rounds: trust the ratios.
+"""
+
+import argparse
+import io
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import webdataset
+from numpy.lib.format import write_array
+from torch.utils.data import DataLoader
+
+from pipeline.dataset_files import open_dataset
+from pipeline.packing import Convention, PackingRules, plan_rows
+from pipeline.plan_cache import load_plan, plan_folder
+from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.webdataset_documents import decoded_documents
+from schemas.index import CUT_STRIDE, ShardIndex, decode_index, encode_index
+
+BATCH = 8
+
+
+def main() -> None:
+    """Run the benchmarks that are asked for."""
+    parts = {"speed": speed, "workers": workers, "padding": padding, "resume": resume, "plan": plan}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dataset")
+    parser.add_argument("--seq-length", type=int, default=2048)
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of the resumed plan")
+    parser.add_argument("--tokens", type=float, default=15e9, help="of the planned dataset")
+    options = parser.parse_args()
+    for name in options.only:
+        print(f"\n{name}")
+        parts[name](options)
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Compare rows in one process with webdataset over .npy members and with read()."""
+    rows = AlignedRows(StreamConfig(path=options.dataset, seq_length=options.seq_length))
+    files = open_dataset(options.dataset)
+    paths = [files.shard(shard).url for shard in range(len(files.manifest.shards))]
+    num_tokens = files.manifest.totals["num_student_tokens"]
+    with tempfile.TemporaryDirectory() as folder:
+        naive = list(write_naive_shards(options.dataset, Path(folder)))
+        rivals: dict[str, Callable[[], object]] = {
+            "rows, shuffled, CRC-32 checked": lambda: read_rows(rows),
+            "webdataset, .npy members": lambda: read_webdataset(naive),
+            "read(), a new buffer per shard": lambda: [Path(path).read_bytes() for path in paths],
+            "readinto(), one buffer": lambda: read_into(paths),
+        }
+        seconds = best_of(rivals)
+    ours = seconds["rows, shuffled, CRC-32 checked"]
+    for name, value in seconds.items():
+        print(
+            f"  {name:32} {num_tokens / value / 1e6:8.1f} Mtok/s   ours / this {value / ours:6.2f}"
+        )
+    stored = files.manifest.totals["num_bytes"] / num_tokens
+    print(f"  bytes per student token: {stored:.1f} stored, {row_bytes(rows):.1f} in a row")
+
+
+def workers(options: argparse.Namespace) -> None:
+    """Compare workers that fill slots with torch's DataLoader, and with copying one tensor."""
+    config = StreamConfig(
+        path=options.dataset, seq_length=options.seq_length, global_batch_size=BATCH, num_epochs=4
+    )
+    rows = AlignedRows(config)
+    tokens = rows.plan.row_lengths()[0].sum() / len(rows.plan) * len(rows)
+    sink = rows.__getitems__(range(BATCH)).buffer.clone()
+    source = sink.clone()
+
+    def copy() -> list[torch.Tensor]:
+        return [sink.copy_(source) for _ in range(len(rows) // BATCH)]
+
+    def slots(num_workers: int) -> Callable[[], object]:
+        return lambda: drain(load_batches(rows, micro_batch_size=BATCH, num_workers=num_workers))
+
+    def plain(num_workers: int) -> Callable[[], object]:
+        loader = DataLoader(
+            rows, batch_size=BATCH, collate_fn=collate_rows, num_workers=num_workers
+        )
+        return lambda: drain(loader)
+
+    rivals = {"copying each batch once": copy, "in this process": slots(0)}
+    rivals |= {"1 worker": slots(1), "2 workers": slots(2), "2 workers, DataLoader": plain(2)}
+    cpu = {name: cpu_seconds(run) for name, run in rivals.items()}
+    seconds = best_of(rivals, rounds=3)
+    batches = len(rows) // BATCH
+    print("  CPU time is per batch; with idle cores the busier side sets the pace")
+    for name, value in seconds.items():
+        main, children = (1e6 * part / batches for part in cpu[name])
+        print(
+            f"  {name:24} {tokens / value / 1e6:6.1f} Mtok/s   this process {main:5.0f} µs, "
+            f"workers {children:5.0f} µs in all"
+        )
+
+
+def padding(options: argparse.Namespace) -> None:
+    """Report padding at several teacher lengths."""
+    files = open_dataset(options.dataset)
+    config = StreamConfig(path=options.dataset, seq_length=options.seq_length)
+    suggested = config.rules(files.manifest).teacher_seq_length
+    for teacher_seq_length in sorted({suggested, options.seq_length}):
+        rows = AlignedRows(
+            StreamConfig(
+                path=options.dataset,
+                seq_length=options.seq_length,
+                teacher_seq_length=teacher_seq_length,
+            )
+        )
+        student, teacher = rows.plan.padding()
+        lengths = rows.plan.row_lengths()[1]
+        packed = 1 - lengths.sum() / (-(-lengths // 64) * 64).sum()
+        print(
+            f"  teacher_seq_length {teacher_seq_length}: {len(rows.plan)} rows, student padding "
+            f"{student:.2%}, teacher padding {teacher:.2%}, with packed attention (rows rounded "
+            f"up to 64 tokens) {packed:.2%}"
+        )
+
+
+def resume(options: argparse.Namespace) -> None:
+    """Time a new process from opening a plan of many rows to its first batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "data"
+        shutil.copytree(options.dataset, copy, ignore=shutil.ignore_patterns("plans"))
+        config = StreamConfig(path=str(copy), seq_length=options.seq_length)
+        stretch_plan(config, options.rows)
+        code = (
+            "import time; from pipeline.streaming import *; start = time.perf_counter();"
+            f"config = StreamConfig(path={str(copy)!r}, seq_length={options.seq_length});"
+            "rows = AlignedRows(config);"
+            "rows.__getitems__(range(len(rows) // 3, len(rows) // 3 + 8));"
+            "print(len(rows), time.perf_counter() - start)"
+        )
+        for _ in range(3):
+            output = subprocess.check_output([sys.executable, "-c", code], text=True)
+            num_rows, seconds = output.split()
+            print(f"  {num_rows} rows: {float(seconds):.3f} s to the first batch, after imports")
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Plan a large dataset from a simulated index; every shard's parquet is really decoded."""
+    documents = 10_000
+    encoded = encode_index(simulated_index(documents))
+    per_shard = int(decode_index(encoded, with_names=False).num_student_tokens.sum())
+    shards = int(options.tokens / per_shard)
+
+    def indices() -> Iterator[ShardIndex]:
+        for _ in range(shards):
+            yield decode_index(encoded, with_names=False)
+
+    rules = PackingRules(options.seq_length, 1792, Convention(1, 1, 2), Convention(3, 3, None))
+    start = time.perf_counter()
+    planned = plan_rows(indices(), rules)
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(
+        f"  {shards * per_shard / 1e9:.1f} G tokens, {shards * documents} documents, "
+        f"{shards * len(encoded) / 1e9:.2f} GB of index: {seconds:.0f} s, peak {peak:.1f} GB; "
+        f"{len(planned)} rows, student padding {planned.padding()[0]:.2%}"
+    )
+
+
+def best_of(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+    """Return each rival's best seconds, measured in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(rounds):
+        for name, run in rivals.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: min(values) for name, values in seconds.items()}
+
+
+def read_rows(rows: AlignedRows) -> None:
+    """Read one epoch in batches."""
+    for start in range(0, len(rows), BATCH):
+        rows.__getitems__(range(start, min(start + BATCH, len(rows))))
+
+
+def drain(batches: Iterable[Rows]) -> None:
+    """Read all batches."""
+    for _ in batches:
+        pass
+
+
+def cpu_seconds(run: Callable[[], object]) -> tuple[float, float]:
+    """Return the CPU seconds of this process and of the processes that it starts and ends."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    before = [resource.getrusage(kind) for kind in kinds]
+    run()
+    after = [resource.getrusage(kind) for kind in kinds]
+    own, children = (
+        (b.ru_utime - a.ru_utime) + (b.ru_stime - a.ru_stime)
+        for a, b in zip(before, after, strict=True)
+    )
+    return own, children
+
+
+def read_webdataset(paths: list[str]) -> None:
+    """Read naive shards as webdataset users do."""
+    for _ in webdataset.WebDataset(paths, shardshuffle=False).shuffle(1000).decode():
+        pass
+
+
+def read_into(paths: list[str]) -> None:
+    """Read all bytes into one buffer: nothing but the kernel's copy."""
+    buffer = bytearray(max(os.path.getsize(path) for path in paths))
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            file.readinto(buffer)
+
+
+def write_naive_shards(dataset: str, folder: Path) -> Iterator[str]:
+    """Write the dataset's documents as shards with one int32 .npy member per array."""
+    path, tar = None, None
+    for sample in decoded_documents(dataset):
+        name = folder / Path(sample["__url__"]).name
+        if name != path:
+            if tar is not None:
+                tar.close()
+            path, tar = name, tarfile.open(name, "w")  # noqa: SIM115
+            yield str(path)
+        document = sample["document"]
+        arrays = {
+            "student_input_ids": document.student.input_ids,
+            "student_byte_offsets": document.student.byte_offsets,
+            "teacher_input_ids": document.teacher.input_ids,
+            "teacher_byte_offsets": document.teacher.byte_offsets,
+            "teacher_spans": document.teacher_spans,
+        }
+        for field, array in arrays.items():
+            member = io.BytesIO()
+            write_array(member, array.astype(np.int32))
+            info = tarfile.TarInfo(f"{sample['__key__']}.{field}.npy")
+            info.size = member.tell()
+            member.seek(0)
+            tar.addfile(info, member)
+    if tar is not None:
+        tar.close()
+
+
+def stretch_plan(config: StreamConfig, num_rows: int) -> None:
+    """Repeat a dataset's plan on disk until it has as many rows; its documents repeat too."""
+    files = open_dataset(config.path)
+    rules = config.rules(files.manifest)
+    planned, _ = load_plan(files, rules, cache_folder=config.cache_folder)
+    times = -(-num_rows // len(planned))
+    folder = plan_folder(files, rules, cache_folder=config.cache_folder)
+    for name in ("segments", "window_shards"):
+        np.save(folder / f"{name}.npy", np.tile(getattr(planned, name), times))
+    for name in ("row_starts", "window_row_starts"):
+        steps = np.tile(np.diff(getattr(planned, name)), times)
+        np.save(folder / f"{name}.npy", np.concatenate([[0], np.cumsum(steps)]))
+
+
+def simulated_index(num_documents: int) -> ShardIndex:
+    """Return documents of log-normal length, 1,200 tokens on average, boundaries shared often."""
+    rng = np.random.default_rng(0)
+    student = np.clip(rng.lognormal(np.log(1200) - 0.5, 1, num_documents), 16, 200_000)
+    student = student.astype(np.int64)
+    teacher = np.maximum(1, student * rng.uniform(0.7, 0.9, num_documents)).astype(np.int64)
+    counts = student // CUT_STRIDE
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+    cut = place * CUT_STRIDE + rng.integers(1, CUT_STRIDE + 1, len(place))
+    zeros = np.zeros(num_documents, np.int64)
+    return ShardIndex(
+        key=[f"{number:032x}" for number in range(num_documents)],
+        document_id=[f"doc-{number}" for number in range(num_documents)],
+        payload_offset=np.arange(num_documents) * 12_000,
+        payload_bytes=zeros + 11_000,
+        crc32=rng.integers(0, 1 << 32, num_documents),
+        num_text_bytes=student * 4,
+        num_student_tokens=student,
+        num_teacher_tokens=teacher,
+        cut_starts=starts,
+        cut_student=cut,
+        cut_teacher=(cut * np.repeat(teacher / student, counts)).astype(np.int64),
+    )
+
+
+def row_bytes(rows: AlignedRows) -> float:
+    """Return bytes of a row per student token in it."""
+    return 4 * rows.layout.num_words * len(rows.plan) / float(rows.plan.row_lengths()[0].sum())
+
+
+if __name__ == "__main__":
+    main()
