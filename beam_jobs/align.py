@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
@@ -38,6 +39,7 @@ from beam_jobs.sharding import (
     PublishShards,
     ReadBlocks,
     RemoveTemporaries,
+    Spread,
     WriteManifest,
 )
 from beam_jobs.summary import library_versions, read_summary, summarise, write_report
@@ -67,17 +69,17 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
     _ = (
         pipeline
         | "Tasks" >> beam.Create(tasks)
-        | "SpreadTasks" >> beam.Reshuffle()
+        | "SpreadTasks" >> Spread()
         | "ReadDocuments" >> beam.ParDo(ReadBlocks(job)).with_output_types(tuple[int, bytes])
         | "GroupByBucket" >> beam.GroupByKey()
         | "AlignAndWrite" >> beam.ParDo(AlignBucket(job)).with_output_types(str)
         | "GatherBuckets" >> Gather()
         | "NumberShards" >> beam.ParDo(NumberShards(job)).with_output_types(str)
-        | "SpreadShards" >> beam.Reshuffle()
+        | "SpreadShards" >> Spread()
         | "PublishShards" >> beam.ParDo(PublishShards(job)).with_output_types(str)
         | "GatherShards" >> Gather()
         | "WriteManifest" >> beam.ParDo(WriteManifest(job)).with_output_types(str)
-        | "SettleManifest" >> beam.Reshuffle()
+        | "SettleManifest" >> Spread()
         | "RemoveTemporaries" >> beam.ParDo(RemoveTemporaries(job)).with_output_types(str)
     )
 
@@ -98,6 +100,7 @@ def align(options: AlignOptions) -> Manifest:
     started = time.time()
     options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(options.beam_arguments)
+    FileSystems.set_options(beam_options)
     files = find_inputs(options.input, text_field=options.text_field)
     _require_separate(files, options.output)
     tokenizers = (_load(options.student, options), _load(options.teacher, options))
@@ -105,14 +108,14 @@ def align(options: AlignOptions) -> Manifest:
     run_folder = run_folder_of(options.output, configuration)
     manifest = find_finished(options.output, configuration)
     if manifest is None:
+        tasks = plan_tasks(files)
+        probes = probe_documents(tasks, options.rules)
+        for tokenizer in tokenizers:
+            tokenizer.check_fast_path(probes)
         with open_run(run_folder, configuration):
-            tasks = plan_tasks(files)
-            probes = probe_documents(tasks, options.rules)
-            for tokenizer in tokenizers:
-                tokenizer.check_fast_path(probes)
             job = prepare_job(options, configuration, tokenizers, started=started)
             run_job(tasks, job, beam_options, text_bytes=_text_bytes(files))
-        manifest = _read_result(options.output)
+        manifest = _read_result(options.output, run_folder)
     elif storage.num_bytes_of(storage.join(run_folder, SUMMARY_FILE)) is None:
         print(f"{options.output} is finished: the same input and options made it; nothing to do")
         return manifest
@@ -268,9 +271,10 @@ def _text_bytes(files: Sequence[InputFile]) -> int:
     return round(sum(file.estimated_text_bytes for file in files))
 
 
-def _read_result(output: str) -> Manifest:
+def _read_result(output: str, run_folder: str) -> Manifest:
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is None:
+        storage.remove_folder(run_folder)
         raise InputError("the input holds no document: every file is empty or blank")
     return read_manifest(output)
 

@@ -126,7 +126,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
     reference_documents = [0, 0]
     bytes_left = sum(len(record.body) for record in documents)
     with _Parts(bucket, job) as parts:
-        for batch in _batches(documents, min(BATCH_BYTES, job.shard_bytes // 4)):
+        for batch in _batches(documents, min(BATCH_BYTES, job.shard_bytes // 16)):
             aligned, counts = _align(batch, job)
             bytes_left -= sum(len(record.body) for record in batch)
             parts.add(aligned, bytes_left)

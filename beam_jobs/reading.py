@@ -5,7 +5,7 @@ uncompressed file, row number of a parquet file, 0 of a text file). The place is
 the job runs and however files are cut into pieces, so documents without an id are named by it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, BinaryIO
@@ -183,18 +183,22 @@ def _read_parquet(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument 
             position = sum(counts[: piece.start])
             present = {name.split(".")[0] for name in file.schema_arrow.names}
             columns = [n for n in (rules.text_field, rules.id_field) if n.split(".")[0] in present]
-            groups = range(piece.start, end)
-            for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=groups, columns=columns):
-                for record in _records(batch):
-                    yield _place_document(piece.source, position, record, rules)
-                    position += 1
+            for record in _records(file, range(piece.start, end), columns):
+                yield _place_document(piece.source, position, record, rules)
+                position += 1
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise  # the storage failed; Arrow's own OSErrors, about damage, have no errno
         yield _damaged(piece.source, position, error)
 
 
-def _records(batch: pa.RecordBatch) -> Iterator[Any]:
+def _records(file: pq.ParquetFile, groups: Iterable[int], columns: list[str]) -> Iterator[Any]:
+    for group in groups:  # one by one: damage to one spares those before it
+        for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=columns):
+            yield from _rows(batch)
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[Any]:
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:  # raised before the first row is yielded
@@ -215,7 +219,7 @@ def _place_document(
             raise record
         if not isinstance(record, dict):
             kind = type(record).__name__
-            raise _UnusableError(Reason.BAD_JSON, f"line holds a {kind}, not an object")
+            raise _UnusableError(Reason.BAD_JSON, f"the line holds a JSON {kind}, not an object")
         document_id = _document_id(record, rules) or f"{source}#{position}"
         try:
             text = _check_text(_look_up(record, rules.text_field), rules)
@@ -244,7 +248,7 @@ def _document_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
         return str(value)
     kind = type(value).__name__
     raise _UnusableError(
-        Reason.BAD_ID, f'"{rules.id_field}" is a {kind}, not a string or an integer'
+        Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
     )
 
 
@@ -257,7 +261,7 @@ def _check_text(text: Any, rules: ReadingRules) -> bytes:
         data = text
     else:
         kind = type(text).__name__
-        raise _UnusableError(Reason.TEXT_NOT_A_STRING, f'"{rules.text_field}" is a {kind}')
+        raise _UnusableError(Reason.TEXT_NOT_A_STRING, f'"{rules.text_field}" is of type {kind}')
     if not data:
         raise _UnusableError(Reason.EMPTY_TEXT, "the text has no characters")
     if len(data) > rules.max_document_bytes:

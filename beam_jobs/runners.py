@@ -30,9 +30,7 @@ def make_beam_options(arguments: Sequence[str]) -> PipelineOptions:
         'DirectRunner'
     """
     options = PipelineOptions(list(arguments))
-    runner = options.view_as(StandardOptions).runner
-    if runner is not None and "." in runner:
-        make_runner(options)  # importing a runner's module makes its options known
+    make_runner(options)  # importing a runner's module makes its options known
     unknown = _unknown_arguments(arguments)
     if unknown:
         raise OptionsError(

@@ -116,6 +116,22 @@ class Gather(beam.PTransform):
         )
 
 
+class Spread(beam.PTransform):
+    """Hand each element to whichever worker is free; what went in is settled.
+
+    Beam's Reshuffle does the same, but 2.77 pickles a timestamp beside each element.
+    """
+
+    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+        """Return the same elements."""
+        return (
+            elements
+            | "ToOwnKey" >> beam.Map(_with_own_key).with_output_types(tuple[int, str])
+            | "Group" >> beam.GroupByKey()
+            | "DropKey" >> beam.FlatMap(_values).with_output_types(str)
+        )
+
+
 class NumberShards(_JobStep):
     """(0, all commit records) -> each record with its shards' final names."""
 
@@ -228,6 +244,14 @@ def make_manifest(
 
 def _with_one_key(value: str) -> tuple[int, str]:
     return 0, value
+
+
+def _with_own_key(value: str) -> tuple[int, str]:
+    return int.from_bytes(sha256(value.encode()).digest()[:4], "big"), value
+
+
+def _values(grouped: tuple[int, Iterable[str]]) -> Iterable[str]:
+    return grouped[1]
 
 
 def _place_of(line: bytes) -> tuple[str, int]:
