@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 from megatron_plugin.arguments import ArgumentError
 
+Role = Literal["student", "teacher"]
 _START_TIMEOUT = timedelta(minutes=30)
 
 
@@ -27,13 +28,15 @@ class World:
         role: whose.
         rank: of this process in it.
         size: ranks in it.
+        job_size: ranks of both worlds.
         store: for its `init_process_group`; None: torch's default.
         bridge_store: what both worlds see; None where the teacher has no world of its own.
     """
 
-    role: Literal["student", "teacher"]
+    role: Role
     rank: int
     size: int
+    job_size: int
     store: dist.Store | None = None
     bridge_store: dist.Store | None = None
 
@@ -56,7 +59,7 @@ def enter_world(num_teacher_ranks: int) -> World:
     """
     rank, size = _job_place(os.environ)
     if not num_teacher_ranks:
-        return World("student", rank, size)
+        return World("student", rank, size, size)
     num_student_ranks = size - num_teacher_ranks
     if num_student_ranks < 1:
         raise ArgumentError(
@@ -66,13 +69,13 @@ def enter_world(num_teacher_ranks: int) -> World:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, _, _ = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
     shared = dist.PrefixStore(f"vocag/{attempt}", store)
-    if rank < num_student_ranks:
-        world = World("student", rank, num_student_ranks, dist.PrefixStore("student", shared), shared)
-    else:
-        place = rank - num_student_ranks
-        world = World(
-            "teacher", place, num_teacher_ranks, dist.PrefixStore("teacher", shared), shared
-        )
+    role: Role = "student" if rank < num_student_ranks else "teacher"
+    first, own_size = {
+        "student": (0, num_student_ranks),
+        "teacher": (num_student_ranks, num_teacher_ranks),
+    }[role]
+    own = dist.PrefixStore(role, shared)
+    world = World(role, rank - first, own_size, size, own, shared)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     return world
 

@@ -129,7 +129,7 @@ def _replace_tensor_methods():
     def cuda_type(self, *args, **kwargs):
         # Gradient clipping compares with "torch.cuda.FloatTensor".
         found = type_of(self, *args, **kwargs)
-        return found if args or kwargs else found.replace("torch.", "torch.cuda.")
+        return found if args or kwargs else f"torch.cuda.{found.rpartition(chr(46))[2]}"
 
     torch.Tensor.type = cuda_type
     for name in ("Float", "Int", "Long", "BFloat16", "Half", "Byte"):

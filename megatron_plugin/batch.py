@@ -1,0 +1,216 @@
+"""From rows to micro-batches on the device, and the teacher's losses into them.
+
+The only file where `input_ids` are Megatron's `tokens`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from megatron_plugin.attention import RowSegments, row_segments
+from megatron_plugin.bridge import PendingScores, Scores, StudentBridge, TeacherRows
+from pipeline.guidance import Aggregation, aggregate_teacher_losses
+from pipeline.row_batch import Rows
+
+
+@dataclass(frozen=True)
+class ServiceTimes:
+    """What waiting for the teacher cost, for one micro-batch.
+
+    Attributes:
+        waited_seconds: that the student stood still.
+        num_tokens: teacher tokens scored.
+        seconds: that scoring took.
+    """
+
+    waited_seconds: float = 0.0
+    num_tokens: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows as Megatron takes them.
+
+    Attributes:
+        number: of the micro-batch in the run, the same on all data-parallel replicas.
+        tokens: int64 [rows, seq_length].
+        labels: int64 [rows, seq_length], already shifted.
+        loss_mask: float32 [rows, seq_length].
+        position_ids: int64 [rows, seq_length].
+        segments: the documents' bounds.
+        rows: as read, on the CPU.
+        guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
+            that compute no loss.
+        times: of the teacher.
+    """
+
+    number: int
+    tokens: Tensor
+    labels: Tensor
+    loss_mask: Tensor
+    position_ids: Tensor
+    segments: RowSegments
+    rows: Rows
+    guidance: Tensor | None = None
+    times: ServiceTimes = ServiceTimes()
+
+    def guided_by(self, losses: Tensor, how: Aggregation, times: ServiceTimes) -> MicroBatch:
+        """Return the micro-batch with guidance from the losses of its teacher tokens.
+
+        Args:
+            losses: fp32 [rows, teacher_seq_length], nats, on the device.
+            how: Φ.
+            times: of the teacher.
+        """
+        device = losses.device
+        guidance = aggregate_teacher_losses(
+            losses,
+            self.rows["teacher_spans"].to(device),
+            how,
+            teacher_loss_mask=(self.rows["teacher_position_ids"] > 0).to(device),
+        )
+        return replace(self, guidance=guidance, times=times)
+
+
+def micro_batch(rows: Rows, number: int, device: torch.device) -> MicroBatch:
+    """Return rows as a micro-batch on the device."""
+    moved = rows.to(device, non_blocking=True)
+    seq_length = rows["input_ids"].shape[1]
+    return MicroBatch(
+        number=number,
+        tokens=moved["input_ids"].long(),
+        labels=moved["labels"].long(),
+        loss_mask=moved["loss_mask"],
+        position_ids=moved["position_ids"].long(),
+        segments=row_segments(rows["cu_seqlens"], seq_length, device),
+        rows=rows,
+    )
+
+
+def teacher_rows(batches: list[MicroBatch]) -> TeacherRows:
+    """Return the teacher's side of some micro-batches, one after the other."""
+    return TeacherRows(
+        torch.cat([batch.rows["teacher_input_ids"] for batch in batches]),
+        torch.cat([batch.rows["teacher_cu_seqlens"] for batch in batches]),
+    )
+
+
+def spread_scores(
+    batches: list[MicroBatch], losses: Tensor, how: Aggregation, times: ServiceTimes
+) -> list[MicroBatch]:
+    """Return micro-batches guided by the losses of all their rows.
+
+    Args:
+        batches: in the order in which `teacher_rows` took them.
+        losses: fp32 [rows of all, teacher_seq_length].
+        how: Φ.
+        times: of all together; each micro-batch gets its share.
+    """
+    count = len(batches)
+    share = ServiceTimes(
+        times.waited_seconds / count, times.num_tokens / count, times.seconds / count
+    )
+    parts = losses.split([len(batch.tokens) for batch in batches])
+    return [
+        batch.guided_by(part, how, share) for batch, part in zip(batches, parts, strict=True)
+    ]
+
+
+class GuidedBatches(Iterator[MicroBatch]):
+    """Micro-batches of the last pipeline stage, each with its guidance from another world.
+
+    A step's micro-batches make one request. `lookahead` further steps are on their way while one is
+    computed: the teacher scores step n + 1 while the student computes step n.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[MicroBatch],
+        bridge: StudentBridge | None,
+        *,
+        num_microbatches: int,
+        how: Aggregation,
+        tensor_parallel_group: dist.ProcessGroup,
+        lookahead: int,
+    ) -> None:
+        """Start without asking anything.
+
+        Args:
+            batches: to guide.
+            bridge: of the first tensor-parallel rank, which passes replies on; None on the others.
+            num_microbatches: of a step.
+            how: Φ.
+            tensor_parallel_group: ranks that compute the same loss.
+            lookahead: steps requested beyond the one that is computed.
+        """
+        self._batches = batches
+        self._bridge = bridge
+        self._num_microbatches = num_microbatches
+        self._how = how
+        self._group = tensor_parallel_group
+        self._lookahead = lookahead
+        self._asked: deque[tuple[list[MicroBatch], PendingScores | None]] = deque()
+        self._ready: deque[MicroBatch] = deque()
+
+    def __next__(self) -> MicroBatch:
+        """Return the next micro-batch; wait for the teacher at the start of a step.
+
+        Raises:
+            StopIteration: the run's samples are used up.
+            BridgeError: the teacher is gone.
+        """
+        if not self._ready:
+            self._ask(1)
+            if not self._asked:
+                raise StopIteration
+            step, pending = self._asked.popleft()
+            losses, times = self._receive(step, pending)
+            # Before this step is computed, so that the teacher has work while it is.
+            self._ask(self._lookahead)
+            self._ready.extend(spread_scores(step, losses, self._how, times))
+        return self._ready.popleft()
+
+    def drain(self) -> None:
+        """Take the replies that are still on their way, so that the bridge can be closed."""
+        while self._asked:
+            _, pending = self._asked.popleft()
+            if pending is not None:
+                pending.wait()
+
+    def _ask(self, num_steps: int) -> None:
+        while len(self._asked) < num_steps:
+            step = list(islice(self._batches, self._num_microbatches))
+            if not step:
+                return
+            pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
+            self._asked.append((step, pending))
+
+    def _receive(
+        self, step: list[MicroBatch], pending: PendingScores | None
+    ) -> tuple[Tensor, ServiceTimes]:
+        num_rows = sum(len(batch.tokens) for batch in step)
+        places = step[0].rows["teacher_input_ids"].shape[1]
+        device = step[0].tokens.device
+        if pending is None:
+            message = torch.empty(num_rows * places + 3, device=device)
+        else:
+            start = time.perf_counter()
+            scores = pending.wait()
+            message = _flatten(scores, time.perf_counter() - start).to(device)
+        if self._group.size() > 1:
+            dist.broadcast(message, dist.get_global_rank(self._group, 0), group=self._group)
+        return message[:-3].view(num_rows, places), ServiceTimes(*message[-3:].tolist())
+
+
+def _flatten(scores: Scores, waited_seconds: float) -> Tensor:
+    trailer = torch.tensor([waited_seconds, scores.num_tokens, scores.seconds])
+    return torch.cat((scores.losses.flatten(), trailer))

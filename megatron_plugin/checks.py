@@ -1,0 +1,160 @@
+"""What can't work is refused before anything is loaded, with the remedy."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
+from megatron_plugin.bridge import Pairing
+from megatron_plugin.model_shape import ModelShape
+from pipeline.packing import suggest_teacher_seq_length
+from schemas.manifest import Manifest, TokenizerRecord
+
+# Attribute of Megatron's arguments, the value that works, why no other does.
+_UNSUPPORTED = (
+    ("context_parallel_size", 1, "documents can't be split over context-parallel ranks yet"),
+    ("num_experts", None, "only dense students are supported"),
+    ("mtp_num_layers", None, "multi-token prediction has no teacher losses"),
+    ("multi_latent_attention", False, "its attention doesn't keep to documents here"),
+    ("hybrid_layer_pattern", None, "only transformer students are supported"),
+    ("attention_dropout", 0, "the packed attention has no dropout"),
+    ("rampup_batch_size", None, "steps of changing size would break the exact resume"),
+    ("step_batch_size_schedule", None, "steps of changing size would break the exact resume"),
+    ("full_validation", False, "validation reads --eval-iters steps"),
+    ("multiple_validation_sets", False, "one --vocag-validation-data is read"),
+    ("data_path", None, "--vocag-data is what is read"),
+    ("mock_data", False, "--vocag-data is what is read"),
+    ("sft", False, "rows come packed from --vocag-data"),
+    ("cuda_graph_impl", "none", "documents have other bounds in every row"),
+    ("inprocess_restart", False, "a restart must rebuild both worlds; torchrun --max-restarts does"),
+    ("use_megatron_fsdp", False, "weights are loaded into tensor-parallel slices"),
+    ("use_torch_fsdp2", False, "weights are loaded into tensor-parallel slices"),
+    ("dataloader_type", "external", "the rows' order is the dataset's own"),
+)
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How many micro-batches a step has on each replica.
+
+    Attributes:
+        replicas: data-parallel replicas of the student.
+        training: micro-batches of a training step.
+        validation: micro-batches of a validation step.
+    """
+
+    replicas: int
+    training: int
+    validation: int
+
+
+def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) -> None:
+    """Check Megatron's arguments against what the plugin can do and what the dataset holds.
+
+    Raises:
+        ArgumentError: names the argument, its value and the remedy.
+    """
+    if not args.calculate_per_token_loss:
+        raise ArgumentError(
+            "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
+            "by itself, and those with few kept tokens would weigh too much; add it"
+        )
+    for name, works, reason in _UNSUPPORTED:
+        given = getattr(args, name)
+        if given != works:
+            option = "--" + name.replace("_", "-")
+            raise ArgumentError(f"{option} {given} isn't supported ({reason}): leave it at {works}")
+    if args.padded_vocab_size < manifest.student.vocab_size:
+        raise ArgumentError(
+            f"the student's vocabulary of {args.padded_vocab_size} is smaller than that of the "
+            f"dataset's student tokenizer ({manifest.student.vocab_size}): raise --vocab-size, or "
+            "align again with this student's tokenizer"
+        )
+    if args.eval_iters and options.validation_data is None:
+        raise ArgumentError(
+            f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned dataset "
+            "that isn't trained on, or pass --eval-iters 0"
+        )
+
+
+def step_sizes(args: Namespace) -> StepSizes:
+    """Return the sizes of a step from Megatron's validated arguments."""
+    training = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+    validation = args.eval_global_batch_size // (
+        args.eval_micro_batch_size * args.data_parallel_size
+    )
+    return StepSizes(args.data_parallel_size, training, validation)
+
+
+def require_service(args: Namespace, teacher: TeacherOptions) -> None:
+    """Check that the teacher can serve every replica evenly, in whole micro-batches.
+
+    Raises:
+        ValueError: with the numbers.
+    """
+    sizes = step_sizes(args)
+    parts = 1
+    if teacher.world_size:
+        pairing = Pairing(sizes.replicas, teacher.num_replicas)
+        parts = len(pairing.teachers_of(0))
+    elif args.virtual_pipeline_model_parallel_size is not None:
+        raise ArgumentError(
+            "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
+            "give it ranks of its own, or leave out the student's virtual pipeline"
+        )
+    steps = [("a training step", sizes.training * args.micro_batch_size)]
+    if args.eval_iters:
+        steps.append(("a validation step", sizes.validation * args.eval_micro_batch_size))
+    for step, rows in steps:
+        if rows % (parts * teacher.micro_batch_size):
+            raise ArgumentError(
+                f"{step} has {rows} rows per student replica, which {parts} teacher replicas can't "
+                f"share in micro-batches of {teacher.micro_batch_size}: change "
+                "--vocag-teacher-micro-batch-size, or the batch size to a multiple of "
+                f"{parts * teacher.micro_batch_size} rows"
+            )
+
+
+def teacher_seq_length(teacher: TeacherOptions | None, manifest: Manifest, seq_length: int) -> int:
+    """Return the teacher tokens of a row, given or from the dataset."""
+    given = None if teacher is None else teacher.seq_length
+    return given or suggest_teacher_seq_length(manifest, seq_length)
+
+
+def require_teacher(
+    shape: ModelShape, folder: Path, manifest: Manifest, *, seq_length: int
+) -> None:
+    """Check that a teacher fits the dataset's teacher tokens.
+
+    Args:
+        shape: of the teacher.
+        folder: of its files; a tokenizer among them must be the dataset's.
+        manifest: the dataset's.
+        seq_length: teacher tokens per row.
+
+    Raises:
+        ArgumentError: vocabulary or length don't fit.
+        ForeignTokenizerError: it comes with another tokenizer.
+    """
+    if shape.vocab_size < manifest.teacher.vocab_size:
+        raise ArgumentError(
+            f"the teacher's vocabulary of {shape.vocab_size} is smaller than that of the dataset's "
+            f"teacher tokenizer ({manifest.teacher.vocab_size}, {manifest.teacher.source}): name "
+            "the model that this tokenizer belongs to, or align again with the model's own"
+        )
+    if seq_length > shape.max_position_embeddings:
+        raise ArgumentError(
+            f"a row holds {seq_length} teacher tokens, the teacher was made for "
+            f"{shape.max_position_embeddings}: lower --seq-length or --vocag-teacher-seq-length"
+        )
+    shape.require_window(seq_length, what="teacher")
+    manifest.require_tokenizers(teacher_sha256=tokenizer_hash(folder, manifest.teacher))
+
+
+def tokenizer_hash(folder: Path, record: TokenizerRecord) -> str | None:
+    """Return the SHA-256 of a model's tokenizer of the dataset's kind, None where it has none."""
+    path = folder / Path(record.file).name
+    return sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -1,0 +1,104 @@
+"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
+
+    torchrun --nproc-per-node 8 -m megatron_plugin.pretrain_gpt \\
+        --vocag-data aligned --vocag-student models/student \\
+        --vocag-teacher models/teacher --vocag-teacher-world-size 4 \\
+        --vocag-teacher-pipeline-model-parallel-size 4 \\
+        --seq-length 2048 --micro-batch-size 4 --global-batch-size 1024 \\
+        --train-iters 1000 --lr 8e-5 --calculate-per-token-loss --eval-iters 0 --bf16
+
+`--help` lists all arguments; docs/megatron.md explains them. A Megatron-LM checkout's own
+`pretrain_gpt.py` works too, with the lines that docs/megatron.md shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from torch import distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from megatron_plugin.arguments import VocagOptions, add_arguments, read_options
+from megatron_plugin.model_arguments import installed_arguments, model_arguments
+from megatron_plugin.weight_sources import open_weights
+from megatron_plugin.worlds import enter_world
+
+# Importing Megatron's trainer reads nothing of RANK and WORLD_SIZE; parsing its arguments does.
+from megatron.core.enums import ModelType  # isort: skip
+from megatron.training import pretrain  # isort: skip
+from megatron.training.arguments import parse_and_validate_args, parse_args  # isort: skip
+
+from megatron_plugin.student import StudentRun
+from megatron_plugin.teacher_world import serve
+from pipeline.shards import read_manifest
+
+logger = logging.getLogger(__name__)
+
+
+@record
+def main() -> None:
+    """Run one rank of the job."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run = enter()
+    args = parse_and_validate_args(
+        extra_args_provider=add_arguments, args_defaults=run.argument_defaults
+    )
+    config = run.configure(args)
+    with run:
+        pretrain(
+            config, run.datasets, ModelType.encoder_or_decoder, run.forward_step, store=run.store
+        )
+    dist.destroy_process_group()
+
+
+def enter() -> StudentRun:
+    """Join this rank's world; call it before Megatron parses its arguments.
+
+    Teacher ranks serve the student, then exit here. For student ranks `sys.argv` gets the arguments
+    that follow from the student's config and from what is installed, before the user's own.
+
+    Raises:
+        ArgumentError: impossible options.
+        DatasetError: --vocag-data is no finished dataset.
+    """
+    skip_missing_makefile()
+    options = read_options(sys.argv[1:])
+    if options is None:
+        parse_args(extra_args_provider=add_arguments)  # prints the help and exits
+        raise AssertionError("argparse exits after --help")
+    manifest = read_manifest(options.data)
+    num_teacher_ranks = options.teacher.world_size if options.teacher else 0
+    world = enter_world(num_teacher_ranks)
+    sys.argv[1:1] = _derived_arguments(options)
+    if world.role == "teacher":
+        serve(options, world, manifest, parse_args(extra_args_provider=add_arguments))
+        sys.exit(0)
+    return StudentRun(options, world, manifest)
+
+
+def skip_missing_makefile() -> None:
+    """Let Megatron start without the Makefile that its wheel lacks.
+
+    megatron-core 0.19's start-up runs `make` in megatron/core/datasets and exits if that fails; the
+    wheel ships the compiled helpers, but no Makefile.
+    """
+    from megatron.core.datasets import utils
+
+    if not Path(utils.__file__).with_name("Makefile").exists():
+        utils.compile_helpers = lambda: None
+
+
+def _derived_arguments(options: VocagOptions) -> list[str]:
+    derived = installed_arguments()
+    if options.student is not None:
+        derived += model_arguments(open_weights(options.student).shape)
+    return derived
+
+
+if __name__ == "__main__":
+    # Megatron asks for it where tensor-parallel ranks overlap work on GPUs before Blackwell.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    main()

@@ -1,0 +1,293 @@
+"""The student's run: what `megatron.training.pretrain` is given."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.training import get_args
+from megatron.training.argument_utils import (
+    gpt_config_from_args,
+    pretrain_cfg_container_from_args,
+)
+from torch import Tensor
+from torch import distributed as dist
+from torch.utils.data import DataLoader
+
+from megatron_plugin import checks
+from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.batch import GuidedBatches, MicroBatch, micro_batch
+from megatron_plugin.bridge import Pairing, StudentBridge
+from megatron_plugin.colocated import ColocatedTeacher
+from megatron_plugin.forward_step import StepRules, run_forward_step
+from megatron_plugin.model_arguments import config_of_arguments, require_model
+from megatron_plugin.models import load_model, packed_layer_spec
+from megatron_plugin.run_identity import RunIdentity, require_same_run
+from megatron_plugin.weight_sources import Weights, open_weights
+from megatron_plugin.worlds import World
+from pipeline.order import ReplicaBatches
+from pipeline.row_batch import Rows, collate_rows
+from pipeline.streaming import AlignedRows, StreamConfig
+from schemas.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+# Two global batches: one that is scored while one is computed, and one in hand.
+_TRAINING_LOOKAHEAD = 2
+
+
+class StudentRun:
+    """One student rank's part of a run: data, loss and the bridge to the teacher.
+
+    Give `pretrain` its `datasets`, `forward_step`, `store` and the configuration of `configure`,
+    inside a `with` statement: leaving it well ends the teacher's world, leaving it by an exception
+    doesn't touch the bridge.
+
+    Attributes:
+        datasets: Megatron's dataset provider.
+        store: of the student's world, None: torch's default.
+        argument_defaults: for arguments that the user doesn't give.
+    """
+
+    def __init__(self, options: VocagOptions, world: World, manifest: Manifest) -> None:
+        """Note what to do; nothing is opened yet."""
+        self._options = options
+        self._world = world
+        self._manifest = manifest
+        self._weights: Weights | None = None
+        self._rules: StepRules | None = None
+        self._bridge: StudentBridge | None = None
+        self._guided: list[GuidedBatches] = []
+        self._colocated: ColocatedTeacher | None = None
+        self._identity: RunIdentity | None = None
+        self.store = world.store
+        self.argument_defaults = {
+            "tokenizer_type": "NullTokenizer",
+            "vocab_size": manifest.student.vocab_size,
+        }
+        # `pretrain` builds the datasets on every rank if this says so.
+        self.datasets = partial(self._datasets)
+        self.datasets.is_distributed = True  # type: ignore[attr-defined]
+
+    def configure(self, args: Namespace) -> Any:
+        """Check the arguments and return the configuration for `pretrain`.
+
+        Args:
+            args: Megatron's, validated.
+
+        Raises:
+            ValueError: what can't work, with the remedy.
+        """
+        options = self._options
+        checks.require_student(args, options, self._manifest)
+        if options.teacher is not None:
+            checks.require_service(args, options.teacher)
+        vocab_size = args.vocab_size or args.padded_vocab_size
+        config = gpt_config_from_args(args)
+        config.transformer_layer_spec = packed_layer_spec
+        if options.student is not None:
+            self._weights = self._open_student(args, options.student)
+            vocab_size = self._weights.shape.vocab_size
+            config.pre_wrap_hooks.append(self._load_student)
+        args.vocag_model_config = (
+            self._weights.shape.config if self._weights else config_of_arguments(args, vocab_size)
+        )
+        if args.vocag_model_config is None:
+            logger.warning("export_hf can't export a student of this architecture")
+        self._rules = StepRules(
+            rule=options.rule,
+            expectation=options.expectation,
+            vocab_size=vocab_size,
+            num_microbatches=checks.step_sizes(args).training,
+        )
+        return pretrain_cfg_container_from_args(args, config)
+
+    def forward_step(
+        self,
+        iterator: Iterator[MicroBatch],
+        model: torch.nn.Module,
+        return_schedule_plan: bool = False,
+    ) -> tuple[Tensor, Any]:
+        """Megatron's forward step."""
+        assert self._rules is not None, "configure comes first"
+        assert not return_schedule_plan, "only mixtures of experts ask for a schedule plan"
+        return run_forward_step(self._rules, iterator, model)
+
+    def __enter__(self) -> StudentRun:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        # Megatron ends a run by sys.exit on --exit-interval, --exit-duration and SIGTERM.
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._end_teacher()
+
+    def _end_teacher(self) -> None:
+        for guided in self._guided:
+            guided.drain()
+        if self._bridge is not None:
+            self._bridge.close()
+
+    def _open_student(self, args: Namespace, source: str) -> Weights:
+        weights = open_weights(source)
+        require_model(args, weights.shape)
+        weights.shape.require_window(args.seq_length, what="student")
+        student = self._manifest.student
+        self._manifest.require_tokenizers(
+            student_sha256=checks.tokenizer_hash(weights.folder, student)
+        )
+        return weights
+
+    def _load_student(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+        assert self._weights is not None
+        load_model(chunks, self._weights)
+        return chunks
+
+    def _datasets(
+        self, num_samples: tuple[int, int | None, int], vp_stage: int | None = None
+    ) -> tuple[Iterator[MicroBatch], Iterator[MicroBatch] | None, None]:
+        """Return endless iterators over training and validation rows; there is no test set."""
+        args = get_args()
+        sizes = checks.step_sizes(args)
+        training = self._open_rows(self._options.data, args.seq_length, args.global_batch_size)
+        self._take_up_run(args, training)
+        self._start_teacher(args)
+        train = self._batches(training, num_samples[0], args.consumed_train_samples, args)
+        train = self._guide(train, sizes.training, _TRAINING_LOOKAHEAD, vp_stage)
+        valid = None
+        if self._options.validation_data is not None and args.eval_iters:
+            rows = self._open_rows(
+                self._options.validation_data, args.seq_length, args.eval_global_batch_size
+            )
+            valid = self._batches(rows, None, args.consumed_valid_samples, args)
+            valid = self._guide(valid, sizes.validation, 1, vp_stage)
+        return train, valid, None
+
+    def _open_rows(self, path: str, seq_length: int, global_batch_size: int) -> AlignedRows:
+        options = self._options
+        return AlignedRows(
+            StreamConfig(
+                path=path,
+                seq_length=seq_length,
+                # The training data decides for both, since the teacher has one length.
+                teacher_seq_length=checks.teacher_seq_length(
+                    options.teacher, self._manifest, seq_length
+                ),
+                seed=get_args().seed,
+                global_batch_size=global_batch_size,
+                # Samples are numbers; the run's own length ends it.
+                num_epochs=1 << 30,
+                shuffle_shards=options.shuffle_shards,
+                on_damage=options.on_damage,  # type: ignore[arg-type]
+                cache_folder=options.cache_folder,
+                cache_bytes=options.cache_gigabytes << 30,
+            )
+        )
+
+    def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
+        """Note in the arguments, which every checkpoint keeps, what the run is made of."""
+        if self._identity is not None:
+            return
+        self._identity = RunIdentity(
+            stream=asdict(rows.state(0)),
+            teacher=self._teacher_fingerprint(),
+            guidance=_guidance(self._options),
+        )
+        if args.iteration:
+            require_same_run(args, self._identity, rows)
+        args.vocag_run = asdict(self._identity)
+        if dist.get_rank() == 0:
+            epochs = args.train_iters * args.global_batch_size / rows.samples_per_epoch
+            logger.info("%d rows per epoch, %.2f epochs", rows.samples_per_epoch, epochs)
+
+    def _teacher_fingerprint(self) -> str | None:
+        """Hash the teacher's files on one rank; reading them takes seconds."""
+        if self._options.teacher is None:
+            return None
+        found: list[str | None] = [None]
+        if dist.get_rank() == 0:
+            found = [open_weights(self._options.teacher.source).fingerprint()]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def _start_teacher(self, args: Namespace) -> None:
+        teacher = self._options.teacher
+        if teacher is None or self._bridge is not None or self._colocated is not None:
+            return
+        if not teacher.world_size:
+            self._colocated = ColocatedTeacher(teacher, self._manifest, self._options, args)
+        elif _computes_loss() and parallel_state.get_tensor_model_parallel_rank() == 0:
+            assert self._world.bridge_store is not None
+            self._bridge = StudentBridge(
+                self._world.bridge_store,
+                Pairing(args.data_parallel_size, teacher.num_replicas),
+                replica=parallel_state.get_data_parallel_rank(),
+                timeout_minutes=teacher.timeout_minutes,
+            )
+
+    def _batches(
+        self, rows: AlignedRows, num_samples: int | None, consumed: int, args: Namespace
+    ) -> Iterator[MicroBatch]:
+        """Read micro-batches from where the run stands to its last sample."""
+        training = num_samples is not None
+        size = args.micro_batch_size if training else args.eval_micro_batch_size
+        indices = ReplicaBatches(
+            num_samples=num_samples if num_samples is not None else len(rows),
+            consumed_samples=consumed,
+            micro_batch_size=size,
+            global_batch_size=rows.config.global_batch_size,
+            replica=parallel_state.get_data_parallel_rank(),
+            num_replicas=parallel_state.get_data_parallel_world_size(),
+        )
+        loader: DataLoader[Rows] = DataLoader(
+            rows,
+            batch_sampler=indices,
+            collate_fn=collate_rows,
+            num_workers=args.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        device = torch.device("cuda")
+        first = consumed // (size * parallel_state.get_data_parallel_world_size())
+        return (micro_batch(batch, first + step, device) for step, batch in enumerate(loader))
+
+    def _guide(
+        self,
+        batches: Iterator[MicroBatch],
+        num_microbatches: int,
+        lookahead: int,
+        vp_stage: int | None,
+    ) -> Iterator[MicroBatch]:
+        teacher = self._options.teacher
+        if teacher is None or not teacher.world_size or not _computes_loss(vp_stage):
+            return batches
+        guided = GuidedBatches(
+            batches,
+            self._bridge,
+            num_microbatches=num_microbatches,
+            how=self._options.aggregation,
+            tensor_parallel_group=parallel_state.get_tensor_model_parallel_group(),
+            lookahead=lookahead,
+        )
+        self._guided.append(guided)
+        return guided
+
+
+def _computes_loss(vp_stage: int | None = None) -> bool:
+    """Whether this rank's chunk is the model's last."""
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return False
+    num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    return vp_stage is None or num_chunks is None or vp_stage == num_chunks - 1
+
+
+def _guidance(options: VocagOptions) -> dict[str, Any]:
+    return {
+        "aggregation": options.aggregation,
+        "expectation": options.expectation,
+        **asdict(options.rule),
+    }
