@@ -8,6 +8,7 @@ ring of slots made once, and pass the slot's number; the reader copies the slot.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -70,7 +71,8 @@ class RowLoader:
         )
         for slot in loader:
             buffer = self._new_buffer()
-            buffer.copy_(slots[slot])
+            # By numpy: torch wakes its threads for a copy, and they compete with the workers.
+            np.copyto(buffer.numpy(), slots[slot].numpy())
             yield Rows(buffer, self.layout)
 
     def _new_buffer(self) -> torch.Tensor:

@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader
 from pipeline.order import ReplicaBatches, RowOrder
 from pipeline.packing import FORCED, Convention
 from pipeline.streaming import AlignedRows, StreamConfig, collate_rows, load_batches
+from pipeline.webdataset_documents import decoded_documents
 from schemas.document import AlignedDocument, Tokens
+from tests.datasets import build_dataset, word_pieces
 from tests.reference_rows import reference_row
 from tests.streaming_data import (
     FIRST_ID,
@@ -111,6 +113,22 @@ def test_rows_equal_the_reference_for_every_stored_width(tmp_path, largest_id):
     documents[1] = replace(documents[1], teacher=Tokens(np.arange(400), end))
     dataset = write_dataset(tmp_path / "data", documents, shard_sizes=[3])
     rows = open_rows(dataset, seq_length=128, teacher_seq_length=450)
+    for sample in range(len(rows)):
+        number = rows.order.row(0, sample)
+        expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
+        for name, values in expected.items():
+            assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
+
+
+@pytest.mark.parametrize("make_student", [lambda: None, word_pieces], ids=["tiling", "with gaps"])
+def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path, make_student):
+    build_dataset(tmp_path / "data", student=make_student())
+    rows = AlignedRows(
+        StreamConfig(path=str(tmp_path / "data"), seq_length=48, teacher_seq_length=64)
+    )
+    found = decoded_documents(str(tmp_path / "data"))
+    documents = [sample["document"] for sample in found]
+    assert len(rows) > 10
     for sample in range(len(rows)):
         number = rows.order.row(0, sample)
         expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
@@ -263,6 +281,27 @@ def test_the_order_is_the_one_of_this_release(dataset):
 
 GOLDEN_EPOCH_0 = [2, 4, 1, 0, 3, 7, 5, 6, 8]
 GOLDEN_EPOCH_1 = [2, 4, 3, 1, 0, 7, 8, 5, 6]
+
+
+def test_large_groups_are_divided(dataset, monkeypatch):
+    whole = open_rows(dataset, shuffle_shards=3).order
+    monkeypatch.setattr("pipeline.order.MAX_GROUP_ROWS", 20)
+    divided = open_rows(dataset, shuffle_shards=3).order
+    sizes = np.diff(divided.group_row_starts)
+    assert len(whole.group_row_starts) == 2
+    assert len(sizes) > 2
+    assert sizes.max() < 20 + 3 * 6  # a group ends with a window
+    num_rows = int(divided.group_row_starts[-1])
+    assert sorted(divided.row(1, place) for place in range(num_rows)) == list(range(num_rows))
+
+
+def test_batches_from_workers_stay_valid_while_they_are_kept(dataset):
+    rows = open_rows(dataset, global_batch_size=2, num_epochs=3)
+    kept = list(load_batches(rows, micro_batch_size=2, num_workers=2))
+    assert len(kept) == len(rows) // 2 > 50
+    for number, batch in enumerate(kept):
+        expected = rows.__getitems__([2 * number, 2 * number + 1])
+        assert torch.equal(batch.buffer, expected.buffer)
 
 
 def test_groups_read_a_bounded_set_of_shards(dataset):
