@@ -1,0 +1,142 @@
+"""The figures: the paper's numbers from real vocabularies, and files that a browser can read."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from pipeline.alignment import align_batch
+from pipeline.figure_alignment import join_documents, measure_chunking
+from pipeline.figure_charts import Line, line_chart, write_figure
+from pipeline.figures import main
+from tests.tokenizer_zoo import SENTENCES, SHARED, load, needs_shared, source
+
+SVG = "{http://www.w3.org/2000/svg}"
+TEXT = "Probability, Uncertainty"
+
+
+@needs_shared
+@pytest.mark.slow
+def test_paper_overlap_of_qwen(capsys: pytest.CaptureFixture[str]) -> None:
+    teachers = [str(SHARED / "qwen2_5"), str(SHARED / "mistral")]
+    assert main(["vocabulary", "--student", str(SHARED / "llama2"), "--teacher", *teachers]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[2].split() == ["qwen2_5", "151,643", "6.32", "%", "17.37", "%"]
+
+
+@needs_shared
+@pytest.mark.slow
+def test_paper_token_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"llama2": 7, "qwen2_5": 4, "mistral": 8, "deepseek_llm": 6}
+    assert main(["tokens", TEXT, "--tokenizers", *(str(SHARED / name) for name in names)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:7]]
+    assert {row[0]: int(row[1]) for row in rows} == names
+
+
+def test_packaged_tokenizers_draw_every_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student, teacher = f"student={source('mistral_v1')}", f"teacher={source('deepseek')}"
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"t": s}) + "\n" for s in SENTENCES * 4), "utf-8")
+    pair = ["--student", student, "--teacher", teacher]
+    fig1, fig2, fig3 = (tmp_path / name for name in ("1.svg", "2.html", "3.html"))
+    assert main(["vocabulary", *pair, "--output", str(fig1)]) == 0
+    tokens = ["tokens", "<b>&é", "--tokenizers", student, teacher, "--output", str(fig2)]
+    assert main(tokens) == 0
+    texts = ["--input", str(corpus), "--text-field", "t", "--text-bytes", "300"]
+    alignment = ["alignment", *pair, *texts, "--chunks", "8", "16", "--output", str(fig3)]
+    assert main(alignment) == 0
+    bars = ElementTree.parse(fig1).getroot().findall(f"{SVG}rect")
+    assert len(bars) == 2 + 2  # the legend and the bars
+    page = fig2.read_text("utf-8")
+    assert "student" in page
+    assert "<b>" not in page
+    assert "http" not in page.split("<body>")[1]
+    assert "16 chunks" in fig3.read_text("utf-8")
+    assert "student student, teacher teacher" in capsys.readouterr().out
+
+
+def test_chunk_quality_equals_a_slow_count() -> None:
+    student, teacher = load("mistral_v1"), load("deepseek")
+    texts = join_documents(SENTENCES, 120)
+    assert len(texts) >= 3
+    quality = measure_chunking(texts, student, teacher, [8])
+    ratios = []
+    for text in texts:
+        batch = align_batch([text], student, teacher)
+        sides = [_bytes_of_chunks(side.byte_offsets, 8) for side in (batch.student, batch.teacher)]
+        for s, t in zip(*sides, strict=True):
+            ratios.append((len(s & t) / len(s | t), len(s & t) / len(s)))
+    iou, ios = np.mean(ratios, axis=0)
+    assert quality.chunk_iou[0] == pytest.approx(iou)
+    assert quality.chunk_ios[0] == pytest.approx(ios)
+    assert quality.token_ios == 1.0 > quality.token_iou > quality.chunk_iou[0]
+
+
+def test_too_short_texts_are_refused() -> None:
+    texts = join_documents(["a few words"], 5)
+    with pytest.raises(ValueError, match=r"text 0 has \d+ student tokens, fewer than 512 chunks"):
+        measure_chunking(texts, load("mistral_v1"), load("deepseek"))
+    with pytest.raises(ValueError, match="no text is long enough"):
+        measure_chunking([], load("mistral_v1"), load("deepseek"))
+
+
+def test_joined_documents_lose_only_the_short_rest() -> None:
+    texts = [text.text.decode() for text in join_documents([f"d{i}" for i in range(11)], 10)]
+    assert texts == ["d0\n\nd1\n\nd2", "d3\n\nd4\n\nd5", "d6\n\nd7\n\nd8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vocabulary", "--student", "nowhere", "--teacher", "x"], "no such file or folder"),
+        (["tokens", "", "--tokenizers", "x"], "the text is empty"),
+        (["tokens", "a", "--tokenizers", "x", "--output", "a.svg"], "ending in .html"),
+        (["tokens", "a", "--tokenizers", "n=x", "n=y"], "two tokenizers are called n"),
+        (["kept", "--student", "a", "--teacher", "b"], "give the text itself or --text-file"),
+    ],
+)
+def test_wrong_requests_say_what_to_do(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bad_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "a"}\n{"body": "b"}\n', "utf-8")
+    pair = ["--student", "a", "--teacher", "b"]
+    assert main(["alignment", *pair, "--input", str(corpus)]) == 2
+    assert 'line 2 has no text "text"' in capsys.readouterr().err
+
+
+def test_line_chart_places_values_and_labels(tmp_path: Path) -> None:
+    lines = [Line("a", [0, 50, 100], 0), Line("b", [1, 51, 99], 1), Line("c", [70] * 3, 2, True)]
+    chart = line_chart(
+        "t", ["1", "2", "4"], lines, x_label="x", y_label="y", y_range=(0, 100), x=[1, 2, 4]
+    )
+    write_figure(chart, tmp_path / "chart.svg")
+    root = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    points = [
+        [tuple(map(float, pair.split(","))) for pair in line.get("points", "").split()]
+        for line in root.findall(f"{SVG}polyline")
+    ]
+    assert len(points) == 2
+    (x0, y0), (x1, y1), (x2, y2) = points[0]
+    assert x2 - x1 == pytest.approx(2 * (x1 - x0), abs=0.2)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+    names = [float(t.get("y", 0)) for t in root.findall(f"{SVG}text") if t.text in ("a", "b")]
+    assert abs(names[0] - names[1]) >= 14 - 0.2
+    with pytest.raises(ValueError, match=r"ends in \.svg or \.html"):
+        write_figure(chart, tmp_path / "chart.png")
+
+
+def _bytes_of_chunks(byte_offsets: np.ndarray, num_chunks: int) -> list[set[int]]:
+    chunks: list[set[int]] = [set() for _ in range(num_chunks)]
+    for i, (start, end) in enumerate(byte_offsets.tolist()):
+        chunks[i * num_chunks // len(byte_offsets)] |= set(range(start, end))
+    return chunks
