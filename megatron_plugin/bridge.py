@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
 _IDLE = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
-_GRACE_SECONDS = 20.0
+_GRACE_SECONDS = 5.0
 
 
 class BridgeError(RuntimeError):

@@ -6,74 +6,56 @@ VOCAG_TEST_DUMP names a folder for the first step's gradients and the last step'
 import os
 from pathlib import Path
 
-from tests.megatron import cpu_shim  # noqa: F401  before anything of megatron
+from tests.megatron import cpu_shim  # noqa: F401, I001  before anything of megatron
 
 import torch
-from megatron.core.optimizer import optimizer as optimizers
+from megatron.core import parallel_state
+from megatron.training import training
 from torch import distributed as dist
-
-torch.set_num_threads(1)
 
 from megatron_plugin import pretrain_gpt
 from megatron_plugin.hf_weights import whole_model_names
 
-DUMP = os.environ.get("VOCAG_TEST_DUMP")
-
 
 def dump_steps(folder):
-    """Save each step's gradients before the optimiser takes them, and the weights after."""
-    original = optimizers.MixedPrecisionOptimizer.step
-    original_fp32 = optimizers.FP32Optimizer.step
-    del original
+    """Save the first step's gradients as the optimiser gets them, and each step's weights."""
+    original = training.train_step
 
-    def step(self, *args, **kwargs):
-        from megatron.training import training
+    def train_step(forward_step, iterator, model, optimizer, *rest, **named):
+        step = optimizer.step
 
-        chunks = training_models()
-        gradients = {
-            name: parameter.main_grad.clone()
-            for chunk in chunks
-            for name, parameter in whole_model_names(chunk).items()
-        }
-        first = folder / f"gradients-{dist.get_rank()}.pt"
-        if not first.exists():
-            torch.save(gradients, first)
-        done = original_fp32(self, *args, **kwargs)
-        weights = {
-            name: parameter.detach().clone()
-            for chunk in chunks
-            for name, parameter in whole_model_names(chunk).items()
-        }
-        torch.save(weights, folder / f"weights-{dist.get_rank()}.pt")
-        del training
-        return done
+        def save_and_step():
+            if not (folder / f"gradients-{dist.get_rank()}.pt").exists():
+                save(folder, "gradients", model, lambda parameter: parameter.main_grad)
+            return step()
 
-    optimizers.FP32Optimizer.step = step
+        optimizer.step = save_and_step
+        try:
+            return original(forward_step, iterator, model, optimizer, *rest, **named)
+        finally:
+            optimizer.step = step
+            save(folder, "weights", model, lambda parameter: parameter.detach())
+
+    training.train_step = train_step
 
 
-MODELS = []
+def save(folder, what, model, value):
+    """Write one rank's slices, and which slices they are."""
+    slices = {
+        name: value(parameter).clone()
+        for chunk in model
+        for name, parameter in whole_model_names(chunk).items()
+    }
+    place = {
+        "tensor": parallel_state.get_tensor_model_parallel_rank(),
+        "replica": parallel_state.get_data_parallel_rank(),
+    }
+    torch.save({"slices": slices, **place}, folder / f"{what}-{dist.get_rank()}.pt")
 
 
-def training_models():
-    """Return this rank's model chunks, as Megatron built them."""
-    return MODELS
-
-
-def remember_models():
-    """Note the chunks when they are built."""
-    from megatron.training import training
-
-    original = training.setup_model_and_optimizer
-
-    def setup(*args, **kwargs):
-        built = original(*args, **kwargs)
-        MODELS.extend(built[0])
-        return built
-
-    training.setup_model_and_optimizer = setup
-
-
-if DUMP:
-    remember_models()
-    dump_steps(Path(DUMP))
-pretrain_gpt.main()
+# Megatron's checkpoint writer starts processes that import this file again.
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if "VOCAG_TEST_DUMP" in os.environ:
+        dump_steps(Path(os.environ["VOCAG_TEST_DUMP"]))
+    pretrain_gpt.main()

@@ -1,0 +1,172 @@
+"""Export a trained student as a Hugging Face folder, to evaluate and to serve.
+
+    python -m megatron_plugin.export_hf CHECKPOINT OUT
+
+Reads a checkpoint of `megatron_plugin.pretrain_gpt`, whatever parallelism saved it, on one CPU
+process. The tokenizer comes along from the dataset that the student was trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from megatron_plugin.weight_sources import (
+    Weights,
+    checkpoint_args,
+    newest_iteration,
+    open_megatron_checkpoint,
+)
+from pipeline.dataset_files import open_dataset
+from schemas.errors import DatasetError
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FILE_BYTES = 4 << 30
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Export one checkpoint; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m megatron_plugin.export_hf",
+        description="Export a trained student as a Hugging Face folder.",
+    )
+    parser.add_argument("checkpoint", type=Path, help="--save folder, or one iteration's folder")
+    parser.add_argument("output", type=Path, help="folder to make")
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, help="of the exported weights (default: as in the checkpoint)"
+    )
+    parser.add_argument(
+        "--no-tokenizer", action="store_true", help="leave the dataset's tokenizer out"
+    )
+    options = parser.parse_args(argv)
+    try:
+        weights = export_student(
+            options.checkpoint,
+            options.output,
+            dtype=_DTYPES.get(options.dtype),
+            with_tokenizer=not options.no_tokenizer,
+        )
+    except (ValueError, OSError) as error:
+        print(f"export_hf: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.output}: {len(weights.tensors)} tensors, {weights.shape.family}")
+    return 0
+
+
+def export_student(
+    checkpoint: Path,
+    output: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    with_tokenizer: bool = True,
+) -> Weights:
+    """Write a checkpoint's student in Hugging Face's format.
+
+    Args:
+        checkpoint: a run's `--save` folder (its newest iteration) or one iteration's folder.
+        output: folder to make; must not hold a model yet.
+        dtype: of the tensors; None: as in the checkpoint.
+        with_tokenizer: copy the student's tokenizer from the run's dataset.
+
+    Returns:
+        What was exported.
+
+    Raises:
+        WeightsError: no checkpoint of this trainer.
+        FileExistsError: the folder holds a model.
+        DatasetError: the run's dataset isn't there any more.
+
+    Example:
+        >>> export_student(Path("checkpoints"), Path("student")).shape.family
+        'llama'
+    """
+    if (output / "config.json").exists():
+        raise FileExistsError(f"{output} holds a model already: name another folder or remove it")
+    weights = open_megatron_checkpoint(checkpoint)
+    tensors = {
+        name: tensor.to(dtype or tensor.dtype).clone()
+        for name, tensor in weights.tensors.items()
+        if isinstance(tensor, Tensor)
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    _write_tensors(tensors, output)
+    if with_tokenizer:
+        run = checkpoint_args(newest_iteration(checkpoint))
+        copy_tokenizer(run.vocag_data, output)
+    # Last, because it makes the folder a model.
+    config = exported_config(weights, next(iter(tensors.values())).dtype)
+    (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return weights
+
+
+def exported_config(weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the `config.json` of an exported model."""
+    family = weights.shape.family
+    return weights.shape.config | {
+        "architectures": [_ARCHITECTURES[family]],
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def copy_tokenizer(data: str | os.PathLike[str], output: Path) -> None:
+    """Copy a dataset's student tokenizer beside a model.
+
+    Raises:
+        DatasetError: the dataset isn't there.
+    """
+    try:
+        files = open_dataset(data)
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"the run's dataset {data} isn't there, so its tokenizer isn't either: pass "
+            "--no-tokenizer"
+        ) from error
+    record = files.manifest.student
+    with fsspec.open(f"{files.root}/{record.file}", "rb") as file:
+        (output / Path(record.file).name).write_bytes(file.read())
+    special = {"bos_token_id": record.bos_token_id, "eos_token_id": record.eos_token_id}
+    given = {name: value for name, value in special.items() if value is not None}
+    (output / "generation_config.json").write_text(json.dumps(given, indent=2) + "\n")
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], output: Path) -> None:
+    """Write files of at most 4 GiB, with an index if there are several."""
+    files: list[dict[str, Tensor]] = [{}]
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        if num_bytes + tensor.nbytes > _FILE_BYTES and files[-1]:
+            files.append({})
+            num_bytes = 0
+        files[-1][name] = tensor
+        num_bytes += tensor.nbytes
+    if len(files) == 1:
+        save_file(files[0], output / "model.safetensors", metadata={"format": "pt"})
+        return
+    places = {}
+    for number, part in enumerate(files, 1):
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        save_file(part, output / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

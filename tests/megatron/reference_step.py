@@ -1,0 +1,73 @@
+"""One training step in one process with transformers: what every layout must agree with.
+
+Documents go through the models one by one; nothing of the plugin is used.
+"""
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from pipeline.guidance import aggregate_teacher_losses, guided_loss
+from pipeline.packing import suggest_teacher_seq_length
+from pipeline.selection import SelectionRule, select_tokens
+from pipeline.streaming import AlignedRows, StreamConfig
+
+
+def reference_gradients(inputs, *, seq_length, global_batch_size, rows_per_choice, seed=1234):
+    """Return the first step's gradients by parameter name, and its losses.
+
+    Args:
+        inputs: the job's.
+        seq_length: student tokens per row.
+        global_batch_size: rows.
+        rows_per_choice: rows over which the top fraction is counted: the micro-batches of all
+            replicas.
+        seed: of the rows' order; Megatron's default.
+    """
+    rows = AlignedRows(
+        StreamConfig(
+            path=str(inputs.data),
+            seq_length=seq_length,
+            seed=seed,
+            global_batch_size=global_batch_size,
+        )
+    )
+    assert rows.plan.rules.teacher_seq_length == suggest_teacher_seq_length(
+        rows.manifest, seq_length
+    )
+    student = AutoModelForCausalLM.from_pretrained(inputs.student, dtype=torch.float32)
+    teacher = AutoModelForCausalLM.from_pretrained(inputs.teacher, dtype=torch.float32)
+    total, count = 0.0, 0
+    for start in range(0, global_batch_size, rows_per_choice):
+        batch = rows.__getitems__(list(range(start, start + rows_per_choice)))
+        result = _guided(student, teacher, batch)
+        total, count = total + result.loss_sum, count + int(result.count)
+    (total / count).backward()
+    return {name: p.grad for name, p in student.named_parameters()}, float(total.detach() / count)
+
+
+def _guided(student, teacher, batch):
+    with torch.no_grad():
+        labels = batch["teacher_input_ids"].roll(-1, 1)
+        ahead = _losses(teacher, batch["teacher_input_ids"], labels, batch["teacher_cu_seqlens"])
+        # Entry l is the loss of token l, which position l - 1 predicts.
+        teacher_losses = torch.cat((torch.full((len(ahead), 1), torch.nan), ahead[:, :-1]), 1)
+        teacher_losses[batch["teacher_position_ids"] == 0] = torch.nan
+    losses = _losses(student, batch["input_ids"], batch["labels"], batch["cu_seqlens"])
+    guidance = aggregate_teacher_losses(teacher_losses, batch["teacher_spans"], "max")
+    selection = select_tokens(
+        losses, guidance, loss_mask=batch["loss_mask"], rule=SelectionRule(scope="microbatch")
+    )
+    return guided_loss(losses, selection)
+
+
+def _losses(model, input_ids, labels, cu_seqlens):
+    rows = []
+    for ids, targets, bounds in zip(input_ids, labels, cu_seqlens.tolist(), strict=True):
+        parts = []
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            if start < stop:
+                logits = model(ids[None, start:stop].long()).logits[0]
+                parts.append(cross_entropy(logits, targets[start:stop].long(), reduction="none"))
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)

@@ -1,0 +1,221 @@
+"""Runs end, stop, resume and fail as a whole."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.export_hf import export_student
+from megatron_plugin.weight_sources import open_weights
+from tests.megatron.launch import ROOT, job_environment, torchrun_command
+from tests.megatron.models import save_model
+from tests.megatron.training_job import arguments, make_inputs, merged, train
+
+pytestmark = pytest.mark.slow
+
+TWO_WORLDS = {"vocag_teacher_world_size": 1}
+# torchrun gives a process 30 seconds to end before it kills it.
+ENDS_WITHIN_SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def interrupted(inputs, tmp_path_factory):
+    """A run of 6 steps that stopped after 3: its folder."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    first = train(
+        inputs,
+        3,
+        folder / "first",
+        train_iters=6,
+        pipeline_model_parallel_size=2,
+        exit_interval=3,
+        save=folder / "checkpoint",
+        save_interval=3,
+        tensorboard_dir=folder / "tensorboard",
+        **TWO_WORLDS,
+    )
+    assert "iteration        3/       6" in first.stdout
+    assert "iteration        4/       6" not in first.stdout
+    return folder
+
+
+def test_three_and_three_steps_are_six_bit_for_bit(inputs, interrupted, tmp_path):
+    options = {"train_iters": 6, "pipeline_model_parallel_size": 2, **TWO_WORLDS}
+    train(inputs, 3, tmp_path / "six", **options)
+    resumed = train(inputs, 3, tmp_path / "three", load=interrupted / "checkpoint", **options)
+    assert "iteration        4/       6" in resumed.stdout
+    assert "iteration        3/       6" not in resumed.stdout
+    six = merged(tmp_path / "six", "weights", inputs.student)
+    three = merged(interrupted / "first", "weights", inputs.student)
+    again = merged(tmp_path / "three", "weights", inputs.student)
+    assert all(torch.equal(six[name], again[name]) for name in six)
+    assert any(not torch.equal(six[name], three[name]) for name in six)
+
+
+def test_export_is_what_megatron_holds(inputs, interrupted, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    export_student(interrupted / "checkpoint", tmp_path / "student")
+    held = merged(interrupted / "first", "weights", inputs.student)
+    exported = open_weights(str(tmp_path / "student"))
+    assert exported.tensors.keys() == held.keys()
+    assert all(torch.equal(exported.get(name), tensor) for name, tensor in held.items())
+    model, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "student", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(model.get_input_embeddings().weight, held["model.embed_tokens.weight"])
+    assert (tmp_path / "student" / "tokenizer.json").is_file()
+
+
+def test_metrics_reach_tensorboard(interrupted):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(interrupted / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    wanted = {"kept_fraction", "mapped_fraction", "teacher_loss", "student_loss_kept", "threshold"}
+    wanted |= {"teacher_wait_ms", "teacher_tokens_per_second", "quarantined_tokens"}
+    assert {f"vocag/{name}" for name in wanted} | {"lm loss", "guided loss"} <= tags
+    kept = [event.value for event in events.Scalars("vocag/kept_fraction")]
+    assert len(kept) == 3
+    assert all(0.3 < value < 0.5 for value in kept)
+
+
+def test_validation_reports_both_losses(inputs, interrupted):
+    done = train(
+        inputs,
+        2,
+        train_iters=2,
+        vocag_validation_data=inputs.validation,
+        eval_interval=1,
+        eval_iters=1,
+        vocag_teacher_world_size=1,
+    )
+    lines = [line for line in done.stdout.splitlines() if "validation loss at" in line]
+    assert len(lines) >= 2
+    assert all("lm loss value" in line and "guided loss value" in line for line in lines)
+
+
+@pytest.mark.parametrize("change", ["teacher", "data", "guidance"])
+def test_a_changed_run_is_refused(inputs, interrupted, tmp_path, change):
+    if change == "teacher":
+        save_model(tmp_path / "other", "llama_scaled", vocab_size=480, seed=9)
+    changes = {
+        "teacher": {"vocag_teacher": tmp_path / "other"},
+        "data": {"vocag_data": inputs.validation},
+        "guidance": {"vocag_keep_fraction": 0.5},
+    }[change]
+    done = train(
+        inputs, 1, check=False, train_iters=6, load=interrupted / "checkpoint", **changes
+    )
+    assert done.returncode
+    told = {"data": "the checkpoint was made with fingerprint"}.get(change, f"made with {change}")
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("victim", ["teacher", "student"])
+def test_a_killed_world_ends_the_job(inputs, victim):
+    with started(inputs, train_iters=100000, **TWO_WORLDS) as job:
+        victims = job.ranks()
+        os.kill(victims[victim], signal.SIGKILL)
+        output = job.finish()
+    assert "Signal 9 (SIGKILL)" in output.rstrip()[-1500:]
+    assert f"rank      : {0 if victim == 'student' else 1} " in output
+
+
+def test_a_silent_teacher_ends_the_job(inputs):
+    with started(
+        inputs, train_iters=100000, vocag_teacher_timeout_minutes=0.05, **TWO_WORLDS
+    ) as job:
+        os.kill(job.ranks()["teacher"], signal.SIGSTOP)
+        output = job.finish()
+    assert "the teacher doesn't answer over the bridge" in output.rstrip()[-3000:]
+
+
+def test_sigterm_saves_and_ends_both_worlds(inputs, tmp_path):
+    with started(
+        inputs,
+        train_iters=100000,
+        exit_signal_handler="",
+        save=tmp_path,
+        save_interval=100000,
+        **TWO_WORLDS,
+    ) as job:
+        for rank in job.ranks().values():
+            os.kill(rank, signal.SIGTERM)
+        job.finish(code=0)
+    assert int((tmp_path / "latest_checkpointed_iteration.txt").read_text()) >= 1
+
+
+class started:  # noqa: N801  a context manager, used like a function
+    """A job of one student and one teacher rank, once it has taken its first step."""
+
+    def __init__(self, inputs, **changes):
+        self.token = f"{time.monotonic_ns()}"
+        self.process = subprocess.Popen(
+            torchrun_command(2, *arguments(inputs, **changes)),
+            cwd=ROOT,
+            env=job_environment(VOCAG_TEST_JOB=self.token),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.seen = []
+
+    def __enter__(self):
+        for line in self.process.stdout:
+            self.seen.append(line)
+            if " iteration        2/" in line:
+                return self
+        raise AssertionError("".join(self.seen[-40:]))
+
+    def __exit__(self, *_):
+        self.process.kill()
+        for pid in self.members():
+            os.kill(pid, signal.SIGKILL)
+        self.process.stdout.close()
+
+    def members(self):
+        """Return the processes of the job besides torchrun, by its environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != self.process.pid:
+                try:
+                    environment = (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if f"VOCAG_TEST_JOB={self.token}".encode() in environment.split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def ranks(self):
+        """Return the processes of both worlds."""
+        by_rank = {}
+        for pid in self.members():
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"RANK="):
+                    by_rank[int(entry.removeprefix(b"RANK="))] = pid
+        assert sorted(by_rank) == [0, 1]
+        return {"student": by_rank[0], "teacher": by_rank[1]}
+
+    def finish(self, code=None):
+        """Wait for the end; return all output. No process may be left."""
+        output, _ = self.process.communicate(timeout=ENDS_WITHIN_SECONDS)
+        output = "".join(self.seen) + output
+        expected = self.process.returncode == code if code is not None else self.process.returncode
+        assert expected, output[-4000:]
+        assert self.members() == []
+        return output
