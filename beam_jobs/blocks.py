@@ -22,8 +22,11 @@ Shuffle = Literal["files", "runner"]
 BLOCK_BYTES = 8 << 20
 """A bucket's block is handed over once it is this large."""
 
-BUFFER_BYTES = 32 << 20
+BUFFER_BYTES = 64 << 20
 """All blocks are handed over once a reader holds this much."""
+
+BLOCKS_PREFIX = "blocks-"
+"""How the files begin that blocks wait in."""
 
 _INLINE, _REFERENCE = b"B", b"R"
 _DOCUMENT, _DEAD_LETTER = 0, 1
@@ -74,12 +77,12 @@ class BlockStore:
         if self.shuffle == "runner":
             yield from ((bucket, _INLINE + block) for bucket, block in blocks)
             return
-        path = storage.join(self.folder, f"blocks-{uuid.uuid4().hex}.bin")
+        name = f"{BLOCKS_PREFIX}{uuid.uuid4().hex}.bin"
         references, offset = [], 0
-        with storage.open_to_write(path) as file:
+        with storage.open_to_write(storage.join(self.folder, name)) as file:
             for bucket, block in blocks:
                 file.write(block)
-                references.append((bucket, (path, offset, len(block))))
+                references.append((bucket, (name, offset, len(block))))
                 offset += len(block)
         for bucket, reference in references:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
@@ -96,11 +99,11 @@ class BlockStore:
                 yield memoryview(element)[1:]
             else:
                 references.append(tuple(json.loads(element[1:])))
-        by_path: dict[str, list[tuple[int, int]]] = {}
-        for path, offset, num_bytes in sorted(references):
-            by_path.setdefault(path, []).append((offset, num_bytes))
-        for path, ranges in by_path.items():
-            yield from _read_ranges(path, ranges)
+        by_name: dict[str, list[tuple[int, int]]] = {}
+        for name, offset, num_bytes in sorted(references):
+            by_name.setdefault(name, []).append((offset, num_bytes))
+        for name, ranges in by_name.items():
+            yield from _read_ranges(storage.join(self.folder, name), ranges)
 
 
 def pack_blocks(

@@ -13,6 +13,7 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
+from beam_jobs.blocks import BLOCKS_PREFIX
 from beam_jobs.options import OptionsError
 from beam_jobs.sharding import CONFIGURATION_FILE, LOCK_FILE
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
@@ -72,6 +73,8 @@ def open_run(folder: str, configuration: Mapping[str, Any]) -> Iterator[None]:
             raise OptionsError(
                 f"another process is writing to {os.path.dirname(folder)}; wait until it has ended"
             ) from None
+        left = [name for name in storage.list_folder(folder) if name.startswith(BLOCKS_PREFIX)]
+        storage.delete_files(folder, left)  # an earlier attempt's texts, as large as the corpus
         yield
 
 

@@ -15,7 +15,6 @@ import pytest
 from beam_jobs import buckets, sharding, storage
 from beam_jobs.align import align, main
 from beam_jobs.options import OptionsError
-from beam_jobs.progress import Counts, WorkerProgress, reset_progress, total_counts
 from beam_jobs.runs import open_run
 from tests.corpus import (
     Corpus,
@@ -256,8 +255,12 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
         second = open_run(folder, {"name": "a"})
         with pytest.raises(OptionsError, match=f"another process is writing to {tmp_path}"):
             second.__enter__()
+    (tmp_path / ".vocag-0" / "blocks-0.bin").write_bytes(b"left by a killed job")
     with open_run(folder, {"name": "a"}):
-        pass
+        assert {path.name for path in (tmp_path / ".vocag-0").iterdir()} == {
+            "configuration.json",
+            "lock",
+        }
 
 
 def test_an_unfinished_run_of_another_configuration_is_refused(
@@ -272,18 +275,6 @@ def test_an_unfinished_run_of_another_configuration_is_refused(
         assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1
     with pytest.raises(OptionsError, match="an unfinished run of another configuration: text_fi"):
         align(align_options(corpus, tmp_path / "out", text_field="id"))
-
-
-def test_progress_adds_up_over_workers(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    first, second = WorkerProgress(folder), WorkerProgress(folder)
-    first.add(read_documents=2, read_bytes=10)
-    second.add(read_documents=3, student_tokens=7)
-    second.add(aligned_documents=1)
-    second.flush()
-    assert total_counts(folder) == Counts(10, 5, 1, 7)
-    reset_progress(folder)
-    assert total_counts(folder) == Counts()
 
 
 def _raise(*_: object) -> None:

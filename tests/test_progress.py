@@ -1,0 +1,76 @@
+"""The live bar and the counters behind it."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.progress import (
+    Counts,
+    WorkerProgress,
+    reset_progress,
+    run_with_bar,
+    total_counts,
+    worker_progress,
+)
+
+
+class Terminal(io.StringIO):
+    """What the bar takes for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_adds_up_over_workers(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    first, second = WorkerProgress(folder), WorkerProgress(folder)
+    first.add(read_documents=2, read_bytes=10)
+    second.add(read_documents=3, student_tokens=7)
+    second.add(aligned_documents=1)
+    second.flush()
+    assert total_counts(folder) == Counts(10, 5, 1, 7)
+    reset_progress(folder)
+    assert total_counts(folder) == Counts()
+
+
+def test_a_process_has_one_counter_for_a_run_until_it_starts_again(tmp_path: Path) -> None:
+    first = worker_progress(str(tmp_path))
+    assert worker_progress(str(tmp_path)) is first
+    reset_progress(str(tmp_path))
+    assert worker_progress(str(tmp_path)) is not first
+
+
+def test_a_worker_that_outlives_the_run_does_not_fail(tmp_path: Path) -> None:
+    progress = WorkerProgress(str(tmp_path / "gone"))
+    progress.add(read_documents=1)
+    progress.flush()
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_shows_both_stages_on_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    screen = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+
+    def work() -> None:
+        progress = WorkerProgress(str(tmp_path))
+        progress.add(read_documents=3, read_bytes=900, aligned_documents=3, student_tokens=200)
+        progress.flush()
+
+    run_with_bar(str(tmp_path), text_bytes=1000, work=work)
+    shown = screen.getvalue()
+    assert ("reading" in shown) == terminal
+    assert ("aligning: 100%" in shown) == terminal
+    assert ("M student tokens/s" in shown) == terminal
+
+
+def test_the_bar_ends_where_the_work_fails(tmp_path: Path) -> None:
+    def work() -> None:
+        raise RuntimeError("the work failed")
+
+    with pytest.raises(RuntimeError, match="the work failed"):
+        run_with_bar(str(tmp_path), text_bytes=1, work=work)
