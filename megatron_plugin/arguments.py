@@ -311,17 +311,13 @@ def _add_guidance_arguments(parser: ArgumentParser) -> None:
         "--vocag-scope",
         choices=get_args(Scope),
         default="group",
-        help="where the share is counted: each row, each rank's micro-batch, or the micro-batches of "
-        "all data-parallel ranks (default: group)",
+        help="where the share is counted: each row, each rank's micro-batch, or the micro-batches "
+        "of all data-parallel ranks (default: group)",
     )
-    add(
-        "--vocag-selection-seed", type=int, default=0, help="of the random selector (default: 0)"
-    )
+    add("--vocag-selection-seed", type=int, default=0, help="of the random selector (default: 0)")
     add(
         "--vocag-expectation",
         choices=get_args(Expectation),
         default="kept",
         help="divide the loss by the kept tokens or by all (default: kept)",
     )
-
-

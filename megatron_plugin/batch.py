@@ -120,9 +120,7 @@ def spread_scores(
         times.waited_seconds / count, times.num_tokens / count, times.seconds / count
     )
     parts = losses.split([len(batch.tokens) for batch in batches])
-    return [
-        batch.guided_by(part, how, share) for batch, part in zip(batches, parts, strict=True)
-    ]
+    return [batch.guided_by(part, how, share) for batch, part in zip(batches, parts, strict=True)]
 
 
 class GuidedBatches(Iterator[MicroBatch]):

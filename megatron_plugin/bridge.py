@@ -4,8 +4,9 @@ One process of each student replica (last pipeline stage, first tensor-parallel 
 process of each teacher replica that serves it. A request holds the teacher's side of some rows, the
 reply one float per teacher token. Requests and replies of a pair keep their order.
 
-    request   int64 [4]: kind, rows, places per row, bounds per row, then int32 [rows, places + bounds]
-    reply     fp32 [rows * places + 2]: losses, then the teacher tokens scored and the seconds it took
+    request   int64 [4]: kind, rows, places per row, bounds per row;
+              then int32 [rows, places + bounds]
+    reply     fp32 [rows * places + 2]: losses, the teacher tokens scored, the seconds it took
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _UNSUPPORTED = (
     ("mock_data", False, "--vocag-data is what is read"),
     ("sft", False, "rows come packed from --vocag-data"),
     ("cuda_graph_impl", "none", "documents have other bounds in every row"),
-    ("inprocess_restart", False, "a restart must rebuild both worlds; torchrun --max-restarts does"),
+    ("inprocess_restart", False, "both worlds must restart; torchrun --max-restarts does"),
     ("use_megatron_fsdp", False, "weights are loaded into tensor-parallel slices"),
     ("use_torch_fsdp2", False, "weights are loaded into tensor-parallel slices"),
     ("dataloader_type", "external", "the rows' order is the dataset's own"),
@@ -75,8 +75,8 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
         )
     if args.eval_iters and options.validation_data is None:
         raise ArgumentError(
-            f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned dataset "
-            "that isn't trained on, or pass --eval-iters 0"
+            f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned "
+            "dataset that isn't trained on, or pass --eval-iters 0"
         )
 
 

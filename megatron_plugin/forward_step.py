@@ -136,8 +136,8 @@ def _token_losses(
 ) -> Tensor:
     """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
 
-    Rows that only pad the vocabulary are no tokens: the softmax leaves them out, so the loss is that
-    of the exported model.
+    Rows that only pad the vocabulary are no tokens: the softmax leaves them out, so the loss is
+    that of the exported model.
     """
     logits_sbv, _ = output_layer(hidden_states, weight=output_weight)
     num_own = vocab_size - _tensor_rank() * logits_sbv.shape[-1]

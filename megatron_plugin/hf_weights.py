@@ -101,8 +101,8 @@ def load_weights(
         if value.shape != parameter.shape:
             raise ValueError(
                 f"{' + '.join(rule.names)} gives {name} the shape {tuple(value.shape)}, the model "
-                f"has {tuple(parameter.shape)}: its Megatron arguments don't fit the weights; leave "
-                "them out and the weights' own config decides"
+                f"has {tuple(parameter.shape)}: its Megatron arguments don't fit the weights; "
+                "leave them out and the weights' own config decides"
             )
         with torch.no_grad():
             parameter.copy_(value)
@@ -126,9 +126,7 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return named
 
 
-def merge_weights(
-    slices: Mapping[str, Sequence[Tensor]], shape: ModelShape
-) -> dict[str, Tensor]:
+def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
     """Return the Hugging Face tensors of a whole model.
 
     Args:

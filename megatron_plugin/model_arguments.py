@@ -27,7 +27,8 @@ def installed_arguments() -> list[str]:
 
     They go before the user's own arguments, which win.
     """
-    arguments = ["--attention-dropout", "0", "--hidden-dropout", "0", "--dataloader-type", "external"]
+    arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
+    arguments += ["--dataloader-type", "external"]
     if find_spec("transformer_engine") is None:
         arguments += ["--transformer-impl", "local", "--no-rope-fusion", "--no-persist-layer-norm"]
         if find_spec("fused_weight_gradient_mlp_cuda") is None:

@@ -179,6 +179,6 @@ def _refuse_untranslated(family: str | None, config: dict[str, Any]) -> None:
         if is_refused:
             value = config.get(name, rope.get(name))
             raise UnsupportedModelError(
-                f"a {family} model with {name} {value!r} isn't supported: the plugin would train or "
-                "score another model than this"
+                f"a {family} model with {name} {value!r} isn't supported: the plugin would train "
+                "or score another model than this"
             )

@@ -1,10 +1,10 @@
-"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
+r"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
 
-    torchrun --nproc-per-node 8 -m megatron_plugin.pretrain_gpt \\
-        --vocag-data aligned --vocag-student models/student \\
-        --vocag-teacher models/teacher --vocag-teacher-world-size 4 \\
-        --vocag-teacher-pipeline-model-parallel-size 4 \\
-        --seq-length 2048 --micro-batch-size 4 --global-batch-size 1024 \\
+    torchrun --nproc-per-node 8 -m megatron_plugin.pretrain_gpt \
+        --vocag-data aligned --vocag-student models/student \
+        --vocag-teacher models/teacher --vocag-teacher-world-size 4 \
+        --vocag-teacher-pipeline-model-parallel-size 4 \
+        --seq-length 2048 --micro-batch-size 4 --global-batch-size 1024 \
         --train-iters 1000 --lr 8e-5 --calculate-per-token-loss --eval-iters 0 --bf16
 
 `--help` lists all arguments; docs/megatron.md explains them. A Megatron-LM checkout's own

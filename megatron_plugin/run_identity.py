@@ -40,8 +40,8 @@ def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) 
     saved = getattr(checkpoint_args(newest_iteration(Path(args.load))), "vocag_run", None)
     if saved is None:
         raise ChangedRunError(
-            f"{args.load} was not saved by this trainer, so what it was trained on isn't known: add "
-            "--finetune to start a new run from its weights"
+            f"{args.load} was not saved by this trainer, so what it was trained on isn't known: "
+            "add --finetune to start a new run from its weights"
         )
     stream = StreamState(**saved["stream"] | {"consumed_samples": args.consumed_train_samples})
     rows.restore(stream)
@@ -49,6 +49,6 @@ def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) 
     for name in ("teacher", "guidance"):
         if saved[name] != now[name]:
             raise ChangedRunError(
-                f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use the "
-                "run's own, or add --finetune to start a new run from its weights"
+                f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use "
+                "the run's own, or add --finetune to start a new run from its weights"
             )

@@ -155,8 +155,8 @@ def _hugging_face(folder: Path) -> Weights:
             tensors = dict.fromkeys(file.keys(), folder / _SINGLE_FILE)
     else:
         raise WeightsError(
-            f"{folder} has a config.json but neither {_SINGLE_FILE} nor {_INDEX_FILE}: other formats "
-            "aren't read; load the model with transformers and save_pretrained it"
+            f"{folder} has a config.json but neither {_SINGLE_FILE} nor {_INDEX_FILE}: other "
+            "formats aren't read; load the model with transformers and save_pretrained it"
         )
     files = sorted(set(tensors.values()))
     missing = [path.name for path in files if not path.is_file()]

@@ -63,8 +63,9 @@ def enter_world(num_teacher_ranks: int) -> World:
     num_student_ranks = size - num_teacher_ranks
     if num_student_ranks < 1:
         raise ArgumentError(
-            f"--vocag-teacher-world-size {num_teacher_ranks} leaves {num_student_ranks} of the job's "
-            f"{size} ranks for the student: start more ranks (torchrun --nproc-per-node) or lower it"
+            f"--vocag-teacher-world-size {num_teacher_ranks} leaves {num_student_ranks} of the "
+            f"job's {size} ranks for the student: start more ranks (torchrun --nproc-per-node) or "
+            "lower it"
         )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, _, _ = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))

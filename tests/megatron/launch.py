@@ -27,7 +27,8 @@ def torchrun(num_ranks, *command, timeout=240, check=True, **environment):
         timeout=timeout,
     )
     if check and done.returncode:
-        raise AssertionError(f"job failed ({done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+        said = f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        raise AssertionError(f"job failed ({done.returncode}):\n{said}")
     return done
 
 

@@ -33,7 +33,7 @@ FAMILIES = {
 
 
 def make_model(family: str, *, vocab_size: int = 300, seed: int = 0, **changes) -> PreTrainedModel:
-    """Return a model with random weights large enough that every one of them shows in the losses."""
+    """Return a model with random weights, large enough that each of them shows in the losses."""
     kind, config, own = FAMILIES[family]
     sizes = {
         "vocab_size": vocab_size,

@@ -3,6 +3,8 @@
 Documents go through the models one by one; nothing of the plugin is used.
 """
 
+from itertools import pairwise
+
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
@@ -65,7 +67,7 @@ def _losses(model, input_ids, labels, cu_seqlens):
     rows = []
     for ids, targets, bounds in zip(input_ids, labels, cu_seqlens.tolist(), strict=True):
         parts = []
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             if start < stop:
                 logits = model(ids[None, start:stop].long()).logits[0]
                 parts.append(cross_entropy(logits, targets[start:stop].long(), reduction="none"))

@@ -4,9 +4,12 @@ Arguments: folder, tensor-parallel size, pipeline-parallel size.
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from tests.megatron import cpu_shim  # noqa: F401  before anything of megatron
+
+# isort: split
 
 import torch
 import torch.distributed as dist
@@ -28,7 +31,7 @@ def expected_losses(folder, rows):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     losses = torch.full(rows.input_ids.shape, torch.nan)
     for row, bounds in enumerate(BOUNDS):
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             if stop - start < 2:
                 continue
             tokens = rows.input_ids[row : row + 1, start:stop].long()
@@ -60,9 +63,7 @@ def main():
         scores = teacher.score(rows)
         if scores is not None:
             expected = expected_losses(family, rows)
-            torch.testing.assert_close(
-                scores.losses, expected, rtol=0, atol=1e-5, equal_nan=True
-            )
+            torch.testing.assert_close(scores.losses, expected, rtol=0, atol=1e-5, equal_nan=True)
             print(f"{family.name} {float((scores.losses - expected).nan_to_num().abs().max()):.1e}")
     dist.barrier()
     dist.destroy_process_group()

@@ -6,7 +6,9 @@ VOCAG_TEST_DUMP names a folder for the first step's gradients and the last step'
 import os
 from pathlib import Path
 
-from tests.megatron import cpu_shim  # noqa: F401, I001  before anything of megatron
+from tests.megatron import cpu_shim  # noqa: F401  before anything of megatron
+
+# isort: split
 
 import torch
 from megatron.core import parallel_state
