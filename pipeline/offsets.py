@@ -29,6 +29,7 @@ def mend_offsets(
     text: bytes,
     token_lengths: NDArray[np.int32],
     *,
+    starts_with_space: NDArray[np.bool_],
     fill_gaps: bool = True,
 ) -> NDArray[np.int64]:
     """Return exact byte offsets from reported ones.
@@ -36,7 +37,8 @@ def mend_offsets(
     - A gap that a normaliser left (combining marks, conjoining letters: no ASCII, no white space,
       no control characters) goes to the token before it, as the text it was composed into.
     - Tokens of a cluster whose lengths add up to it are laid side by side.
-    - One byte too many in the first cluster is a dummy prefix: it covers no byte.
+    - One byte too many, where the first token starts with a space, is a dummy prefix: it covers
+      no byte.
     - Where lengths don't add up (a normaliser rewrote the bytes), tokens keep their overlapping
       ranges, empty ones cover the whole cluster: over-wide, never wrong.
 
@@ -44,6 +46,7 @@ def mend_offsets(
         reported: int64 [T, 2], byte ranges, none decreasing.
         text: the text's UTF-8 bytes.
         token_lengths: int32 [T], bytes that each token stands for; 0 where unknown.
+        starts_with_space: bool [T], whether the first of them is a space.
         fill_gaps: whether a normaliser changed the text; else a gap is text that the vocabulary
             lacks, and belongs to no token.
 
@@ -51,8 +54,10 @@ def mend_offsets(
         int64 [T, 2], byte ranges; tokens may overlap or leave text uncovered.
 
     Example:
-        >>> mend_offsets(np.array([[0, 2], [0, 2]]), "é".encode(), np.array([1, 1])).tolist()
-        [[0, 1], [1, 2]]
+        >>> reported, no_space = np.array([[0, 2], [0, 2]]), np.zeros(2, bool)
+        >>> mend_offsets(reported, "é".encode(), np.array([1, 1]), starts_with_space=no_space)
+        array([[0, 1],
+               [1, 2]])
     """
     offsets = reported.copy()
     if len(offsets) == 0:
@@ -66,8 +71,44 @@ def mend_offsets(
     changed = (stops - firsts > 1) | (starts < offsets[firsts, 0]) | (ends > offsets[stops - 1, 1])
     for c in np.flatnonzero(changed).tolist():
         cluster = slice(firsts[c], stops[c])
-        _lay_out(offsets[cluster], starts[c], ends[c], token_lengths[cluster], has_prefix=c == 0)
+        may_have_prefix = bool(starts_with_space[firsts[c]])
+        _lay_out(offsets[cluster], starts[c], ends[c], token_lengths[cluster], may_have_prefix)
     return offsets
+
+
+def kept_byte_offsets(
+    text: bytes,
+    lost_bytes: bytes,
+    token_lengths: NDArray[np.int32],
+    starts_with_space: NDArray[np.bool_],
+) -> NDArray[np.int64] | None:
+    """Return the offsets of tokens that spell a text less the bytes that a vocabulary lacks.
+
+    `tokenizers` (0.23) counts those bytes out, so that every range behind one in a word is wrong.
+
+    Args:
+        text: the text's UTF-8 bytes, not normalised.
+        lost_bytes: bytes that are left out.
+        token_lengths: int32 [T], bytes that each token stands for.
+        starts_with_space: bool [T], as in `mend_offsets`.
+
+    Returns:
+        int64 [T, 2], byte ranges; None where the lengths don't add up to the bytes kept.
+
+    Example:
+        >>> kept_byte_offsets(b"a_b", b"_", np.array([1, 1]), np.zeros(2, bool)).tolist()
+        [[0, 1], [2, 3]]
+    """
+    kept = np.flatnonzero(~np.isin(np.frombuffer(text, np.uint8), list(lost_bytes)))
+    surplus = int(token_lengths.sum()) - len(kept)
+    prefixed = surplus == 1 and bool(starts_with_space[:1].any())
+    if not token_lengths.all() or not (surplus == 0 or prefixed):
+        return None
+    ends = np.cumsum(token_lengths) - surplus
+    starts = np.maximum(ends - token_lengths, 0)
+    first_bytes = np.append(kept, len(text))[starts]
+    last_bytes = np.append(kept, len(text))[ends - 1]
+    return np.stack([first_bytes, np.where(ends > starts, last_bytes + 1, first_bytes)], axis=1)
 
 
 def to_character_units(byte_offsets: NDArray[np.int64], text: str) -> NDArray[np.int64]:
@@ -89,12 +130,11 @@ def _lay_out(
     start: np.int64,
     end: np.int64,
     token_lengths: NDArray[np.int32],
-    *,
-    has_prefix: bool,
+    may_have_prefix: bool,
 ) -> None:
     """Write a cluster's ranges, in place, so that they cover `start` to `end`."""
     surplus = token_lengths.sum() - (end - start)
-    adds_up = token_lengths.all() and (surplus == 0 or (surplus == 1 and has_prefix))
+    adds_up = token_lengths.all() and (surplus == 0 or (surplus == 1 and may_have_prefix))
     if len(cluster) > 1 and adds_up:
         token_ends = start - surplus + np.cumsum(token_lengths)
         cluster[:, 1] = np.maximum(token_ends, start)

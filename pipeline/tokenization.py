@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline.batches import TokenBatch
 from pipeline.kernels import first_non_monotone, flatten_bytes, offsets_from_vocabulary
-from pipeline.offsets import mend_offsets
+from pipeline.offsets import kept_byte_offsets, mend_offsets
 from pipeline.tokenization_backends import FastEncoder, Reference, load_reference
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
 from schemas.document import tiles_text
@@ -196,6 +196,7 @@ class Tokenizer:
         self._vocabulary = vocabulary or [b""] * self.vocab_size
         self._token_bytes, self._cu_token_bytes = flatten_bytes(self._vocabulary)
         self._token_lengths = np.diff(self._cu_token_bytes).astype(np.int32)
+        self._starts_with_space = np.array([piece[:1] == b" " for piece in self._vocabulary])
 
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
@@ -277,13 +278,23 @@ class Tokenizer:
         cu_tokens = np.array([0, len(ids)], np.int64)
         if first_non_monotone(reported, cu_tokens) >= 0:
             return "the tokenizer's offsets are not monotone"
-        byte_offsets[:] = mend_offsets(
-            reported,
-            text.encode(),
-            self._token_lengths[ids],
-            fill_gaps=self._reference.normalize(text) != text,
-        )
+        mended = self._mended_offsets(text, ids, reported)
+        if mended is None:
+            return "the vocabulary lacks some of its bytes, and a normaliser rewrote others"
+        byte_offsets[:] = mended
         return None
+
+    def _mended_offsets(
+        self, text: str, ids: NDArray[np.uint32], reported: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        data, lost = text.encode(), self._reference.lost_bytes
+        lengths, starts_with_space = self._token_lengths[ids], self._starts_with_space[ids]
+        rewritten = self._reference.normalize(text) != text
+        if not any(byte in data for byte in lost):
+            return mend_offsets(
+                reported, data, lengths, starts_with_space=starts_with_space, fill_gaps=rewritten
+            )
+        return None if rewritten else kept_byte_offsets(data, lost, lengths, starts_with_space)
 
     def _own_probes(self) -> list[str]:
         """Return texts with this tokenizer's own added tokens, plain and among others."""

@@ -23,6 +23,8 @@ from pipeline.tokenization_definition import (
     bare_definition,
     disarm_control_tokens,
     keeps_ascii,
+    loses_characters,
+    lost_bytes,
     model_pieces,
     read_conventions,
     spelled_vocabulary,
@@ -37,13 +39,15 @@ class Reference(Protocol):
         vocab_size: one greater than the largest id, added tokens included.
         conventions: which tokens the model expects around a text.
         added_strings: added tokens that texts may hold.
-        keeps_ascii: whether what comes before the model keeps each ASCII character of a text.
+        keeps_ascii: whether each ASCII character of a text reaches the tokens.
+        lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
     """
 
     vocab_size: int
     conventions: Conventions
     added_strings: Sequence[str]
     keeps_ascii: bool
+    lost_bytes: bytes
 
     def encode_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return each text's ids, without added special tokens."""
@@ -71,7 +75,7 @@ class HuggingFaceReference:
         """Load the tokenizer.
 
         Raises:
-            TokenizerError: the library does not load it, or it is not deterministic.
+            TokenizerError: the library does not load it, or would report wrong ids or offsets.
         """
         original: Definition = json.loads(file.data)
         self.definition = bare_definition(original)
@@ -83,7 +87,8 @@ class HuggingFaceReference:
             self.conventions = read_conventions(original, file.config)
         except Exception as error:  # the Rust library raises plain Exception
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {error!r}') from error
-        self.keeps_ascii = keeps_ascii(self.definition)
+        self.lost_bytes = lost_bytes(self.definition)
+        self.keeps_ascii = keeps_ascii(self.definition) and min(self.lost_bytes, default=255) > 127
         self._pieces = model_pieces(original)
         ids = [*self._pieces.values(), *(token["id"] for token in added_tokens(original))]
         self.vocab_size = 1 + max(ids, default=-1)
@@ -91,7 +96,7 @@ class HuggingFaceReference:
         self.added_strings: Sequence[str] = [
             token["content"] for token in added_tokens(original) if token["id"] not in hidden
         ]
-        self._require_stable_ids(file.source)
+        self._require_usable(file.source)
 
     def encode_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return each text's ids."""
@@ -117,7 +122,12 @@ class HuggingFaceReference:
         """Return the model's token strings and their ids, added tokens left out."""
         return self._pieces
 
-    def _require_stable_ids(self, source: str) -> None:
+    def _require_usable(self, source: str) -> None:
+        if loses_characters(self.definition):
+            raise TokenizerError(
+                f'tokenizer "{source}" has no unknown token: characters that its BPE lacks vanish '
+                'and shift the offsets behind them; give its model an "unk_token" or byte fallback'
+            )
         if self.definition["model"].get("dropout"):
             raise TokenizerError(
                 f'tokenizer "{source}" has BPE dropout {self.definition["model"]["dropout"]}: it '
@@ -137,6 +147,7 @@ class SentencePieceReference:
     """A SentencePiece model (BPE or Unigram), read by `sentencepiece`, which counts bytes."""
 
     added_strings: Sequence[str] = ()
+    lost_bytes = b""
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool) -> None:
         """Load the model.

@@ -13,7 +13,7 @@ from typing import Any
 Definition = dict[str, Any]
 
 SPACE_PIECE = "▁"
-CONTROL_MARKUP = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
 BOS_NAMES = ("<s>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "[CLS]")
 EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[SEP]")
 
@@ -110,6 +110,27 @@ def keeps_ascii(definition: Definition) -> bool:
     )
 
 
+def lost_bytes(definition: Definition) -> bytes:
+    """Return the bytes that a byte-level BPE leaves out of a text, because it lacks them.
+
+    A vocabulary made for GGUF, for one, may lack rare bytes. With an unknown token, none is lost.
+    """
+    model = definition["model"]
+    if _speller(definition) is not _spell_byte_level or model.get("unk_token") is not None:
+        return b""
+    pieces = model_pieces(definition)
+    return bytes(byte for piece, byte in BYTE_LEVEL_ALPHABET.items() if piece not in pieces)
+
+
+def loses_characters(definition: Definition) -> bool:
+    """Return whether a BPE of characters leaves out those it lacks, whichever they are."""
+    model = definition["model"]
+    if model.get("type", "BPE") != "BPE" or _speller(definition) is _spell_byte_level:
+        return False
+    fallback = {f"<0x{byte:02X}>" for byte in range(256)} if model.get("byte_fallback") else {""}
+    return model.get("unk_token") is None and not fallback <= set(model_pieces(definition))
+
+
 def read_conventions(definition: Definition, config: Mapping[str, Any]) -> Conventions:
     """Return a model's conventions: `tokenizer_config.json` first, then the post-processor."""
     added = added_tokens(definition)
@@ -133,14 +154,14 @@ def read_conventions(definition: Definition, config: Mapping[str, Any]) -> Conve
 def _control_tokens(definition: Definition) -> dict[str, int]:
     """Return the added tokens that a document must not be able to forge.
 
-    Those marked special, and those in control markup such as Qwen's `<|fim_prefix|>`, which its
-    own file does not mark. Other added tokens (`<tool_call>`, runs of spaces) are ordinary
-    vocabulary: every Hugging Face loader reads them in plain text, and decoding keeps them.
+    Those marked special, and those in control markup (starting with `<|` or holding `｜`) such as
+    Qwen's `<|fim_prefix|>`, which its own file does not mark. Other added tokens (`<tool_call>`,
+    runs of spaces) are ordinary vocabulary: Hugging Face reads and decodes them as text.
     """
     return {
         token["content"]: token["id"]
         for token in added_tokens(definition)
-        if token["special"] or CONTROL_MARKUP.fullmatch(token["content"])
+        if token["special"] or CONTROL_MARKUP.match(token["content"])
     }
 
 
