@@ -62,7 +62,8 @@ def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespa
 
 
 def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch.device:
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # Both worlds may share one device, to measure or to try.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group(
         args.distributed_backend,
         store=world.store,

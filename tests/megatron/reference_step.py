@@ -6,6 +6,7 @@ Documents go through the models one by one; nothing of the plugin is used.
 from itertools import pairwise
 
 import torch
+from torch.distributions import Categorical
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +16,9 @@ from pipeline.selection import SelectionRule, select_tokens
 from pipeline.streaming import AlignedRows, StreamConfig
 
 
-def reference_gradients(inputs, *, seq_length, global_batch_size, rows_per_choice, seed=1234):
+def reference_gradients(
+    inputs, *, seq_length, global_batch_size, rows_per_choice, selector="teacher", seed=1234
+):
     """Return the first step's gradients by parameter name, and its losses.
 
     Args:
@@ -24,6 +27,7 @@ def reference_gradients(inputs, *, seq_length, global_batch_size, rows_per_choic
         global_batch_size: rows.
         rows_per_choice: rows over which the top fraction is counted: the micro-batches of all
             replicas.
+        selector: what tokens are ranked by.
         seed: of the rows' order; Megatron's default.
     """
     rows = AlignedRows(
@@ -42,34 +46,39 @@ def reference_gradients(inputs, *, seq_length, global_batch_size, rows_per_choic
     total, count = 0.0, 0
     for start in range(0, global_batch_size, rows_per_choice):
         batch = rows.__getitems__(list(range(start, start + rows_per_choice)))
-        result = _guided(student, teacher, batch)
+        result = _guided(student, teacher, batch, selector)
         total, count = total + result.loss_sum, count + int(result.count)
     (total / count).backward()
     return {name: p.grad for name, p in student.named_parameters()}, float(total.detach() / count)
 
 
-def _guided(student, teacher, batch):
+def _guided(student, teacher, batch, selector):
     with torch.no_grad():
         labels = batch["teacher_input_ids"].roll(-1, 1)
-        ahead = _losses(teacher, batch["teacher_input_ids"], labels, batch["teacher_cu_seqlens"])
+        ahead, _ = _losses(teacher, batch["teacher_input_ids"], labels, batch["teacher_cu_seqlens"])
         # Entry l is the loss of token l, which position l - 1 predicts.
         teacher_losses = torch.cat((torch.full((len(ahead), 1), torch.nan), ahead[:, :-1]), 1)
         teacher_losses[batch["teacher_position_ids"] == 0] = torch.nan
-    losses = _losses(student, batch["input_ids"], batch["labels"], batch["cu_seqlens"])
+    losses, entropies = _losses(student, batch["input_ids"], batch["labels"], batch["cu_seqlens"])
     guidance = aggregate_teacher_losses(teacher_losses, batch["teacher_spans"], "max")
     selection = select_tokens(
-        losses, guidance, loss_mask=batch["loss_mask"], rule=SelectionRule(scope="microbatch")
+        losses,
+        guidance,
+        loss_mask=batch["loss_mask"],
+        rule=SelectionRule(selector=selector, scope="microbatch"),
+        student_entropies=entropies,
     )
     return guided_loss(losses, selection)
 
 
 def _losses(model, input_ids, labels, cu_seqlens):
-    rows = []
+    losses, entropies = [], []
     for ids, targets, bounds in zip(input_ids, labels, cu_seqlens.tolist(), strict=True):
-        parts = []
+        row = []
         for start, stop in pairwise(bounds):
             if start < stop:
                 logits = model(ids[None, start:stop].long()).logits[0]
-                parts.append(cross_entropy(logits, targets[start:stop].long(), reduction="none"))
-        rows.append(torch.cat(parts))
-    return torch.stack(rows)
+                row.append((logits, targets[start:stop].long()))
+        losses.append(torch.cat([cross_entropy(*pair, reduction="none") for pair in row]))
+        entropies.append(torch.cat([Categorical(logits=pair[0]).entropy() for pair in row]))
+    return torch.stack(losses), torch.stack(entropies)

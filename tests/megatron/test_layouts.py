@@ -22,12 +22,14 @@ pytestmark = pytest.mark.slow
 ONE = {}
 PIPELINE = {"pipeline_model_parallel_size": 2}
 TENSOR = {"tensor_model_parallel_size": 2}
+INTERLEAVED = {**PIPELINE, "num_layers_per_virtual_pipeline_stage": 1}
 # Student ranks, student arguments, teacher ranks, (tensor, pipeline) of the teacher.
 LAYOUTS = {
     "one-colocated": (1, ONE, 0, (1, 1)),
     "one-replicas": (1, ONE, 2, (1, 1)),
     "pipeline-colocated": (2, PIPELINE, 0, (1, 1)),
     "pipeline-pipeline": (2, PIPELINE, 2, (1, 2)),
+    "interleaved-one": (2, INTERLEAVED, 1, (1, 1)),
     "tensor-tensor": (2, TENSOR, 2, (2, 1)),
     "replicas-one": (2, ONE, 1, (1, 1)),
     "replicas-pipeline": (2, ONE, 2, (1, 2)),
@@ -67,8 +69,26 @@ def test_first_gradients_are_those_of_one_process(tmp_path, inputs, references, 
         **student,
     )
     replicas = 2 if student_ranks == 2 and student is ONE else 1
-    expected, _ = references[replicas * MICRO_BATCH]
-    found = merged(tmp_path, "gradients", inputs.student)
+    require_equal(tmp_path, inputs, references[replicas * MICRO_BATCH][0])
+
+
+def test_entropies_span_the_vocabulary_of_all_ranks(tmp_path, inputs, references):
+    expected, _ = reference_gradients(
+        inputs,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=GLOBAL_BATCH,
+        rows_per_choice=MICRO_BATCH,
+        selector="student_entropy",
+    )
+    train(inputs, 2, tmp_path, vocag_selector="student_entropy", **TENSOR)
+    require_equal(tmp_path, inputs, expected)
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path, inputs, references[MICRO_BATCH][0])
+
+
+def require_equal(folder, inputs, expected):
+    """Compare a job's gradients with those of one process."""
+    found = merged(folder, "gradients", inputs.student)
     assert found.keys() == expected.keys()
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     assert scale > 1e-3

@@ -29,7 +29,7 @@ def make_inputs(folder):
     """Write datasets and models."""
     build_dataset(folder / "data", make_texts(80), num_shards=2)
     build_dataset(folder / "validation", make_texts(40, seed=1), num_shards=1)
-    save_model(folder / "student", "qwen2_tied", vocab_size=400, seed=1)
+    save_model(folder / "student", "qwen2_tied", vocab_size=400, seed=1, num_hidden_layers=4)
     save_model(folder / "teacher", "llama_scaled", vocab_size=480, seed=2)
     return Inputs(*(folder / name for name in ("data", "validation", "student", "teacher")))
 
