@@ -97,9 +97,9 @@ def test_offsets_that_are_not_monotone_are_refused(pairs: list[Range]) -> None:
     sorted_already = starts == sorted(starts) and ends == sorted(ends)
     assume(not sorted_already or any(a > b for a, b in pairs))
     good = [(0, TEXT_BYTES)]
-    with pytest.raises(AlignmentError, match="student offsets decrease in document 1 of the batch"):
+    with pytest.raises(AlignmentError, match="student offsets decrease in document 1"):
         align_tokens(make_tokens([good, pairs], TEXT_BYTES), make_tokens([good, good], TEXT_BYTES))
-    with pytest.raises(AlignmentError, match=r"teacher offsets decrease in document 0 .* by itself"):
+    with pytest.raises(AlignmentError, match=r"teacher offsets decrease in document 0"):
         align_tokens(make_tokens([good, good], TEXT_BYTES), make_tokens([pairs, good], TEXT_BYTES))
 
 
