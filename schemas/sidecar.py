@@ -135,7 +135,10 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
         "teacher": scores.teacher,
         "shard_sha256": scores.shard_sha256,
     }
-    tensors = {"losses": scores.losses, "starts": scores.starts.astype(np.uint32)}
+    tensors: dict[str, NDArray[Any]] = {
+        "losses": scores.losses,
+        "starts": scores.starts.astype(np.uint32),
+    }
     # one key: the library writes several in random order
     return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
 
