@@ -140,7 +140,8 @@ def _token_losses(
     that of the exported model.
     """
     logits_sbv, _ = output_layer(hidden_states, weight=output_weight)
-    num_own = vocab_size - _tensor_rank() * logits_sbv.shape[-1]
+    group = parallel_state.get_tensor_model_parallel_group()
+    num_own = vocab_size - group.rank() * logits_sbv.shape[-1]
     if num_own < logits_sbv.shape[-1]:
         padding = torch.arange(logits_sbv.shape[-1], device=logits_sbv.device) >= num_own
         logits_sbv = logits_sbv.masked_fill(padding, torch.finfo(logits_sbv.dtype).min)
@@ -166,10 +167,6 @@ def _entropies(logits_sbv: Tensor) -> Tensor:
         dist.all_reduce(sums, group=group)
         chunks.append(sums[0].log() - sums[1] / sums[0])
     return torch.cat(chunks).transpose(0, 1)
-
-
-def _tensor_rank() -> int:
-    return parallel_state.get_tensor_model_parallel_rank()
 
 
 def _pair(numerator: Tensor, denominator: Tensor) -> Tensor:

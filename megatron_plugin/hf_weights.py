@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     Layer numbers count from this chunk's start in `named_parameters`, and wrappers prepend
     `module.`.
     """
-    bare = model
+    bare: Any = model
     while hasattr(bare, "module"):
         bare = bare.module
     named = {}
@@ -138,7 +138,7 @@ def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> 
         >>> merge_weights({"decoder.final_layernorm.weight": [weight]}, shape).keys()
         dict_keys(['model.norm.weight'])
     """
-    merged = {}
+    merged: dict[str, Tensor] = {}
     for name, parts in slices.items():
         if name == "output_layer.weight" and shape.tied_embeddings:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -119,7 +118,7 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
     return config.to_dict()
 
 
-def _values(shape: ModelShape) -> Mapping[str, int | float]:
+def _values(shape: ModelShape) -> dict[str, int | float]:
     return {
         "num_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,

@@ -130,7 +130,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
     Raises:
         UnsupportedModelError: as `read_shape`.
     """
-    family = config.get("model_type")
+    family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return ModelShape(
@@ -160,7 +160,7 @@ def _sliding_window(family: str, config: dict[str, Any]) -> int | None:
     return int(window) if window else None
 
 
-def _refuse_untranslated(family: str | None, config: dict[str, Any]) -> None:
+def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:
     if family not in FAMILIES:
         raise UnsupportedModelError(
             f"model_type {family!r} isn't supported, only {', '.join(FAMILIES)}: convert the model "

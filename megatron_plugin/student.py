@@ -64,6 +64,7 @@ class StudentRun:
         self._rules: StepRules | None = None
         self._bridge: StudentBridge | None = None
         self._guided: list[GuidedBatches] = []
+        self._opened: dict[str, AlignedRows] = {}
         self._colocated: ColocatedTeacher | None = None
         self._identity: RunIdentity | None = None
         self.store = world.store
@@ -169,8 +170,11 @@ class StudentRun:
         return train, valid, None
 
     def _open_rows(self, path: str, seq_length: int, global_batch_size: int) -> AlignedRows:
+        """Open a dataset, once for all of this rank's model chunks."""
         options = self._options
-        return AlignedRows(
+        if path in self._opened:
+            return self._opened[path]
+        self._opened[path] = AlignedRows(
             StreamConfig(
                 path=path,
                 seq_length=seq_length,
@@ -188,6 +192,7 @@ class StudentRun:
                 cache_bytes=options.cache_gigabytes << 30,
             )
         )
+        return self._opened[path]
 
     def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
         """Note in the arguments, which every checkpoint keeps, what the run is made of."""

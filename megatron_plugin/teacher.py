@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -131,21 +131,26 @@ class Teacher:
         return output, _keep
 
 
-def check_trained(teacher: Teacher, probe: TeacherRows, vocab_size: int) -> None:
+def check_trained(teacher: Teacher, tokens: Sequence[int], vocab_size: int) -> None:
     """Check that the teacher knows a plain text better than chance.
 
     Args:
         teacher: every one of its ranks calls.
-        probe: rows of one text each.
+        tokens: of the text, begin-of-sequence included.
         vocab_size: of the teacher.
 
     Raises:
         UntrainedTeacherError: on the last pipeline stage.
     """
-    scores = teacher.score(probe)
+    count = min(len(tokens), teacher.seq_length)
+    row = torch.zeros(teacher.seq_length, dtype=torch.int32)
+    row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
+    bounds = torch.tensor([0, count, teacher.seq_length], dtype=torch.int32)
+    num_rows = teacher.micro_batch_size
+    scores = teacher.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
     if scores is None:
         return
-    loss, chance = float(scores.losses.nanmean()), math.log(vocab_size)
+    loss, chance = float(scores.losses[0, :count].nanmean()), math.log(vocab_size)
     logger.info("the teacher's mean loss on a probe text is %.2f, chance %.2f", loss, chance)
     if not loss < _CHANCE_SHARE * chance:
         raise UntrainedTeacherError(

@@ -7,7 +7,6 @@ from megatron.core import parallel_state
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions
-from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models import Precision
 from megatron_plugin.teacher import PROBE_TEXT, Teacher, check_trained
 from megatron_plugin.weight_sources import open_weights
@@ -55,21 +54,13 @@ def load_teacher(
         device=device,
     )
     if not options.allow_untrained:
-        probe = _probe_rows(data, manifest, seq_length, options.micro_batch_size)
-        check_trained(teacher, probe, weights.shape.vocab_size)
+        check_trained(teacher, _probe_tokens(data, manifest), weights.shape.vocab_size)
     return teacher
 
 
-def _probe_rows(data: str, manifest: Manifest, seq_length: int, num_rows: int) -> TeacherRows:
-    """Return rows that hold the probe text and end with it."""
+def _probe_tokens(data: str, manifest: Manifest) -> list[int]:
+    """Return the probe text in the dataset's own teacher tokens."""
     tokenizers = load_dataset_tokenizers(open_dataset(data).root, manifest)
     batch = tokenizers.teacher.tokenize_batch([PROBE_TEXT.encode()])
     context = Convention.of_tokenizer(manifest.teacher, ends=False).first_token_id
-    ids = [token for token in (context, *batch.input_ids.tolist()) if token is not None]
-    ids = ids[:seq_length]
-    row = torch.zeros(seq_length, dtype=torch.int32)
-    row[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
-    # What follows the text is a document of one-token documents: none has a loss.
-    bounds = torch.arange(len(ids), seq_length + 1, dtype=torch.int32)
-    bounds = torch.cat((torch.zeros(1, dtype=torch.int32), bounds))
-    return TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1))
+    return [token for token in (context, *batch.input_ids.tolist()) if token is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from megatron_plugin.model_shape import ModelShape, read_shape, shape_of_config
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
+_FILES = ["*.json", "*.safetensors", "tokenizer.model"]
 _PER_LAYER = "decoder.layers."
 
 
@@ -176,7 +178,7 @@ def _download(source: str) -> Path:
             f'model "{source}": no such folder, and no repository name (owner/name); name one'
         )
     try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(source, allow_patterns=_FILES))
     except Exception as error:  # the hub client raises many unrelated types
         raise WeightsError(
             f'model "{source}": no such folder, and the Hugging Face hub did not give it '
@@ -197,7 +199,10 @@ def _whole_parameters(folder: Path) -> dict[str, Tensor]:
         if isinstance(entry, TensorStorageMetadata)
         and name.startswith(("embedding.", "decoder.", "output_layer."))
     }
-    dcp.load(wanted, checkpoint_id=folder, no_dist=True)
+    with warnings.catch_warnings():
+        # One process is the intent.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(wanted, checkpoint_id=folder, no_dist=True)
     whole = {}
     for name, tensor in wanted.items():
         if not name.startswith(_PER_LAYER):

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models import Precision
-from megatron_plugin.teacher import Teacher
+from megatron_plugin.teacher import Teacher, UntrainedTeacherError, check_trained
 from megatron_plugin.weight_sources import open_weights
 
 SEQ_LENGTH = 48
@@ -61,6 +61,13 @@ def main():
             device=torch.device("cpu"),
         )
         scores = teacher.score(rows)
+        refused = False
+        try:
+            check_trained(teacher, tokens[0, :30].tolist(), 300)
+        except UntrainedTeacherError:
+            refused = True
+        # Only the last stage knows the losses; these weights are random.
+        assert refused == (scores is not None)
         if scores is not None:
             expected = expected_losses(family, rows)
             torch.testing.assert_close(scores.losses, expected, rtol=0, atol=1e-5, equal_nan=True)

@@ -8,7 +8,7 @@ pytest.importorskip("megatron.core")
 
 from megatron_plugin.arguments import ArgumentError, read_options
 from megatron_plugin.bridge import Pairing
-from megatron_plugin.checks import require_service, require_teacher
+from megatron_plugin.checks import require_service, require_student, require_teacher
 from megatron_plugin.model_arguments import config_of_arguments
 from megatron_plugin.model_shape import shape_of_config
 from megatron_plugin.worlds import enter_world
@@ -121,6 +121,49 @@ def test_rows_that_teachers_cannot_share():
     ).teacher
     with pytest.raises(ArgumentError, match=r"6 rows per student replica, which 2 teacher.*of 2:"):
         require_service(args, teacher)
+
+
+WORKING = {
+    "calculate_per_token_loss": True,
+    "padded_vocab_size": 512,
+    "eval_iters": 0,
+    "context_parallel_size": 1,
+    "num_experts": None,
+    "mtp_num_layers": None,
+    "multi_latent_attention": False,
+    "hybrid_layer_pattern": None,
+    "attention_dropout": 0.0,
+    "rampup_batch_size": None,
+    "step_batch_size_schedule": None,
+    "full_validation": False,
+    "multiple_validation_sets": False,
+    "data_path": None,
+    "mock_data": False,
+    "sft": False,
+    "cuda_graph_impl": "none",
+    "inprocess_restart": False,
+    "use_megatron_fsdp": False,
+    "use_torch_fsdp2": False,
+    "dataloader_type": "external",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"calculate_per_token_loss": False}, "--calculate-per-token-loss is missing"),
+        ({"context_parallel_size": 2}, r"--context-parallel-size 2 isn't supported \(documents"),
+        ({"attention_dropout": 0.1}, "attention has no dropout"),
+        ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
+        ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),
+        ({"rampup_batch_size": [8, 8, 64]}, "would break the exact resume"),
+    ],
+)
+def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, message):
+    manifest = build_dataset(tmp_path)
+    require_student(Namespace(**WORKING), options(), manifest)
+    with pytest.raises(ArgumentError, match=message):
+        require_student(Namespace(**WORKING | changes), options(), manifest)
 
 
 def test_a_teacher_must_fit_the_dataset(tmp_path):

@@ -68,9 +68,11 @@ def test_export_is_what_megatron_holds(inputs, interrupted, tmp_path):
 
     export_student(interrupted / "checkpoint", tmp_path / "student")
     held = merged(interrupted / "first", "weights", inputs.student)
-    exported = open_weights(str(tmp_path / "student"))
-    assert exported.tensors.keys() == held.keys()
-    assert all(torch.equal(exported.get(name), tensor) for name, tensor in held.items())
+    # A checkpoint is a teacher's source, too.
+    for source in (tmp_path / "student", interrupted / "checkpoint"):
+        weights = open_weights(str(source))
+        assert weights.tensors.keys() == held.keys()
+        assert all(torch.equal(weights.get(name), tensor) for name, tensor in held.items())
     model, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "student", output_loading_info=True
     )
