@@ -1,0 +1,252 @@
+"""A batch's loss by each method: the selectors of the paper and the systems it compares with."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.baselines.chunking import equal_chunk_ids, select_chunks
+from pipeline.baselines.distillation import distillation_loss
+from pipeline.baselines.kld import kld_losses
+from pipeline.baselines.rho1 import select_by_reference
+from pipeline.baselines.uld import place_at, truncated_pairs, uld_losses
+from pipeline.cross_entropy import (
+    TokenScores,
+    linear_cross_entropy,
+    map_token_chunks,
+    score_tokens,
+)
+from pipeline.guidance import LossResult, aggregate_teacher_losses, guided_loss, select_tokens
+from pipeline.hf_models import hidden_states, output_weight
+from pipeline.selection import Selection, SelectionRule
+from pipeline.streaming import Rows
+
+MethodName = Literal[
+    "teacher", "full", "random", "student_loss", "student_entropy",
+    "kld", "uld", "rho1", "rho1_entropy", "chunks", "chunks_random",
+]  # fmt: skip
+NEED_TEACHER = ("teacher", "kld", "uld", "rho1", "rho1_entropy", "chunks")
+ONE_VOCABULARY = ("kld", "rho1", "rho1_entropy")
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the student's loss is made; the defaults are the paper's.
+
+    Attributes:
+        name: a selector of `pipeline.selection`, or a baseline of `pipeline.baselines`.
+        keep_fraction: share of the competing tokens (or chunks) to keep.
+        unmapped: what happens to tokens without guidance: include, exclude or mean.
+        scope: where the share is counted: row or microbatch.
+        aggregation: Φ over a token's teacher losses: mean, max or sum.
+        expectation: divide by the kept tokens or by all of them.
+        num_chunks: of each document segment; methods chunks and chunks_random.
+        weight: λ of kld and uld.
+        seed: of random choices.
+    """
+
+    name: MethodName = "teacher"
+    keep_fraction: float = 0.4
+    unmapped: Literal["include", "exclude", "mean"] = "include"
+    scope: Literal["row", "microbatch"] = "microbatch"
+    aggregation: Literal["mean", "max", "sum"] = "max"
+    expectation: Literal["kept", "all"] = "kept"
+    num_chunks: int = 32
+    weight: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the name; the rest is checked where it is used."""
+        if self.name not in get_args(MethodName):
+            raise ValueError(f"--method {self.name}: choose of {', '.join(get_args(MethodName))}")
+        _ = self.rule
+
+    @property
+    def rule(self) -> SelectionRule:
+        """The selection rule."""
+        selectors = {"chunks": "teacher", "chunks_random": "random"}
+        selector = selectors.get(self.name, self.name)
+        if self.name in ("kld", "uld", "rho1", "rho1_entropy"):
+            selector = "full"
+        return SelectionRule(selector, self.keep_fraction, self.unmapped, self.scope, self.seed)
+
+
+def batch_loss(
+    method: Method,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    batch: Rows,
+    step: int,
+) -> LossResult:
+    """Run the student, and the teacher if the method needs it, over a micro-batch.
+
+    Args:
+        method: what to compute.
+        student: trained.
+        teacher: frozen; for rho1 the reference model.
+        batch: rows of `pipeline.streaming`, on the models' device.
+        step: of training; random choices are drawn anew for each.
+
+    Example:
+        >>> batch_loss(Method("full"), student, None, batch, 0).loss_sum.backward()
+    """
+    hidden = _student_states(student, batch)
+    scores = linear_cross_entropy(
+        hidden,
+        output_weight(student),
+        batch["labels"].long(),
+        loss_mask=batch["loss_mask"],
+        with_entropy=method.name in ("student_entropy", "rho1_entropy"),
+    )
+    if method.name in ("kld", "uld"):
+        assert teacher is not None
+        divergences = _kld if method.name == "kld" else _uld
+        return distillation_loss(
+            scores.losses,
+            divergences(student, teacher, hidden, batch),
+            loss_mask=batch["loss_mask"],
+            weight=method.weight,
+        )
+    selection = _select(method, scores, teacher, batch, step)
+    return guided_loss(scores.losses, selection, expectation=method.expectation)
+
+
+@torch.no_grad()
+def teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
+    """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN without context."""
+    return score_tokens(
+        _teacher_states(teacher, batch),
+        output_weight(teacher),
+        batch["teacher_input_ids"].long(),
+        teacher_loss_mask=batch["teacher_position_ids"] > 0,
+    )
+
+
+def _select(
+    method: Method, scores: TokenScores, teacher: PreTrainedModel | None, batch: Rows, step: int
+) -> Selection:
+    losses, mask = scores.losses, batch["loss_mask"]
+    if method.name in ("rho1", "rho1_entropy"):
+        assert teacher is not None
+        return _select_by_reference(method, scores, teacher, batch)
+    has_context = batch["teacher_position_ids"] > 0
+    if method.name in NEED_TEACHER:
+        assert teacher is not None
+        of_teacher = teacher_losses(teacher, batch)
+    else:
+        # These selectors need to know which tokens are mapped, but no teacher.
+        of_teacher = torch.where(has_context, 0.0, torch.nan)
+    if method.name in ("chunks", "chunks_random"):
+        return _select_chunks(method, losses, of_teacher, batch, step)
+    guidance = aggregate_teacher_losses(
+        of_teacher, batch["teacher_spans"], method.aggregation, teacher_loss_mask=has_context
+    )
+    return select_tokens(
+        losses,
+        guidance,
+        loss_mask=mask,
+        rule=method.rule,
+        student_entropies=scores.entropies,
+        step=step,
+    )
+
+
+@torch.no_grad()
+def _select_by_reference(
+    method: Method, scores: TokenScores, teacher: PreTrainedModel, batch: Rows
+) -> Selection:
+    reference = linear_cross_entropy(
+        _student_states(teacher, batch),
+        output_weight(teacher),
+        batch["labels"].long(),
+        loss_mask=batch["loss_mask"],
+    )
+    with_entropy = method.name == "rho1_entropy"
+    return select_by_reference(
+        scores.losses,
+        reference.losses,
+        loss_mask=batch["loss_mask"],
+        scoring="entropy_and_excess_loss" if with_entropy else "excess_loss",
+        student_entropies=scores.entropies,
+        keep_fraction=method.keep_fraction,
+        scope=method.scope,
+    )
+
+
+def _select_chunks(
+    method: Method, losses: Tensor, of_teacher: Tensor, batch: Rows, step: int
+) -> Selection:
+    def ids(bounds: Tensor) -> Tensor:
+        return torch.stack([equal_chunk_ids(row.diff(), method.num_chunks) for row in bounds])
+
+    # Place t predicts token t + 1, so it belongs to that token's chunk.
+    of_labels = ids(batch["cu_seqlens"]).roll(-1, dims=1)
+    return select_chunks(
+        losses,
+        of_teacher,
+        student_chunk_ids=of_labels.masked_fill(~batch["loss_mask"].bool(), -1),
+        teacher_chunk_ids=ids(batch["teacher_cu_seqlens"]),
+        num_chunks=method.num_chunks * (batch["cu_seqlens"].shape[1] - 1),
+        loss_mask=batch["loss_mask"],
+        rule=method.rule,
+        step=step,
+    )
+
+
+def _kld(student: PreTrainedModel, teacher: PreTrainedModel, hidden: Tensor, batch: Rows) -> Tensor:
+    """Return KL(teacher || student) of each label, [rows, T]; 0 where none counts."""
+    with torch.no_grad():
+        teacher_hidden = _student_states(teacher, batch)
+    counted = batch["loss_mask"].bool()
+    values = map_token_chunks(
+        lambda s, t: kld_losses(s @ output_weight(student).T, t @ output_weight(teacher).T),
+        hidden[counted],
+        teacher_hidden[counted],
+    )
+    places = counted.flatten().nonzero().squeeze(-1)
+    return place_at(values, places, counted.numel()).view(counted.shape)
+
+
+def _uld(student: PreTrainedModel, teacher: PreTrainedModel, hidden: Tensor, batch: Rows) -> Tensor:
+    """Return the distance of each label's distribution from the teacher's of the same number."""
+    with torch.no_grad():
+        teacher_hidden = _teacher_states(teacher, batch)
+    counted = batch["loss_mask"].bool().flatten()
+    bounds = (batch["cu_seqlens"], batch["teacher_cu_seqlens"])
+    student_places, teacher_places = truncated_pairs(*map(_joined_bounds, bounds))
+    used = counted[student_places]
+    student_places, teacher_places = student_places[used], teacher_places[used]
+    values = map_token_chunks(
+        lambda s, t: uld_losses(s @ output_weight(student).T, t @ output_weight(teacher).T),
+        hidden.flatten(0, 1)[student_places],
+        teacher_hidden.flatten(0, 1)[teacher_places],
+    )
+    return place_at(values, student_places, counted.numel()).view(batch["labels"].shape)
+
+
+def _joined_bounds(cu_seqlens: Tensor) -> Tensor:
+    """Return the segment bounds of all rows laid end to end; each row ends with its length."""
+    seq_length = cu_seqlens[0, -1]
+    starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device) * seq_length
+    bounds = cu_seqlens[:, :-1] + starts[:, None]
+    return torch.cat([bounds.flatten(), (len(cu_seqlens) * seq_length).view(1)])
+
+
+def _student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
+    return hidden_states(
+        model,
+        batch["input_ids"],
+        position_ids=batch["position_ids"],
+        cu_seqlens=batch["cu_seqlens"],
+    )
+
+
+def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
+    return hidden_states(
+        teacher,
+        batch["teacher_input_ids"],
+        position_ids=batch["teacher_position_ids"],
+        cu_seqlens=batch["teacher_cu_seqlens"],
+    )

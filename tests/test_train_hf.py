@@ -1,0 +1,253 @@
+"""The reference trainer: exact resume, exact accumulation, and each method against a slow count."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.dataset_files import open_dataset
+from pipeline.hf_models import load_language_model
+from pipeline.shards import read_samples
+from pipeline.streaming import AlignedRows, StreamConfig
+from schemas.document import AlignedDocument, decode_document
+from tests.datasets import build_dataset, byte_level, make_texts
+from tests.hf_folders import write_model
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+from train_config import TrainConfig, parse_config
+from train_hf import bits_per_byte, learning_rate, main, train
+from train_methods import Method, batch_loss
+
+SEQ_LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two vocabularies, one of one vocabulary, a student and a trained teacher."""
+    root = tmp_path_factory.mktemp("world")
+    student, teacher = byte_level(400), byte_level(480)
+    build_dataset(root / "pair", make_texts(40))
+    build_dataset(root / "heldout", make_texts(6, seed=1))
+    build_dataset(root / "same", make_texts(40), student=teacher, teacher=teacher)
+    write_model(root / "student", student)
+    write_model(root / "teacher_start", teacher, seed=1)
+    config = TrainConfig(
+        data=str(root / "same"),
+        student=str(root / "teacher_start"),
+        output=root / "teacher_run",
+        method=Method("full"),
+        num_steps=30,
+        warmup_steps=2,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=4,
+        num_epochs=20,
+        learning_rate=1e-2,
+    )
+    train(config)
+    (root / "teacher_run" / "model" / "tokenizer.json").write_bytes(teacher.file_bytes)
+    return root
+
+
+def _config(world: Path, output: Path, method: Method, **changes: object) -> TrainConfig:
+    config = TrainConfig(
+        data=str(world / "pair"),
+        student=str(world / "student"),
+        teacher=str(world / "teacher_run" / "model"),
+        output=output,
+        method=method,
+        num_steps=6,
+        warmup_steps=2,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=4,
+        micro_batch_size=2,
+        num_epochs=4,
+    )
+    return replace(config, **changes)
+
+
+def _weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(output / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["teacher", "random"])
+def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, name: str) -> None:
+    method = Method(name)
+    heldout = {"heldout": str(world / "heldout"), "evaluate_every": 2}
+    train(_config(world, tmp_path / "six", method, **heldout))
+    train(_config(world, tmp_path / "three", method, **heldout, exit_after=3))
+    assert not (tmp_path / "three" / "model").exists()
+    with (tmp_path / "three" / "log.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": "of a step that the checkpoint does not know"}\n')
+    train(_config(world, tmp_path / "three", method, **heldout))
+    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
+    assert six.keys() == three.keys()
+    assert all(torch.equal(six[key], three[key]) for key in six)
+    logs = []
+    for run in ("six", "three"):
+        records = [json.loads(line) for line in (tmp_path / run / "log.jsonl").open()]
+        logs.append([{k: v for k, v in record.items() if k != "seconds"} for record in records])
+    assert logs[0] == logs[1]
+    assert [record["step"] for record in logs[0]] == [1, 2, 3, 4, 5, 6]
+    assert sum("heldout_bits_per_byte" in record for record in logs[0]) == 3
+
+
+def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) -> None:
+    method = Method("teacher", scope="row", keep_fraction=0.3)
+    for size in (1, 4):
+        train(_config(world, tmp_path / f"{size}", method, micro_batch_size=size, num_steps=3))
+    one, four = _weights(tmp_path / "1"), _weights(tmp_path / "4")
+    start = load_file(world / "student" / "model.safetensors")
+    for key in one:
+        torch.testing.assert_close(one[key], four[key], rtol=1e-3, atol=1e-5)
+    assert any((one[key] - start[key]).abs().max() > 1e-3 for key in one)
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "sum"])
+def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -> None:
+    """Score each document alone with the models' own logits, choose by sorting."""
+    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=512))
+    batch = rows.__getitems__(list(range(len(rows))))
+    student = load_language_model(str(world / "student"))
+    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    result = batch_loss(
+        Method("teacher", unmapped="exclude", aggregation=how), student, teacher, batch, 0
+    )
+    phi = {"mean": lambda x: sum(x) / len(x), "max": max, "sum": sum}[how]
+    scored = []
+    documents = _documents(world / "pair")
+    for document in documents:
+        of_student = _losses(student, document, "student", rows)
+        of_teacher = _losses(teacher, document, "teacher", rows)
+        for token, (start, end) in enumerate(document.teacher_spans.tolist()):
+            if start < end:
+                guidance = phi(of_teacher[start:end])
+                scored.append((of_student[token] - guidance, of_student[token]))
+    scored.sort(reverse=True)
+    kept = [loss for _, loss in scored[: int(0.4 * len(scored))]]
+    assert len(documents) == 40
+    assert int(result.count) == len(kept)
+    assert result.loss_sum.item() == pytest.approx(sum(kept), rel=1e-4)
+
+
+def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
+    student = load_language_model(str(world / "student"))
+    config = _config(world, tmp_path, Method("full"), heldout=str(world / "heldout"))
+    rows = AlignedRows(StreamConfig(path=str(world / "heldout"), seq_length=512))
+    documents = _documents(world / "heldout")
+    nats = sum(sum(_losses(student, document, "student", rows)) for document in documents)
+    num_bytes = sum(document.num_text_bytes for document in documents)
+    # Whole documents in a row, as the slow count has them.
+    assert bits_per_byte(replace(config, seq_length=512), student) == pytest.approx(
+        nats / math.log(2) / num_bytes, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", ["full", "random", "student_loss", "student_entropy", "uld",
+                                  "chunks", "chunks_random"])  # fmt: skip
+def test_methods_of_two_vocabularies_train(world: Path, tmp_path: Path, name: str) -> None:
+    values = train(_config(world, tmp_path, Method(name, num_chunks=4), num_steps=3))
+    assert 0 < values["loss"] < 12
+    assert values["gradient_norm"] > 0
+    share = values.get("kept_fraction", 1.0)
+    assert share == 1.0 if name in ("full", "uld") else 0.2 < share < 0.6
+
+
+@pytest.mark.parametrize("name", ["kld", "rho1", "rho1_entropy"])
+def test_methods_of_one_vocabulary_train(world: Path, tmp_path: Path, name: str) -> None:
+    changes = {"data": str(world / "same"), "student": str(world / "teacher_start")}
+    values = train(_config(world, tmp_path, Method(name), num_steps=3, **changes))
+    assert 0 < values["loss"] < 12
+    assert values["divergence"] > 0 if name == "kld" else values["kept_fraction"] < 0.45
+
+
+@pytest.mark.parametrize("name", ["kld", "uld"])
+def test_a_student_that_is_its_teacher_has_no_divergence(world: Path, name: str) -> None:
+    model = load_language_model(str(world / "teacher_run" / "model"))
+    rows = AlignedRows(StreamConfig(path=str(world / "same"), seq_length=256))
+    result = batch_loss(Method(name), model, model, rows.__getitems__([0, 1]), 0)
+    assert float(result.metrics["divergence"][0]) == pytest.approx(0, abs=1e-2)
+    assert float(result.metrics["student_loss"][0]) > 10
+
+
+def test_random_choices_differ_between_steps(world: Path) -> None:
+    model = load_language_model(str(world / "student"))
+    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=256))
+    losses = {
+        batch_loss(Method("random"), model, None, rows.__getitems__([0]), step).loss_sum.item()
+        for step in (0, 0, 1, 2)
+    }
+    assert len(losses) == 3
+
+
+def test_learning_rate_warms_up_and_ends(tmp_path: Path) -> None:
+    config = TrainConfig(
+        data="", student="", output=tmp_path, method=Method("full"), num_steps=100, warmup_steps=10
+    )
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert max(rates) == rates[10] == rates[9] == pytest.approx(1e-3)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 1e-4 < rates[99] < 1.02e-4
+
+
+def test_a_checkpoint_of_other_options_is_refused(world: Path, tmp_path: Path) -> None:
+    config = _config(world, tmp_path, Method("full"), num_steps=3, exit_after=2)
+    train(config)
+    with pytest.raises(ValueError, match=r"made with learning_rate 0\.001, this run has 0\.01"):
+        train(replace(config, learning_rate=0.01))
+
+
+def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--method kld needs a teacher with the student's token"):
+        train(_config(world, tmp_path, Method("kld")))
+    untrained = str(world / "teacher_start")
+    with pytest.raises(ValueError, match="as if its weights had not been loaded"):
+        train(_config(world, tmp_path, Method("teacher"), teacher=untrained))
+    with pytest.raises(ValueError, match="teacher tokens up to 479"):
+        train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
+    with pytest.raises(ValueError, match="raise --num-epochs or lower --num-steps"):
+        train(_config(world, tmp_path, Method("full"), num_steps=10**6))
+
+
+def test_command_line_has_an_option_for_every_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["--data", "d", "--student", "s", "--output", str(tmp_path)]
+    config = parse_config([*needed, "--method", "chunks", "--teacher", "t", "--num-chunks", "8",
+                           "--seed", "3", "--bf16", "--exit-after", "5"])  # fmt: skip
+    assert config.method == Method("chunks", num_chunks=8, seed=3)
+    assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
+    assert main([*needed, "--method", "teacher"]) == 2
+    assert "--method teacher needs --teacher" in capsys.readouterr().err
+
+
+def _documents(folder: Path) -> list[AlignedDocument]:
+    files = open_dataset(str(folder))
+    documents = []
+    for shard, record in enumerate(files.manifest.shards):
+        with (folder / record.file).open("rb") as file:
+            samples = read_samples(
+                file, files.read_index(shard, with_names=True), shard=record.file
+            )
+            documents += [decode_document(bytes(payload)) for _, payload in samples]
+    return documents
+
+
+def _losses(
+    model: torch.nn.Module, document: AlignedDocument, side: str, rows: AlignedRows
+) -> list[float]:
+    """Return the losses of a document's tokens (and of the student's EOS), one forward pass."""
+    convention = getattr(rows.plan.rules, side)
+    end = [] if convention.end_token_id is None else [convention.end_token_id]
+    ids = [convention.first_token_id, *getattr(document, side).input_ids.tolist(), *end]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1].double()
+    return torch.nn.functional.cross_entropy(
+        logits, torch.tensor(ids[1:]), reduction="none"
+    ).tolist()
