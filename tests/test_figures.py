@@ -11,6 +11,8 @@ from pipeline.alignment import align_batch
 from pipeline.figure_alignment import join_documents, measure_chunking
 from pipeline.figure_charts import Line, line_chart, write_figure
 from pipeline.figures import main
+from tests.datasets import byte_level
+from tests.hf_folders import write_model
 from tests.tokenizer_zoo import SENTENCES, SHARED, load, needs_shared, source
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -140,3 +142,24 @@ def _bytes_of_chunks(byte_offsets: np.ndarray, num_chunks: int) -> list[set[int]
     for i, (start, end) in enumerate(byte_offsets.tolist()):
         chunks[i * num_chunks // len(byte_offsets)] |= set(range(start, end))
     return chunks
+
+
+def test_kept_tokens_of_two_real_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    student, teacher = byte_level(400), byte_level(480)
+    models = [
+        str(write_model(tmp_path / name, tokenizer, seed=seed))
+        for seed, (name, tokenizer) in enumerate({"small": student, "large": teacher}.items())
+    ]
+    text, page = "Let x_1 < x_2; then & é.", tmp_path / "kept.html"
+    pair = ["--student", models[0], "--teacher", models[1]]
+    assert main(["kept", text, *pair, "--keep-fraction", "0.5", "--output", str(page)]) == 0
+    num_tokens = len(student.tokenize_batch([text.encode()]).input_ids)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{num_tokens} student tokens, 100 % mapped")
+    html = page.read_text("utf-8")
+    # One arrow for each kept token, dashed links for the others, three numbers on hover.
+    assert html.count("<polygon") == num_tokens // 2
+    assert html.count("<line") >= num_tokens
+    assert html.count(": kept</title>") == num_tokens // 2
+    assert html.count(": dropped</title>") == num_tokens - num_tokens // 2
+    assert "<script" not in html
