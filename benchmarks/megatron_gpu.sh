@@ -31,7 +31,7 @@ train() { # name, ranks, further arguments
     --vocag-data "$work/aligned" --vocag-student "$work/student" --bf16 \
     --seq-length 2048 --micro-batch-size 4 --global-batch-size 64 --train-iters "$steps" \
     --lr 8e-5 --min-lr 8e-6 --lr-decay-style cosine --calculate-per-token-loss \
-    --eval-iters 0 --eval-interval 1000 --log-interval 1 --num-workers 4 \
+    --eval-iters 0 --log-interval 1 --num-workers 4 \
     --use-distributed-optimizer "$@" 2>&1 | tee "$work/$name.log"
 }
 

@@ -20,16 +20,14 @@ fi
 
 if $python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
   trainer=(-m megatron_plugin.pretrain_gpt --bf16)
-  ranks=3
 else
   trainer=(tests/megatron/trainer.py --distributed-backend gloo --use-cpu-initialization
     --vocag-teacher-dtype fp32 --no-bias-swiglu-fusion --no-bias-dropout-fusion)
-  ranks=3
 fi
 
 rm -rf "$demo/checkpoint" "$demo/student"
 OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --standalone \
-  --nproc-per-node "$ranks" "${trainer[@]}" \
+  --nproc-per-node 3 "${trainer[@]}" \
   --vocag-data "$demo/guided" \
   --vocag-teacher "$demo/smollm2" \
   --vocag-teacher-world-size 2 --vocag-teacher-pipeline-model-parallel-size 2 \
@@ -37,7 +35,7 @@ OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --stan
   --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear \
   --seq-length 256 --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 4 \
   --train-iters 30 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 3 \
-  --calculate-per-token-loss --eval-iters 0 --eval-interval 1000 --log-interval 1 --num-workers 0 \
+  --calculate-per-token-loss --eval-iters 0 --log-interval 1 --num-workers 0 \
   --save "$demo/checkpoint" --save-interval 30 --tensorboard-dir "$demo/tensorboard" \
   > "$demo/train.log" 2>&1 || { tail -n 40 "$demo/train.log"; exit 1; }
 

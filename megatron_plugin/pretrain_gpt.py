@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from torch import distributed as dist
@@ -29,7 +30,11 @@ from megatron_plugin.worlds import enter_world
 # Importing Megatron's trainer reads nothing of RANK and WORLD_SIZE; parsing its arguments does.
 from megatron.core.enums import ModelType  # isort: skip
 from megatron.training import pretrain  # isort: skip
-from megatron.training.arguments import parse_and_validate_args, parse_args  # isort: skip
+from megatron.training.arguments import (  # isort: skip
+    add_megatron_arguments,
+    parse_and_validate_args,
+    parse_args,
+)
 
 from megatron_plugin.student import StudentRun
 from megatron_plugin.teacher_world import serve
@@ -67,8 +72,8 @@ def enter() -> StudentRun:
     skip_missing_makefile()
     options = read_options(sys.argv[1:])
     if options is None:
-        parse_args(extra_args_provider=add_arguments)  # prints the help and exits
-        raise AssertionError("argparse exits after --help")
+        print_help()
+        sys.exit(0)
     manifest = read_manifest(options.data)
     num_teacher_ranks = options.teacher.world_size if options.teacher else 0
     world = enter_world(num_teacher_ranks)
@@ -77,6 +82,18 @@ def enter() -> StudentRun:
         serve(options, world, manifest, parse_args(extra_args_provider=add_arguments))
         sys.exit(0)
     return StudentRun(options, world, manifest)
+
+
+def print_help() -> None:
+    """Print all arguments, Megatron's first.
+
+    Megatron 0.19's own --help fails: some of its texts hold a bare "%".
+    """
+    parser = add_megatron_arguments(ArgumentParser("pretrain_gpt", allow_abbrev=False))
+    for action in parser._actions:
+        if action.help and "%(" not in action.help:
+            action.help = action.help.replace("%%", "%").replace("%", "%%")
+    add_arguments(parser).print_help()
 
 
 def skip_missing_makefile() -> None:

@@ -71,6 +71,8 @@ class StudentRun:
         self.argument_defaults = {
             "tokenizer_type": "NullTokenizer",
             "vocab_size": manifest.student.vocab_size,
+            # Megatron divides by it even where nothing is evaluated.
+            "eval_interval": 1000,
         }
         # `pretrain` builds the datasets on every rank if this says so.
         self.datasets = partial(self._datasets)

@@ -1,5 +1,7 @@
 """What can't work is refused at once, with the remedy."""
 
+import subprocess
+import sys
 from argparse import Namespace
 
 import pytest
@@ -14,6 +16,7 @@ from megatron_plugin.model_shape import shape_of_config
 from megatron_plugin.worlds import enter_world
 from schemas.errors import ForeignTokenizerError
 from tests.datasets import build_dataset
+from tests.megatron.launch import ROOT, job_environment
 from tests.megatron.models import make_model
 
 
@@ -207,3 +210,22 @@ def test_a_random_students_config_is_its_arguments():
     assert (shape.vocab_size, shape.rotary_base, shape.tied_embeddings) == (400, 5000.0, False)
     args.swiglu = False
     assert config_of_arguments(args, 400) is None
+
+
+def test_help_lists_both_megatrons_arguments_and_ours():
+    run = "from tests.megatron import cpu_shim; from megatron_plugin import pretrain_gpt as gpt"
+    run += "; gpt.main()"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", run, "--help"],
+        cwd=ROOT,
+        env=job_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "--tensor-model-parallel-size" in done.stdout
+    ours = done.stdout[done.stdout.index("vocag: data and student:") :]
+    for option in ("--vocag-teacher-world-size", "--vocag-keep-fraction", "--vocag-student"):
+        text = ours[ours.index(option) :]
+        assert "default: " in text[:500], option

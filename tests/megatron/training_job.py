@@ -50,7 +50,6 @@ def arguments(inputs, **changes):
         "min-lr": "1e-4",
         "lr-decay-style": "constant",
         "eval-iters": 0,
-        "eval-interval": 1000,
         "log-interval": 1,
         "distributed-backend": "gloo",
         "distributed-timeout-minutes": 2,
