@@ -5,6 +5,8 @@ import torch
 
 pytest.importorskip("megatron.core")
 
+from pipeline.hf_models import load_language_model
+from pipeline.streaming import AlignedRows, StreamConfig
 from tests.megatron.launch import ROOT, torchrun
 from tests.megatron.models import FAMILIES, save_model
 from tests.megatron.reference_step import reference_gradients
@@ -94,6 +96,45 @@ def require_equal(folder, inputs, expected):
     assert scale > 1e-3
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6 * scale, msg=name)
+
+
+def test_the_reference_is_the_plain_trainers_step(inputs, references, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from train_methods import Method, batch_loss
+
+    rows = AlignedRows(
+        StreamConfig(
+            path=str(inputs.data),
+            seq_length=SEQ_LENGTH,
+            seed=1234,
+            global_batch_size=GLOBAL_BATCH,
+        )
+    )
+    student, teacher = (
+        load_language_model(str(folder)) for folder in (inputs.student, inputs.teacher)
+    )
+    results = [
+        batch_loss(Method(), student, teacher, rows.__getitems__([start, start + 1]), 0)
+        for start in range(0, GLOBAL_BATCH, MICRO_BATCH)
+    ]
+    count = sum(int(result.count) for result in results)
+    (sum(result.loss_sum for result in results) / count).backward()
+    expected, _ = references[MICRO_BATCH]
+    found = {name: parameter.grad for name, parameter in student.named_parameters()}
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_without_a_teacher_selectors_still_know_what_is_mapped(tmp_path, inputs):
+    expected, _ = reference_gradients(
+        inputs,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=GLOBAL_BATCH,
+        rows_per_choice=MICRO_BATCH,
+        selector="student_loss",
+    )
+    train(inputs, 1, tmp_path, vocag_selector="student_loss", vocag_teacher=None)
+    require_equal(tmp_path, inputs, expected)
 
 
 def test_references_differ_by_their_scope(references):
