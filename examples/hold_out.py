@@ -16,7 +16,9 @@ def hold_out(corpus: Path, output: Path, *, every: int) -> dict[str, int]:
     Raises:
         ValueError: nothing would be held out.
     """
-    lines = corpus.read_text("utf-8").splitlines(keepends=True)
+    # Not splitlines: a JSON string may hold U+2028, which it takes for a line's end.
+    with corpus.open(encoding="utf-8", newline="\n") as file:
+        lines = file.readlines()
     if not 1 < every <= len(lines):
         raise ValueError(f"--every {every} must lie in 2..{len(lines)}, the documents of {corpus}")
     parts = {"heldout": lines[every - 1 :: every]}

@@ -237,7 +237,8 @@ def _read_texts(path: Path, text_field: str) -> list[str]:
     if path.suffix == ".txt":
         return [path.read_text("utf-8")]
     texts = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    # Not splitlines: a JSON string may hold U+2028, which it takes for a line's end.
+    for number, line in enumerate(path.read_text("utf-8").rstrip("\n").split("\n"), start=1):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:

@@ -43,6 +43,8 @@ def test_packaged_tokenizers_draw_every_figure(
     student, teacher = f"student={source('mistral_v1')}", f"teacher={source('deepseek')}"
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"t": s}) + "\n" for s in SENTENCES * 4), "utf-8")
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write('{"t": "one\u2028line"}\n')
     pair = ["--student", student, "--teacher", teacher]
     fig1, fig2, fig3 = (tmp_path / name for name in ("1.svg", "2.html", "3.html"))
     assert main(["vocabulary", *pair, "--output", str(fig1)]) == 0

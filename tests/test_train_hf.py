@@ -20,6 +20,8 @@ from tests.hf_folders import write_model
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
+from hold_out import hold_out
+from plot_runs import compare_runs
 from train_config import TrainConfig, parse_config
 from train_hf import bits_per_byte, learning_rate, main, train
 from train_methods import Method, batch_loss
@@ -225,6 +227,38 @@ def test_command_line_has_an_option_for_every_field(
     assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
     assert main([*needed, "--method", "teacher"]) == 2
     assert "--method teacher needs --teacher" in capsys.readouterr().err
+
+
+def test_runs_are_compared_at_equal_steps(tmp_path: Path) -> None:
+    for name, values in {"full": [3.0, 2.0], "teacher": [3.0, 2.5], "short": [3.0]}.items():
+        (tmp_path / name).mkdir()
+        records = [
+            {"step": 10 * (n + 1), "loss": 1.0, "heldout_bits_per_byte": value}
+            for n, value in enumerate(values)
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in [{"step": 1}, *records])
+        (tmp_path / name / "log.jsonl").write_text(lines)
+    full, teacher, short = (tmp_path / name for name in ("full", "teacher", "short"))
+    table = compare_runs([full, teacher], tmp_path / "runs.svg")
+    assert [line.split() for line in table] == [
+        ["step", "10", "20"],
+        ["full", "3.000", "2.000"],
+        ["teacher", "3.000", "2.500"],
+    ]
+    assert (tmp_path / "runs.svg").read_text().count("<circle") == 4
+    with pytest.raises(ValueError, match=r"measured at steps \[10, 20\], short at \[10\]"):
+        compare_runs([full, short], tmp_path / "runs.svg")
+
+
+def test_held_out_documents_are_in_one_part_only(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"\u2028 {n}"}, ensure_ascii=False) + "\n" for n in range(25)]
+    (tmp_path / "all.jsonl").write_text("".join(lines), "utf-8")
+    assert hold_out(tmp_path / "all.jsonl", tmp_path, every=10) == {"heldout": 2, "train": 23}
+    parts = [(tmp_path / f"{name}.jsonl").read_text("utf-8") for name in ("train", "heldout")]
+    assert sorted("".join(parts).split("\n")) == sorted("".join(lines).split("\n"))
+    assert parts[1] == lines[9] + lines[19]
+    with pytest.raises(ValueError, match=r"--every 26 must lie in 2\.\.25"):
+        hold_out(tmp_path / "all.jsonl", tmp_path, every=26)
 
 
 def _documents(folder: Path) -> list[AlignedDocument]:
