@@ -79,7 +79,7 @@ def document_key(document_id: str) -> str:
 
     Example:
         >>> document_key("doc-1")
-        '6b7a9107be9a3bde3b1e17a96fa9b3f9'
+        'bb0e4f49443794d901e8969ff11bd112'
     """
     return sha256(document_id.encode()).hexdigest()[:32]
 

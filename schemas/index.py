@@ -109,7 +109,7 @@ def decode_index(data: bytes | str, *, with_names: bool = True) -> ShardIndex:
         with_names: False leaves `key` and `document_id` empty, which is faster.
 
     Raises:
-        DamagedShardError: no parquet file, or columns are missing.
+        DamagedShardError: no parquet file, or columns or values are missing.
         SchemaVersionError: another version of the format.
     """
     names = [n for n in _SCHEMA.names if with_names or n not in ("key", "document_id")]
@@ -120,8 +120,12 @@ def decode_index(data: bytes | str, *, with_names: bool = True) -> ShardIndex:
         if version != str(SCHEMA_VERSION).encode():
             found = version.decode(errors="replace") if version else None
             raise SchemaVersionError("shard index", found, SCHEMA_VERSION)
-        if not file.schema_arrow.equals(_SCHEMA):
-            raise pa.ArrowInvalid(f"columns are {file.schema_arrow.names}, not {_SCHEMA.names}")
+        columns_found, expected = (
+            {f"{field.name}: {field.type}" for field in schema}
+            for schema in (file.schema_arrow, _SCHEMA)
+        )
+        if columns_found != expected:
+            raise pa.ArrowInvalid(f"its columns differ in {sorted(columns_found ^ expected)}")
         table = file.read(columns=names).combine_chunks()
         columns: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:
@@ -149,6 +153,8 @@ def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
 
 
 def _decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
+    if column.null_count:
+        raise pa.ArrowInvalid(f"{name} has missing values")
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)

@@ -188,7 +188,7 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
         claims = {"fingerprint": body["fingerprint"], "totals": body["totals"]}
     except DatasetError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
             f"{where} is no complete manifest ({error!r}): it is cut or altered; restore it or run "
             "beam_jobs.align again"

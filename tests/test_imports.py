@@ -1,0 +1,155 @@
+"""Who may import whom: read from the syntax trees, function bodies included."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ALLOWED_PARTS = {
+    "schemas": {"schemas"},
+    "pipeline": {"schemas", "pipeline"},
+    "beam_jobs": {"schemas", "pipeline", "beam_jobs"},
+    "megatron_plugin": {"schemas", "pipeline", "megatron_plugin"},
+}
+NEVER_IMPORTED = {"tests", "benchmarks", "examples"}
+OWNERS = {
+    "apache_beam": "beam_jobs/*",
+    "megatron": "megatron_plugin/*",
+    "tokenizers": "pipeline/tokenization*.py",
+    "gigatoken": "pipeline/tokenization*.py",
+    "sentencepiece": "pipeline/tokenization*.py",
+}
+SCHEMA_LIBRARIES = {"numpy", "pyarrow", "safetensors"}
+PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+WORKER_MODULES = (
+    *("pipeline", "pipeline.alignment", "pipeline.shards", "pipeline.tokenization"),
+    *("pipeline.validate", "pipeline.commands", "schemas.document", "schemas.manifest"),
+)
+
+
+def imported(source: str) -> Iterator[str]:
+    """Full names of what a module imports: `from a import b` gives `a.b`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{a.name}" for a in node.names)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What a file of one of the parts imports against the rules; `path` is below the repository."""
+    part = path.split("/")[0]
+    found = []
+    for name in imported(source):
+        top = name.split(".")[0]
+        other_parts = (set(ALLOWED_PARTS) | NEVER_IMPORTED) - ALLOWED_PARTS[part]
+        if top in other_parts:
+            found.append(f"{path}: {part} must not import {name}")
+        if top in OWNERS and not fnmatch(path, OWNERS[top]):
+            found.append(f"{path}: only {OWNERS[top]} may import {name}")
+        if top == "":
+            found.append(f"{path}: imports are absolute, {name} is not")
+        if top == "transformers" and "Tokenizer" in name:
+            found.append(f"{path}: {name} changes some tokenizers; use pipeline.tokenization")
+        if top in PICKLERS:
+            found.append(f"{path}: {name} runs code from data")
+        known = top in sys.stdlib_module_names | SCHEMA_LIBRARIES | {"schemas"}
+        if part == "schemas" and not known:
+            found.append(f"{path}: schemas must not import {name}")
+    return found
+
+
+def sources(repository: Path) -> dict[str, str]:
+    return {
+        path.relative_to(repository).as_posix(): path.read_text("utf-8")
+        for part in ALLOWED_PARTS
+        for path in sorted((repository / part).rglob("*.py"))
+    }
+
+
+def test_every_import_points_down(repository: Path) -> None:
+    files = sources(repository)
+    assert len(files) > 40
+    assert not [line for path, source in files.items() for line in violations(path, source)]
+
+
+def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
+    used = {
+        name.split(".")[0] for source in sources(repository).values() for name in imported(source)
+    }
+    assert used >= set(OWNERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("schemas/x.py", "from pipeline import shards"),
+        ("schemas/x.py", "import torch"),
+        ("pipeline/x.py", "import beam_jobs.align"),
+        ("pipeline/x.py", "def f():\n    import apache_beam as beam"),
+        ("pipeline/x.py", "from tests import corpus"),
+        ("pipeline/x.py", "from . import shards"),
+        ("pipeline/x.py", "import tokenizers"),
+        ("pipeline/x.py", "from transformers import AutoTokenizer"),
+        ("pipeline/x.py", "import pickle"),
+        ("pipeline/baselines/x.py", "from gigatoken import Tokenizer"),
+        ("beam_jobs/x.py", "from megatron_plugin import bridge"),
+        ("beam_jobs/x.py", "from sentencepiece import SentencePieceProcessor"),
+        ("megatron_plugin/x.py", "import apache_beam"),
+        ("beam_jobs/x.py", "from megatron.core import parallel_state"),
+    ],
+)
+def test_violations_are_found(path: str, line: str) -> None:
+    assert len(violations(path, line)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("pipeline/tokenization_backends.py", "import tokenizers, gigatoken, sentencepiece"),
+        ("beam_jobs/x.py", "import apache_beam\nfrom pipeline.shards import ShardWriter"),
+        ("megatron_plugin/x.py", "from megatron.core import parallel_state\nimport torch"),
+        ("pipeline/x.py", "import torch\nfrom transformers import AutoModelForCausalLM"),
+        ("schemas/x.py", "import json\nfrom pyarrow import parquet\nfrom schemas import errors"),
+    ],
+)
+def test_what_is_allowed_is_no_violation(path: str, line: str) -> None:
+    assert violations(path, line) == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        (WORKER_MODULES, ("torch", "transformers", "apache_beam", "megatron")),
+        pytest.param(
+            ("beam_jobs.align",), ("torch", "transformers", "megatron"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_a_worker_imports_loads_no_framework(
+    modules: tuple[str, ...], absent: tuple[str, ...], repository: Path
+) -> None:
+    script = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print([name for name in {absent!r} if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=repository, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
+def test_the_schemas_load_no_tokenizer(repository: Path) -> None:
+    script = (
+        "import sys, schemas.document, schemas.index, schemas.manifest, schemas.errors\n"
+        "print([n for n in ('tokenizers', 'gigatoken', 'numba', 'pipeline') if n in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=repository, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr

@@ -1,0 +1,151 @@
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import DamagedShardError, SchemaVersionError
+from schemas.index import ShardIndex, concatenate_indices, decode_index, encode_index
+
+UINT32 = st.one_of(st.integers(0, 100), st.just(0xFFFFFFFF))
+
+
+@st.composite
+def indices(draw: st.DrawFn) -> ShardIndex:
+    count = draw(st.integers(0, 5))
+    cuts = [sorted(draw(st.lists(UINT32, max_size=4))) for _ in range(count)]
+    names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+
+    def column(values: st.SearchStrategy[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array(draw(st.lists(values, min_size=count, max_size=count)), np.int64)
+
+    return ShardIndex(
+        key=[f"{place:032x}" for place in range(count)],
+        document_id=draw(st.lists(names, min_size=count, max_size=count)),
+        payload_offset=column(st.integers(0, 1 << 50)),
+        **{
+            name: column(UINT32)
+            for name in (
+                *("payload_bytes", "crc32", "num_text_bytes"),
+                *("num_student_tokens", "num_teacher_tokens"),
+            )
+        },
+        cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
+        cut_student=np.array([cut for own in cuts for cut in own], np.int64),
+        cut_teacher=np.array([cut // 2 for own in cuts for cut in own], np.int64),
+    )
+
+
+def assert_same(found: ShardIndex, expected: ShardIndex) -> None:
+    for field in fields(ShardIndex):
+        values, wanted = getattr(found, field.name), getattr(expected, field.name)
+        if field.name in ("key", "document_id"):
+            assert list(values) == list(wanted)
+        else:
+            assert values.dtype == np.int64
+            np.testing.assert_array_equal(values, wanted, err_msg=field.name)
+
+
+ONE = ShardIndex(
+    key=["0" * 32],
+    document_id=["a"],
+    payload_offset=np.array([512]),
+    payload_bytes=np.array([100]),
+    crc32=np.array([7]),
+    num_text_bytes=np.array([30]),
+    num_student_tokens=np.array([20]),
+    num_teacher_tokens=np.array([10]),
+    cut_starts=np.array([0, 2]),
+    cut_student=np.array([15, 19]),
+    cut_teacher=np.array([7, 9]),
+)
+
+
+@given(indices())
+def test_round_trip(index: ShardIndex) -> None:
+    assert_same(decode_index(encode_index(index)), index)
+    assert encode_index(index) == encode_index(decode_index(encode_index(index)))
+
+
+def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "x.index.parquet"
+    path.write_bytes(encode_index(ONE))
+    assert_same(decode_index(str(path)), ONE)
+
+
+def test_names_can_be_left_out() -> None:
+    found = decode_index(encode_index(ONE), with_names=False)
+    assert (list(found.key), list(found.document_id)) == ([], [])
+    assert len(found) == 1
+    assert found.cut_student.tolist() == [15, 19]
+
+
+@given(st.lists(indices(), max_size=4))
+def test_concatenation_keeps_every_row(parts: list[ShardIndex]) -> None:
+    whole = concatenate_indices(parts)
+    assert len(whole) == sum(map(len, parts))
+    row = 0
+    for part in parts:
+        for own in range(len(part)):
+            assert whole.document_id[row] == part.document_id[own]
+            assert whole.payload_offset[row] == part.payload_offset[own]
+            cuts = whole.cut_student[whole.cut_starts[row] : whole.cut_starts[row + 1]]
+            expected = part.cut_student[part.cut_starts[own] : part.cut_starts[own + 1]]
+            np.testing.assert_array_equal(cuts, expected)
+            row += 1
+    assert whole.cut_starts[-1] == len(whole.cut_student) == len(whole.cut_teacher)
+
+
+def test_what_does_not_fit_its_column_is_refused() -> None:
+    with pytest.raises(pa.ArrowInvalid, match=r"4294967296|not in range|overflow"):
+        encode_index(replace(ONE, num_text_bytes=np.array([1 << 32])))
+
+
+def test_every_column_is_required_and_documented() -> None:
+    table = pq.read_table(pa.BufferReader(encode_index(ONE)))
+    expected = {field.name for field in fields(ShardIndex)} - {"cut_starts"}
+    assert set(table.column_names) == expected
+    assert table.schema.metadata[b"vocag.schema_version"] == b"1"
+
+
+class TestDamage:
+    def test_every_cut_is_noticed(self) -> None:
+        data = encode_index(ONE)
+        for size in range(0, len(data), 7):
+            with pytest.raises(DamagedShardError, match=r"shard index is unreadable.*restore it"):
+                decode_index(data[:size])
+
+    def test_a_missing_file(self) -> None:
+        with pytest.raises(DamagedShardError, match="unreadable"):
+            decode_index("missing.index.parquet")
+
+    @pytest.mark.parametrize("version", [b"2", b"\xff", None])
+    def test_another_version(self, version: bytes | None) -> None:
+        metadata = {} if version is None else {b"vocag.schema_version": version}
+        table = pq.read_table(pa.BufferReader(encode_index(ONE))).replace_schema_metadata(metadata)
+        with pytest.raises(SchemaVersionError, match="shard index has schema version"):
+            decode_index(_parquet(table))
+
+    def test_missing_or_foreign_columns(self) -> None:
+        table = pq.read_table(pa.BufferReader(encode_index(ONE)))
+        with pytest.raises(DamagedShardError, match=r"its columns differ in \['crc32: uint32'\]"):
+            decode_index(_parquet(table.drop_columns(["crc32"])))
+        floats = table.set_column(2, "payload_offset", pa.array([512.0]))
+        with pytest.raises(DamagedShardError, match=r"payload_offset: double"):
+            decode_index(_parquet(floats))
+
+    def test_missing_values(self) -> None:
+        table = pq.read_table(pa.BufferReader(encode_index(ONE)))
+        nulls = table.set_column(4, table.schema.field("crc32"), pa.array([None], pa.uint32()))
+        with pytest.raises(DamagedShardError, match="crc32 has missing values"):
+            decode_index(_parquet(nulls))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return bytes(sink.getvalue())

@@ -1,0 +1,198 @@
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import DatasetError, ForeignTokenizerError, SchemaVersionError
+from schemas.manifest import (
+    DeadLetterRecord,
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    decode_manifest,
+    encode_manifest,
+)
+
+STUDENT = TokenizerRecord(
+    source="owner/student",
+    file="tokenizers/student/tokenizer.json",
+    sha256="a" * 64,
+    vocab_size=32000,
+    special_strings="plain",
+    bos_token_id=1,
+    eos_token_id=2,
+    adds_bos=True,
+)
+TEACHER = replace(
+    STUDENT,
+    source="owner/teacher",
+    file="tokenizers/teacher/tokenizer.model",
+    sha256="b" * 64,
+    bos_token_id=None,
+    eos_token_id=None,
+    adds_bos=False,
+)
+SHARDS = tuple(
+    ShardRecord(
+        file=f"docs-{number:06d}-of-000002.tar",
+        num_bytes=2048,
+        sha256=f"{number}" * 64,
+        index_file=f"docs-{number:06d}-of-000002.index.parquet",
+        index_num_bytes=700,
+        index_sha256="c" * 64,
+        num_documents=3 + number,
+        num_text_bytes=300,
+        num_student_tokens=80,
+        num_teacher_tokens=70,
+    )
+    for number in range(2)
+)
+MANIFEST = Manifest(
+    name="docs",
+    student=STUDENT,
+    teacher=TEACHER,
+    shards=SHARDS,
+    dead_letters=DeadLetterRecord("dead_letters.jsonl", "d" * 64, 2, {"empty_text": 2}),
+    configuration={"input": ["in/*.jsonl"], "naïve": "数"},
+    statistics={"num_documents": 7},
+)
+
+
+def rewritten(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    body = json.loads(encode_manifest(MANIFEST))
+    change(body)
+    return json.dumps(body).encode()
+
+
+def test_round_trip() -> None:
+    data = encode_manifest(MANIFEST)
+    assert decode_manifest(data) == MANIFEST
+    assert encode_manifest(decode_manifest(data)) == data
+
+
+def test_a_person_can_read_it() -> None:
+    text = encode_manifest(MANIFEST).decode()
+    assert '"naïve": "数"' in text
+    assert text.endswith("}\n")
+    body = json.loads(text)
+    assert body["schema"] == "vocag.aligned_dataset"
+    assert body["schema_version"] == 1
+    assert body["totals"] == {
+        "num_documents": 7,
+        "num_bytes": 4096,
+        "num_text_bytes": 600,
+        "num_student_tokens": 160,
+        "num_teacher_tokens": 140,
+    }
+
+
+def test_no_shards() -> None:
+    empty = replace(MANIFEST, shards=())
+    assert decode_manifest(encode_manifest(empty)) == empty
+    assert set(empty.totals.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(MANIFEST, student=replace(STUDENT, sha256="e" * 64)),
+        replace(MANIFEST, teacher=replace(TEACHER, special_strings="honoured")),
+        replace(MANIFEST, shards=SHARDS[:1]),
+        replace(MANIFEST, shards=SHARDS[::-1]),
+        replace(MANIFEST, shards=(SHARDS[0], replace(SHARDS[1], sha256="e" * 64))),
+        replace(MANIFEST, shards=(SHARDS[0], replace(SHARDS[1], index_sha256="e" * 64))),
+    ],
+)
+def test_the_fingerprint_names_the_content(changed: Manifest) -> None:
+    assert changed.fingerprint != MANIFEST.fingerprint
+
+
+def test_the_fingerprint_is_not_moved_by_where_things_came_from() -> None:
+    elsewhere = replace(
+        MANIFEST,
+        student=replace(STUDENT, source="a/copy"),
+        statistics={},
+        configuration={"input": ["other"]},
+    )
+    assert elsewhere.fingerprint == MANIFEST.fingerprint
+    assert MANIFEST.fingerprint == (
+        "abb57ca76f2fbd2b308abc932612f7a7a502320339a0fda966bc590fe40c4262"
+    )
+
+
+def test_every_cut_is_noticed() -> None:
+    data = encode_manifest(MANIFEST)
+    for size in range(0, len(data) - 2, 17):
+        with pytest.raises(DatasetError, match=r"lost/manifest\.json is no complete manifest"):
+            decode_manifest(data[:size], where="lost/manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b["shards"][0].update(sha256="0" * 63 + "1"), "fingerprint .* does not follow"),
+        (lambda b: b["shards"].pop(), "fingerprint .* does not follow from its shards"),
+        (lambda b: b["shards"][0].update(num_documents=4), "totals .* does not follow"),
+        (lambda b: b["totals"].update(num_bytes=1), "totals .* it was altered; restore it"),
+        (lambda b: b["student"].update(sha256="f" * 64), "fingerprint .* does not follow"),
+        (lambda b: b.update(fingerprint="0" * 64), "fingerprint 0000"),
+        (lambda b: b.pop("totals"), r"no complete manifest \(KeyError\('totals'\)\)"),
+        (
+            lambda b: b["student"].pop("adds_bos"),
+            r"no complete manifest \(KeyError\('adds_bos'\)\)",
+        ),
+        (lambda b: b["shards"][0].update(num_bytes="2048"), "ShardRecord.num_bytes is '2048', not"),
+        (lambda b: b["shards"][0].update(num_bytes=True), "ShardRecord.num_bytes is True, not"),
+        (lambda b: b["shards"][0].update(num_bytes=1.5), "ShardRecord.num_bytes is 1.5, not"),
+        (lambda b: b["teacher"].update(bos_token_id="1"), "TokenizerRecord.bos_token_id is '1'"),
+        (lambda b: b["teacher"].update(adds_eos=None), "TokenizerRecord.adds_eos is None"),
+        (lambda b: b["dead_letters"].update(by_reason=[]), "DeadLetterRecord.by_reason is"),
+        (lambda b: b.update(shards=3), "no complete manifest"),
+        (lambda b: b.update(shards=["x"]), "no complete manifest"),
+        (lambda b: b["shards"][0].update(file="/etc/passwd"), "'/etc/passwd' is not inside"),
+        (lambda b: b["student"].update(file="../x"), r"'\.\./x' is not inside the dataset"),
+        (lambda b: b["shards"][0].update(index_file=""), "'' is not inside the dataset"),
+        (lambda b: b.update(schema="other"), "is no vocag.aligned_dataset manifest; name a folder"),
+        (lambda b: b.pop("schema"), "is no vocag.aligned_dataset manifest"),
+    ],
+)
+def test_alterations_are_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        decode_manifest(rewritten(change))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"1", b"null", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(DatasetError, match="is no complete manifest"):
+        decode_manifest(data)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_refused(version: object) -> None:
+    with pytest.raises(SchemaVersionError, match=r"reads version 1: install the matching"):
+        decode_manifest(rewritten(lambda body: body.update(schema_version=version)))
+
+
+def test_foreign_tokenizers_are_refused() -> None:
+    MANIFEST.require_tokenizers()
+    MANIFEST.require_tokenizers(student_sha256="a" * 64, teacher_sha256="b" * 64)
+    with pytest.raises(
+        ForeignTokenizerError,
+        match=r'student tokenizer b{16}… is not .* was made with "owner/student" \(a{16}…\)',
+    ):
+        MANIFEST.require_tokenizers(student_sha256="b" * 64)
+    with pytest.raises(ForeignTokenizerError, match="teacher tokenizer cccc"):
+        MANIFEST.require_tokenizers(student_sha256="a" * 64, teacher_sha256="c" * 64)
+
+
+@pytest.mark.parametrize("kind", [TokenizerRecord, ShardRecord, DeadLetterRecord])
+def test_every_field_is_written(kind: type[Any]) -> None:
+    body = json.loads(encode_manifest(MANIFEST))
+    places = {
+        TokenizerRecord: body["student"],
+        ShardRecord: body["shards"][0],
+        DeadLetterRecord: body["dead_letters"],
+    }
+    assert set(places[kind]) == {field.name for field in fields(kind)}
