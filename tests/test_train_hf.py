@@ -99,6 +99,15 @@ def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, 
     assert sum("heldout_bits_per_byte" in record for record in logs[0]) == 3
 
 
+def test_tensorboard_gets_every_step(world: Path, tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(_config(world, tmp_path, Method("full"), num_steps=3, tensorboard=True))
+    events = accumulators.EventAccumulator(str(tmp_path)).Reload()
+    logged = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").open()]
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(logged)
+
+
 def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) -> None:
     method = Method("teacher", scope="row", keep_fraction=0.3)
     for size in (1, 4):
