@@ -158,7 +158,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], output: Path) -> None:
     if len(files) == 1:
         save_file(files[0], output / "model.safetensors", metadata={"format": "pt"})
         return
-    places = {}
+    places: dict[str, str] = {}
     for number, part in enumerate(files, 1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         save_file(part, output / file, metadata={"format": "pt"})

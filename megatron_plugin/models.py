@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -46,21 +47,14 @@ def packed_layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Mo
     return spec
 
 
-def load_model(
-    chunks: Sequence[torch.nn.Module], weights: Weights, *, set_frequencies: bool = True
-) -> None:
+def load_model(chunks: Sequence[torch.nn.Module], weights: Weights) -> None:
     """Fill a rank's model chunks, and give them the weights' own rotary frequencies."""
+    frequencies = weights.shape.inverse_frequencies()
     group = parallel_state.get_tensor_model_parallel_group()
     for chunk in chunks:
         load_weights(chunk, weights, weights.shape, rank=group.rank(), num_ranks=group.size())
-        if set_frequencies:
-            set_rotary_frequencies(chunk, weights.shape)
-
-
-def set_rotary_frequencies(chunk: torch.nn.Module, shape: ModelShape) -> None:
-    """Give a chunk the rotary frequencies of a Hugging Face config."""
-    rotary = chunk.rotary_pos_emb
-    rotary.inv_freq = shape.inverse_frequencies().to(rotary.inv_freq.device)
+        rotary: Any = chunk.rotary_pos_emb
+        rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
 
 
 def build_frozen_model(

@@ -19,25 +19,22 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
+from megatron.core.enums import ModelType
+from megatron.training import pretrain
+from megatron.training.arguments import (
+    add_megatron_arguments,
+    parse_and_validate_args,
+    parse_args,
+)
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from megatron_plugin.arguments import VocagOptions, add_arguments, read_options
 from megatron_plugin.model_arguments import installed_arguments, model_arguments
-from megatron_plugin.weight_sources import open_weights
-from megatron_plugin.worlds import enter_world
-
-# Importing Megatron's trainer reads nothing of RANK and WORLD_SIZE; parsing its arguments does.
-from megatron.core.enums import ModelType  # isort: skip
-from megatron.training import pretrain  # isort: skip
-from megatron.training.arguments import (  # isort: skip
-    add_megatron_arguments,
-    parse_and_validate_args,
-    parse_args,
-)
-
 from megatron_plugin.student import StudentRun
 from megatron_plugin.teacher_world import serve
+from megatron_plugin.weight_sources import open_weights
+from megatron_plugin.worlds import enter_world
 from pipeline.shards import read_manifest
 
 logger = logging.getLogger(__name__)

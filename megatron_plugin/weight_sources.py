@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -144,7 +145,16 @@ def checkpoint_args(folder: Path) -> Namespace:
     """Return the arguments of the run that saved one iteration's folder."""
     from megatron.core.dist_checkpointing import load_common_state_dict
 
-    return load_common_state_dict(folder)["args"]
+    with _one_process():
+        return load_common_state_dict(folder)["args"]
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """Keep torch from asking whether reading a checkpoint in one process is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def _hugging_face(folder: Path) -> Weights:
@@ -199,9 +209,7 @@ def _whole_parameters(folder: Path) -> dict[str, Tensor]:
         if isinstance(entry, TensorStorageMetadata)
         and name.startswith(("embedding.", "decoder.", "output_layer."))
     }
-    with warnings.catch_warnings():
-        # One process is the intent.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    with _one_process():
         dcp.load(wanted, checkpoint_id=folder, no_dist=True)
     whole = {}
     for name, tensor in wanted.items():
