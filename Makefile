@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-services lint format types benchmark clean
+.PHONY: help demo megatron-demo test test-fast test-megatron test-services lint format types benchmark clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -28,11 +28,14 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 	$(BIN)/python -m pipeline.validate $(DEMO)/aligned --tokenizers
 	@echo "Aligned shards: $(DEMO)/aligned   Report: $(DEMO)/aligned/report.html"
 
-test: $(VENV)/.installed-test ## run every test that needs no GPU and no emulator (minutes)
-	$(BIN)/python -m pytest -m "not gpu and not services" -n 2 --dist loadscope
+test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and GPU (minutes)
+	$(BIN)/python -m pytest -m "not gpu and not services" -n 2 --dist loadscope --ignore tests/megatron
 
 test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not services"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not services" --ignore tests/megatron
+
+test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
+	$(BIN)/python -m pytest -m "not gpu and not services" tests/megatron
 
 test-services: $(VENV)/.installed-test ## run the tests against storage emulators and a fake Dataflow
 	tests/services/setup.sh
@@ -48,6 +51,10 @@ format: $(VENV)/.installed-lint ## fix style
 
 types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
 	$(BIN)/mypy
+
+megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under SmolLM2-135M inside Megatron, export it
+	@mkdir -p $(DEMO)
+	PYTHON=$(BIN)/python examples/megatron_demo.sh $(DEMO)
 
 benchmark: $(VENV)/.installed-test ## measure the align path against its rival and its limit
 	$(BIN)/python benchmarks/align.py

@@ -10,6 +10,7 @@ COMMANDS = {
     "align": ("beam_jobs.align", "beam", "documents in, verified aligned shards out"),
     "validate": ("pipeline.validate", "", "check a dataset byte by byte"),
     "explore": ("pipeline.explore", "", "what is in a dataset: totals, previews, rows"),
+    "export": ("megatron_plugin.export_hf", "megatron", "a trained student to Hugging Face"),
     "figures": ("pipeline.figures", "", "the paper's figures: vocabularies, tokens, alignment"),
 }
 

@@ -167,16 +167,30 @@ class Tokenizer:
         undecodable = _undecodable(texts)
         decodable = [text for d, text in enumerate(texts) if d not in undecodable]
         counted = self.num_reference_documents
-        fast, slow = self.tokenize_batch(decodable), self._tokenize_reference(decodable)
+        difference = self._find_difference(self._fast, decodable)
         self.num_reference_documents = counted
+        if difference is not None:
+            self._fast = None
+            self.slow_reason = f"gigatoken's {difference}"
+            _logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
+
+    def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
+        """Compare both paths, and the encoders themselves: a document may hide a difference.
+
+        A text with an id that stands for no bytes always goes to the reference, so encoders may
+        differ there (gigatoken reads `<s>` in a text as a SentencePiece model's control token).
+        """
+        fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
         for name in ("cu_tokens", "input_ids", "byte_offsets"):
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
-                self._fast = None
-                self.slow_reason = (
-                    f"gigatoken's {name} differ from the reference's on {len(texts)} probe texts"
-                )
-                _logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
-                return
+                return f"{name} differ from the reference's on {len(texts)} probe texts"
+        input_ids, cu_tokens = encoder.encode_batch(texts)
+        for d in range(len(texts)):
+            ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
+            expected = slow.input_ids[slow.cu_tokens[d] : slow.cu_tokens[d + 1]]
+            if not np.array_equal(ids, expected) and self._token_lengths[ids].all():
+                return f"input_ids differ from the reference's on probe text {d} of {len(texts)}"
+        return None
 
     def _tokenize_decodable(self, texts: Sequence[bytes]) -> TokenBatch:
         """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""

@@ -10,6 +10,7 @@ os.environ.setdefault(
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 settings.register_profile("tests", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("search", deadline=None)  # other examples each time: for finding bugs
 settings.load_profile("tests")
 
 

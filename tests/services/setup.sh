@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Installs the object store emulators, each in an environment of its own: their dependencies are
+# older than Beam's. Does nothing where they are installed already.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-.venv/bin/python}
+
+install() {  # folder, requirements...
+  local folder=".venv/services/$1"
+  shift
+  if [[ ! -e "$folder/.installed" ]]; then
+    "$python" -m venv "$folder"
+    "$folder/bin/python" -m pip install --quiet "$@"
+    touch "$folder/.installed"
+  fi
+}
+
+# Its dependency fs 2.4 imports pkg_resources, which newer setuptools have no more.
+install gcs "gcp-storage-emulator==2024.8.3" "setuptools<81"
+install s3 "moto[server]>=5,<6"

@@ -1,0 +1,155 @@
+"""Object stores that run on this machine, and the align job run against them in a process."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec import AbstractFileSystem
+from gcsfs.core import GCSFileSystem
+from s3fs import S3FileSystem
+
+ENVIRONMENTS = Path(sys.prefix) / "services"
+BUCKET = "vocag"
+SHARD_BYTES = 1 << 19  # some shards of a small corpus: every object costs several requests
+START_SECONDS = 60
+RUN_SECONDS = 600
+
+_NO_CACHE: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """An emulator that is running.
+
+    Attributes:
+        url: of its only bucket.
+        environment: what every process that uses it needs.
+        files: the store through fsspec, and so through another client than Beam's.
+    """
+
+    url: str
+    environment: Mapping[str, str]
+    files: AbstractFileSystem
+
+    def upload(self, folder: Path, name: str) -> str:
+        """Copy a folder's files; return its URL."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                url = f"{self.url}/{name}/{path.relative_to(folder).as_posix()}"
+                self.files.pipe_file(url, path.read_bytes())
+        return f"{self.url}/{name}"
+
+    def read(self, url: str) -> bytes:
+        """Return an object."""
+        data: bytes = self.files.cat_file(url)
+        return data
+
+    def list(self, url: str) -> list[str]:
+        """Return the names of all objects below a URL, relative to it."""
+        root = url.split("://")[1] + "/"
+        return sorted(name.removeprefix(root) for name in self.files.find(url))
+
+    def digests(self, url: str) -> dict[str, str]:
+        """Return the SHA-256 of each object of a dataset, but for the report, which holds times."""
+        return {
+            name: sha256(self.read(f"{url}/{name}")).hexdigest()
+            for name in self.list(url)
+            if name != "report.html"
+        }
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run Python against the store."""
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_SECONDS,
+        )
+
+
+@contextlib.contextmanager
+def google_storage() -> Iterator[ObjectStore]:
+    """Run gcp-storage-emulator with one empty bucket."""
+    port = free_port()
+    command = [
+        _executable("gcs", "gcp-storage-emulator"), "start", "--host=localhost", f"--port={port}",
+        "--in-memory", f"--default-bucket={BUCKET}",
+    ]  # fmt: skip
+    endpoint = f"http://localhost:{port}"
+    environment = {
+        "STORAGE_EMULATOR_HOST": endpoint,
+        "NO_GCE_CHECK": "true",  # google-auth would look for a metadata server
+        "GOOGLE_CLOUD_PROJECT": "vocag-test",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # gRPC, which the emulator lacks
+    }
+    with _server(command, port):
+        files = GCSFileSystem(endpoint_url=endpoint, token="anon", **_NO_CACHE)
+        yield ObjectStore(f"gs://{BUCKET}", environment, files)
+
+
+@contextlib.contextmanager
+def amazon_s3() -> Iterator[ObjectStore]:
+    """Run moto's server with one empty bucket."""
+    port = free_port()
+    endpoint = f"http://localhost:{port}"
+    environment = {
+        "AWS_ENDPOINT_URL": endpoint,  # Beam's --s3_endpoint_url does not reach worker processes
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with _server([_executable("s3", "moto_server"), "-p", str(port)], port):
+        files = S3FileSystem(endpoint_url=endpoint, key="test", secret="test", **_NO_CACHE)
+        files.mkdir(BUCKET)
+        yield ObjectStore(f"s3://{BUCKET}", environment, files)
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def _server(command: Sequence[str | Path], port: int) -> Iterator[None]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            if not _accepts(process, port):
+                log.seek(0)
+                pytest.fail(f"{command[0]} did not start:\n{log.read().decode()}")
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _accepts(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until a server accepts connections; return False where it ends or takes too long."""
+    for _ in range(START_SECONDS * 10):
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+            return False
+    return False
+
+
+def _executable(environment: str, name: str) -> Path:
+    path = ENVIRONMENTS / environment / "bin" / name
+    if not path.exists():
+        pytest.fail(f"{path} is not installed; `make test-services` installs it")
+    return path
