@@ -28,14 +28,17 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 	$(BIN)/python -m pipeline.validate $(DEMO)/aligned --tokenizers
 	@echo "Aligned shards: $(DEMO)/aligned   Report: $(DEMO)/aligned/report.html"
 
+# What needs more than the `test` extra, or many processes a test, has a target of its own.
+ELSEWHERE := --ignore tests/megatron --ignore tests/services
+
 test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and GPU (minutes)
-	$(BIN)/python -m pytest -m "not gpu and not services" -n 2 --dist loadscope --ignore tests/megatron
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadscope $(ELSEWHERE)
 
 test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not services" --ignore tests/megatron
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
 
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
-	$(BIN)/python -m pytest -m "not gpu and not services" tests/megatron
+	$(BIN)/python -m pytest -m "not gpu" tests/megatron
 
 test-services: $(VENV)/.installed-test ## run the tests against storage emulators and a fake Dataflow
 	tests/services/setup.sh
