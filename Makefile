@@ -40,7 +40,7 @@ test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
 	$(BIN)/python -m pytest -m "not gpu" tests/megatron
 
-test-services: $(VENV)/.installed-test ## run the tests against storage emulators and a fake Dataflow
+test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the align job against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
 
