@@ -21,12 +21,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-def load_language_model(source: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_language_model(
+    source: str, *, dtype: torch.dtype = torch.float32, attention: str | None = None
+) -> PreTrainedModel:
     """Load a causal language model for evaluation.
 
     Args:
         source: a folder, a Hugging Face repository, or a .gguf file (needs `gguf`).
         dtype: of the weights.
+        attention: the library's name of an implementation, such as "sdpa"; None: its own choice.
 
     Raises:
         ValueError: an output layer that chunked cross entropy does not cover.
@@ -37,11 +40,12 @@ def load_language_model(source: str, *, dtype: torch.dtype = torch.float32) -> P
         151936
     """
     path = Path(source)
+    arguments: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     if path.suffix == ".gguf":
-        arguments: dict[str, Any] = {"gguf_file": path.name}
+        arguments["gguf_file"] = path.name
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **arguments)
     else:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **arguments)
     output_weight(model)
     model.train(False)
     return cast(PreTrainedModel, model)

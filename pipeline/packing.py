@@ -10,7 +10,7 @@ touches few shards, and memory stays small whatever the dataset's size.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
@@ -30,6 +30,7 @@ __all__ = [
     "PackingRules",
     "RowPlan",
     "plan_rows",
+    "split_index",
     "suggest_teacher_seq_length",
 ]
 
@@ -121,6 +122,16 @@ class PackingRules:
                 raise ValueError(f"{name} {value} is not in 4 … 2**31 - 1; 2048 is usual")
         if self.window_rows < 1:
             raise ValueError(f"window_rows {self.window_rows} is below 1; 1024 is usual")
+
+    @property
+    def student_room(self) -> tuple[int, int, int, int]:
+        """Student tokens per row, and tokens added first, continued and at the end."""
+        return (self.seq_length, *self.student.added_tokens)
+
+    @property
+    def teacher_room(self) -> tuple[int, int, int, int]:
+        """The same for the teacher."""
+        return (self.teacher_seq_length, *self.teacher.added_tokens)
 
     @property
     def fingerprint(self) -> str:
@@ -226,6 +237,28 @@ def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
     )
 
 
+def split_index(
+    index: ShardIndex, *, student_room: Sequence[int], teacher_room: Sequence[int]
+) -> NDArray[np.void]:
+    """Return a shard's segments in document order, SEGMENT [G]; documents count from 0.
+
+    Args:
+        index: the shard's.
+        student_room: as in `PackingRules.student_room`.
+        teacher_room: as in `PackingRules.teacher_room`.
+    """
+    table = split_documents(
+        index.num_student_tokens,
+        index.num_teacher_tokens,
+        index.cut_starts,
+        index.cut_student,
+        index.cut_teacher,
+        np.array(student_room, np.int64),
+        np.array(teacher_room, np.int64),
+    )
+    return np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
+
+
 def segment_lengths(
     segments: NDArray[np.void], rules: PackingRules
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -257,21 +290,15 @@ def _split(
     """Yield each shard's segments in document order; note each shard's documents in `counts`."""
     first_document = 0
     for index in indices:
-        table = split_documents(
-            index.num_student_tokens,
-            index.num_teacher_tokens,
-            index.cut_starts,
-            index.cut_student,
-            index.cut_teacher,
-            np.array([rules.seq_length, *rules.student.added_tokens], np.int64),
-            np.array([rules.teacher_seq_length, *rules.teacher.added_tokens], np.int64),
+        segments = split_index(
+            index, student_room=rules.student_room, teacher_room=rules.teacher_room
         )
-        table[:, 0] += first_document
         counts.append(len(index))
         first_document += len(index)
         if first_document >= 1 << 32:
             raise ValueError(f"{first_document} documents exceed 2**32: split the dataset")
-        yield np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
+        segments["document"] += np.uint32(first_document - len(index))
+        yield segments
 
 
 def _windows(shards: Iterable[NDArray[np.void]], rules: PackingRules) -> Iterator[NDArray[np.void]]:

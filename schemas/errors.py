@@ -8,11 +8,13 @@ class DatasetError(ValueError):
 class SchemaVersionError(DatasetError):
     """Written by another version of the format."""
 
-    def __init__(self, what: str, found: object, expected: int) -> None:
-        """Name what was read, the version found there and the one this release reads."""
+    def __init__(
+        self, what: str, found: object, expected: int, *, job: str = "beam_jobs.align"
+    ) -> None:
+        """Name what was read, the version found there, the one this release reads, and the job."""
         super().__init__(
             f"{what} has schema version {found!r}; this release reads version {expected}: "
-            "install the matching vocag release or run beam_jobs.align again"
+            f"install the matching vocag release or run {job} again"
         )
 
 
@@ -26,3 +28,7 @@ class DamagedShardError(DatasetError):
 
 class ForeignTokenizerError(DatasetError):
     """A tokenizer is not the one that the dataset was made with."""
+
+
+class ForeignLossesError(DatasetError):
+    """A teacher's losses are incomplete, or not those of this data, teacher or context rule."""

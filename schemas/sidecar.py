@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 
@@ -33,7 +33,7 @@ class TeacherRule:
         weights_sha256: 64 hex digits over the teacher's weights and configuration.
         dtype: in which the teacher ran, such as "float32".
         tokenizer_sha256: the dataset's teacher tokenizer.
-        context: where each token's left context starts, see `pipeline.scoring.ContextRule`.
+        context: where each token's left context starts, see `pipeline.context_rule.ContextRule`.
     """
 
     weights_sha256: str
@@ -74,16 +74,23 @@ class SidecarRecord:
         num_bytes: its size.
         sha256: 64 hex digits of the file.
         shard: the tar it belongs to.
-        num_losses: teacher tokens with a loss.
-        loss_sum: nats over them.
+        num_tokens: the shard's teacher tokens.
+        num_losses: those of them that have a loss.
+        loss_sum: nats over them, of the stored values.
+        num_split_documents: documents whose tokens don't all see the document's start.
+        context_sha256: 64 hex digits of where those tokens' contexts start, see
+            `pipeline.context_rule.Pieces`.
     """
 
     file: str
     num_bytes: int
     sha256: str
     shard: str
+    num_tokens: int
     num_losses: int
     loss_sum: float
+    num_split_documents: int
+    context_sha256: str
 
 
 @dataclass(frozen=True)
@@ -143,11 +150,11 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
     return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
 
 
-def decode_sidecar(data: bytes, *, where: str) -> ShardLosses:
-    """Return the losses held by a sidecar.
+def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
+    """Return the losses held by a sidecar, as views of `data`: nothing is copied.
 
     Args:
-        data: the file's bytes.
+        data: the file's bytes, which may be a memory map.
         where: its path, for errors.
 
     Raises:
@@ -155,30 +162,44 @@ def decode_sidecar(data: bytes, *, where: str) -> ShardLosses:
         SchemaVersionError: another version of the format.
     """
     try:
-        header_size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + header_size])
+        body = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(bytes(data[8:body]))
         metadata = json.loads(header["__metadata__"][_METADATA_KEY])
-        tensors = load(data)
+        version = metadata["sidecar_version"]
+        if version != SIDECAR_VERSION:
+            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
+        starts = _read_tensor(data, body, header["starts"], "U32", np.dtype("<u4"))
         scores = ShardLosses(
-            losses=tensors["losses"],
-            starts=tensors["starts"].astype(np.int64),
+            losses=_read_tensor(data, body, header["losses"], "F16", np.dtype("<f2")),
+            starts=starts.astype(np.int64),
             teacher=metadata["teacher"],
             shard_sha256=metadata["shard_sha256"],
         )
-        version = metadata["sidecar_version"]
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        num_losses = len(scores.losses)
+        if (
+            scores.starts[0]
+            or scores.starts[-1] != num_losses
+            or (np.diff(scores.starts) < 0).any()
+        ):
+            raise ValueError(f"starts don't divide its {num_losses} losses")
+    except SchemaVersionError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedShardError(
             f"{where} is no complete sidecar ({error!r}): it is cut or altered; delete it and run "
             "beam_jobs.score again"
         ) from error
-    if version != SIDECAR_VERSION:
-        raise SchemaVersionError(where, version, SIDECAR_VERSION)
-    if scores.losses.dtype != np.float16 or scores.starts[-1] != len(scores.losses):
-        raise DamagedShardError(
-            f"{where} holds {len(scores.losses)} {scores.losses.dtype} losses where its starts "
-            f"name {scores.starts[-1]} float16 ones; delete it and run beam_jobs.score again"
-        )
     return scores
+
+
+def _read_tensor(
+    data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str, dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    start, stop = entry["data_offsets"]
+    count = prod(entry["shape"])
+    if entry["dtype"] != code or len(entry["shape"]) != 1 or stop - start != count * dtype.itemsize:
+        raise ValueError(f"{entry} is no vector of {code}")
+    return np.frombuffer(data, dtype, count, body + start)
 
 
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:
@@ -204,7 +225,9 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
         if body.get("schema") != SCHEMA_NAME:
             raise DatasetError(f"{where} is no {SCHEMA_NAME} manifest; run beam_jobs.score")
         if body["schema_version"] != SIDECAR_VERSION:
-            raise SchemaVersionError(where, body["schema_version"], SIDECAR_VERSION)
+            raise SchemaVersionError(
+                where, body["schema_version"], SIDECAR_VERSION, job="beam_jobs.score"
+            )
         manifest = ScoreManifest(
             dataset=body["dataset"],
             rule=TeacherRule(**body["rule"]),
