@@ -27,7 +27,7 @@ from train_methods import NEED_TEACHER, ONE_VOCABULARY, batch_loss, teacher_loss
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.cross_entropy import linear_cross_entropy
-from pipeline.guidance import metric_values
+from pipeline.guidance import aggregate_teacher_losses, metric_values
 from pipeline.hf_models import hidden_states, load_language_model, output_weight
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, load_batches
 
@@ -143,6 +143,20 @@ def bits_per_byte(config: TrainConfig, student: PreTrainedModel) -> float:
     return total / math.log(2) / rows.manifest.totals["num_text_bytes"]
 
 
+def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
+    """Return the teacher's mean loss over the labels that it covers, nats; not over padding.
+
+    A good model may find padding as unlikely as an untrained one finds everything.
+    """
+    guidance = aggregate_teacher_losses(
+        teacher_losses(teacher, batch),
+        batch["teacher_spans"],
+        "mean",
+        teacher_loss_mask=batch["teacher_position_ids"] > 0,
+    )
+    return float(guidance[batch["loss_mask"].bool()].nanmean())
+
+
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the rate of a step: linear warm-up, then half a cosine."""
     if step < config.warmup_steps:
@@ -204,6 +218,7 @@ def _open_rows(config: TrainConfig) -> AlignedRows:
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_epochs,
+            teacher_losses=config.teacher_losses,
         )
     )
     needed = config.num_steps * config.global_batch_size
@@ -217,7 +232,7 @@ def _open_rows(config: TrainConfig) -> AlignedRows:
 
 def _load_teacher(config: TrainConfig, rows: AlignedRows) -> PreTrainedModel | None:
     manifest, name = rows.manifest, config.method.name
-    if name not in NEED_TEACHER:
+    if name not in NEED_TEACHER or config.teacher_losses is not None:
         return None
     if name in ONE_VOCABULARY and manifest.student.sha256 != manifest.teacher.sha256:
         raise ValueError(
@@ -233,7 +248,7 @@ def _load_teacher(config: TrainConfig, rows: AlignedRows) -> PreTrainedModel | N
             f"the data has teacher tokens up to {manifest.teacher.vocab_size - 1}, "
             f"{config.teacher} knows {vocab_size}: align with the tokenizer of this teacher"
         )
-    mean = float(teacher_losses(teacher, rows.__getitems__([0]).to(config.device)).nanmean())
+    mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(config.device))
     if not mean < 0.9 * math.log(vocab_size):
         raise ValueError(
             f"{config.teacher} has a mean loss of {mean:.2f} nats, as if its weights had not been "

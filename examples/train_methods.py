@@ -28,6 +28,7 @@ MethodName = Literal[
     "kld", "uld", "rho1", "rho1_entropy", "chunks", "chunks_random",
 ]  # fmt: skip
 NEED_TEACHER = ("teacher", "kld", "uld", "rho1", "rho1_entropy", "chunks")
+NEED_LOSSES = ("teacher", "chunks")  # of the teacher's own tokens, and nothing else of it
 ONE_VOCABULARY = ("kld", "rho1", "rho1_entropy")
 
 
@@ -85,7 +86,7 @@ def batch_loss(
     Args:
         method: what to compute.
         student: trained.
-        teacher: frozen; for rho1 the reference model.
+        teacher: frozen; for rho1 the reference model; None also where rows hold its losses.
         batch: rows of `pipeline.streaming`, on the models' device.
         step: of training; random choices are drawn anew for each.
 
@@ -110,7 +111,11 @@ def batch_loss(
             weight=method.weight,
         )
     selection = _select(method, scores, teacher, batch, step)
-    return guided_loss(scores.losses, selection, expectation=method.expectation)
+    result = guided_loss(scores.losses, selection, expectation=method.expectation)
+    if method.name not in NEED_TEACHER:
+        # Its zeros only stand for "mapped".
+        del result.metrics["teacher_loss"]
+    return result
 
 
 @torch.no_grad()
@@ -132,7 +137,10 @@ def _select(
         assert teacher is not None
         return _select_by_reference(method, scores, teacher, batch)
     has_context = batch["teacher_position_ids"] > 0
-    if method.name in NEED_TEACHER:
+    if "teacher_losses" in batch:
+        of_teacher = batch["teacher_losses"]
+        has_context = ~of_teacher.isnan()
+    elif method.name in NEED_TEACHER:
         assert teacher is not None
         of_teacher = teacher_losses(teacher, batch)
     else:

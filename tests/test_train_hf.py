@@ -23,8 +23,8 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from hold_out import hold_out
 from plot_runs import compare_runs
 from train_config import TrainConfig, parse_config
-from train_hf import bits_per_byte, learning_rate, main, train
-from train_methods import Method, batch_loss
+from train_hf import bits_per_byte, learning_rate, main, mean_teacher_loss, train
+from train_methods import Method, batch_loss, teacher_losses
 
 SEQ_LENGTH = 64
 
@@ -167,6 +167,7 @@ def test_methods_of_two_vocabularies_train(world: Path, tmp_path: Path, name: st
     assert values["gradient_norm"] > 0
     share = values.get("kept_fraction", 1.0)
     assert share == 1.0 if name in ("full", "uld") else 0.2 < share < 0.6
+    assert ("teacher_loss" in values) == (name == "chunks")
 
 
 @pytest.mark.parametrize("name", ["kld", "rho1", "rho1_entropy"])
@@ -224,6 +225,21 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
         train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
     with pytest.raises(ValueError, match="raise --num-epochs or lower --num-steps"):
         train(_config(world, tmp_path, Method("full"), num_steps=10**6))
+
+
+def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) -> None:
+    build_dataset(tmp_path / "one", make_texts(1), num_shards=1)
+    rows = AlignedRows(StreamConfig(path=str(tmp_path / "one"), seq_length=512))
+    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    batch = rows.__getitems__([0])
+    assert batch["loss_mask"].mean() < 0.6
+    (document,) = _documents(tmp_path / "one")
+    losses = _losses(teacher, document, "teacher", rows)
+    spans = [slice(*span) for span in document.teacher_spans.tolist() if span[0] < span[1]]
+    expected = sum(sum(losses[s]) / len(losses[s]) for s in spans) / len(spans)
+    assert mean_teacher_loss(teacher, batch) == pytest.approx(expected, rel=1e-4)
+    with_padding = float(teacher_losses(teacher, batch).nanmean())
+    assert abs(with_padding - expected) > 0.5, "padding would have passed: no test of anything"
 
 
 def test_command_line_has_an_option_for_every_field(
