@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo megatron-demo test test-fast test-megatron test-services lint format types benchmark clean
+.PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types benchmark clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -27,6 +27,10 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 	  --teacher "$$($(BIN)/python examples/packaged_tokenizer.py deepseek)"
 	$(BIN)/python -m pipeline.validate $(DEMO)/aligned --tokenizers
 	@echo "Aligned shards: $(DEMO)/aligned   Report: $(DEMO)/aligned/report.html"
+
+# SEEDS="0 1" repeats every run with another order, other weights and other random choices.
+train-demo: $(VENV)/.installed-train-demo ## train a small student by every selector under SmolLM2-135M, compare them (25 minutes)
+	PYTHON=$(BIN)/python examples/train_demo.sh train-demo $(SEEDS)
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron --ignore tests/services
@@ -63,4 +67,4 @@ benchmark: $(VENV)/.installed-test ## measure the align path against its rival a
 	$(BIN)/python benchmarks/align.py
 
 clean: ## remove the environment and everything made by the demos
-	rm -rf $(VENV) $(DEMO) build dist *.egg-info
+	rm -rf $(VENV) $(DEMO) train-demo build dist *.egg-info

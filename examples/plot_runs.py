@@ -1,8 +1,10 @@
 """Compare runs of `train_hf.py`: held-out bits per byte by step, as a table and a chart.
 
     python examples/plot_runs.py runs/full runs/random runs/teacher --output selectors.svg
+    python examples/plot_runs.py runs/seed-*/* --output selectors.svg
 
-A run is named by its folder.
+A run is named by its folder. Runs of one name are seeds of one method: the table has each of them,
+the chart their mean.
 """
 
 import argparse
@@ -10,6 +12,8 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from xml.etree.ElementTree import Element
 
 from pipeline.figure_charts import Line, line_chart, write_figure
 from pipeline.formatting import format_table
@@ -37,34 +41,53 @@ def compare_runs(folders: Sequence[Path], output: Path) -> list[str]:
     Raises:
         ValueError: runs measured at different steps.
     """
-    runs = {folder.name: read_run(folder) for folder in folders}
+    runs = {folder: read_run(folder) for folder in folders}
     first, *others = runs
-    for name in others:
-        if runs[name].keys() != runs[first].keys():
+    for folder in others:
+        if runs[folder].keys() != runs[first].keys():
             raise ValueError(
-                f"{first} was measured at steps {sorted(runs[first])}, {name} at "
-                f"{sorted(runs[name])}: compare runs of equal length"
+                f"{first} was measured at steps {sorted(runs[first])}, {folder} at "
+                f"{sorted(runs[folder])}: compare runs of equal length"
             )
     steps = sorted(runs[first])
-    values = [value for run in runs.values() for value in run.values()]
+    methods: dict[str, list[list[float]]] = {}
+    for folder, run in runs.items():
+        methods.setdefault(folder.name, []).append([run[step] for step in steps])
+    means = {
+        name: [fmean(values) for values in zip(*seeds, strict=True)]
+        for name, seeds in methods.items()
+    }
+    table = _table(steps, methods, means)
+    write_figure(_chart(steps, means), output, notes=table)
+    return table
+
+
+def _table(
+    steps: Sequence[int], methods: dict[str, list[list[float]]], means: dict[str, list[float]]
+) -> list[str]:
+    rows = [["step", *map(str, steps)]]
+    for name, seeds in methods.items():
+        # Of one run, the mean says nothing more.
+        labelled = [(name, seeds[0])]
+        if len(seeds) > 1:
+            labelled = [(f"{name}, {n}", seed) for n, seed in enumerate(seeds, start=1)]
+            labelled.append((f"{name}, mean", means[name]))
+        rows += [[label, *(f"{value:.3f}" for value in values)] for label, values in labelled]
+    return format_table(rows, align="<" + ">" * len(steps))
+
+
+def _chart(steps: Sequence[int], means: dict[str, list[float]]) -> Element:
+    values = [value for line in means.values() for value in line]
     margin = 0.05 * (max(values) - min(values)) or 0.1
-    chart = line_chart(
+    return line_chart(
         "Held-out bits per byte",
         [str(step) for step in steps],
-        [
-            Line(name, [run[step] for step in steps], number % COLOURS)
-            for number, (name, run) in enumerate(runs.items())
-        ],
+        [Line(name, line, n % COLOURS) for n, (name, line) in enumerate(means.items())],
         x=[float(step) for step in steps],
         x_label="step",
         y_label="bits per byte (less is better)",
         y_range=(min(values) - margin, max(values) + margin),
     )
-    rows = [["step", *map(str, steps)]]
-    rows += [[name, *(f"{run[step]:.3f}" for step in steps)] for name, run in runs.items()]
-    table = format_table(rows, align="<" + ">" * len(steps))
-    write_figure(chart, output, notes=table)
-    return table
 
 
 def main() -> int:

@@ -254,16 +254,20 @@ def test_command_line_has_an_option_for_every_field(
     assert "--method teacher needs --teacher" in capsys.readouterr().err
 
 
+def _write_log(folder: Path, values: list[float]) -> Path:
+    folder.mkdir(parents=True)
+    records = [
+        {"step": 10 * n, "loss": 1.0, "heldout_bits_per_byte": value}
+        for n, value in enumerate(values, start=1)
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in [{"step": 1}, *records])
+    (folder / "log.jsonl").write_text(lines)
+    return folder
+
+
 def test_runs_are_compared_at_equal_steps(tmp_path: Path) -> None:
-    for name, values in {"full": [3.0, 2.0], "teacher": [3.0, 2.5], "short": [3.0]}.items():
-        (tmp_path / name).mkdir()
-        records = [
-            {"step": 10 * (n + 1), "loss": 1.0, "heldout_bits_per_byte": value}
-            for n, value in enumerate(values)
-        ]
-        lines = "".join(json.dumps(record) + "\n" for record in [{"step": 1}, *records])
-        (tmp_path / name / "log.jsonl").write_text(lines)
-    full, teacher, short = (tmp_path / name for name in ("full", "teacher", "short"))
+    full = _write_log(tmp_path / "full", [3.0, 2.0])
+    teacher = _write_log(tmp_path / "teacher", [3.0, 2.5])
     table = compare_runs([full, teacher], tmp_path / "runs.svg")
     assert [line.split() for line in table] == [
         ["step", "10", "20"],
@@ -271,8 +275,24 @@ def test_runs_are_compared_at_equal_steps(tmp_path: Path) -> None:
         ["teacher", "3.000", "2.500"],
     ]
     assert (tmp_path / "runs.svg").read_text().count("<circle") == 4
-    with pytest.raises(ValueError, match=r"measured at steps \[10, 20\], short at \[10\]"):
+    short = _write_log(tmp_path / "short", [3.0])
+    with pytest.raises(ValueError, match=r"measured at steps \[10, 20\], .*short at \[10\]"):
         compare_runs([full, short], tmp_path / "runs.svg")
+
+
+def test_runs_of_one_name_are_seeds(tmp_path: Path) -> None:
+    seeds = {"seed-0/full": [3.0, 2.0], "seed-1/full": [3.2, 2.5], "seed-0/random": [4.0, 3.0]}
+    folders = [_write_log(tmp_path / name, values) for name, values in seeds.items()]
+    table = compare_runs(folders, tmp_path / "runs.html")
+    assert [line.split() for line in table[1:]] == [
+        ["full,", "1", "3.000", "2.000"],
+        ["full,", "2", "3.200", "2.500"],
+        ["full,", "mean", "3.100", "2.250"],
+        ["random", "4.000", "3.000"],
+    ]
+    page = (tmp_path / "runs.html").read_text()
+    assert page.count("<circle") == 4
+    assert "full, 20: 2.25" in page
 
 
 def test_held_out_documents_are_in_one_part_only(tmp_path: Path) -> None:
