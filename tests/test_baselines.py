@@ -112,6 +112,23 @@ class TestUld:
         distances = uld_losses(student, teacher, student_vocab_size=10, teacher_vocab_size=15)
         assert torch.equal(distances, uld_losses(student[:, :10], teacher[:, :15]))
 
+    def test_bf16_logits_are_widened(self):
+        student, teacher = logits(5, 40).bfloat16(), logits(5, 60, seed=1).bfloat16()
+        distances = uld_losses(student, teacher)
+        assert distances.dtype == torch.float32
+        expected = reference.uld(student.double().numpy(), teacher.double().numpy())
+        np.testing.assert_allclose(distances, expected, atol=1e-6)
+
+    def test_no_pairs(self):
+        """A document without teacher tokens has no pairs, and its distances are 0."""
+        pairs = truncated_pairs(torch.tensor([0, 3]), torch.tensor([0, 0]))
+        hidden = torch.ones(3, 5, requires_grad=True)
+        distances = uld_losses(hidden[pairs[0]], torch.ones(4, 6)[pairs[1]])
+        placed = place_at(distances, pairs[0], 3)
+        assert placed.tolist() == [0.0, 0.0, 0.0]
+        placed.sum().backward()
+        assert not hidden.grad.any()
+
     def test_in_chunks_with_output_layers(self):
         hidden, weight = logits(10, 4), logits(30, 4, seed=2).requires_grad_()
         teacher = logits(10, 20, seed=1)
@@ -174,8 +191,15 @@ class TestDistillationLoss:
         assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
         assert not losses.grad.any()
 
+    def test_bf16_losses_are_summed_in_fp32(self):
+        losses = torch.full((1, 1000), 3.0, dtype=torch.bfloat16)
+        result = distillation_loss(losses, losses, loss_mask=torch.ones(1, 1000), weight=1.0)
+        assert (result.loss_sum.dtype, result.loss_sum.item()) == (torch.float32, 6000.0)
+
     def test_broken_inputs_are_named(self):
         losses, broken = torch.ones(2, 2), torch.tensor([[1.0, 1.0], [1.0, math.inf]])
+        with pytest.raises(NonFiniteLossError, match=r"student_losses\[1, 1\] is inf.*rows \[1\]"):
+            distillation_loss(broken, losses, loss_mask=losses)
         with pytest.raises(NonFiniteLossError, match=r"divergences\[1, 1\] is inf"):
             distillation_loss(losses, broken, loss_mask=losses)
         with pytest.raises(ValueError, match="weight must not be negative, got -1"):
@@ -243,9 +267,38 @@ class TestRho1:
         with pytest.raises(ValueError, match="scoring must be one of excess_loss"):
             select_by_reference(self.student, broken, loss_mask=self.mask, scoring="best")
 
-    def test_all_masked_keeps_nothing(self):
-        mask = torch.zeros(1, 5)
-        assert not select_by_reference(self.student, self.reference, loss_mask=mask).kept.any()
+    def test_broken_entropies_name_the_row(self):
+        entropies = torch.tensor([[0.0, math.inf, 0.0, 0.0, 0.0]])
+        with pytest.raises(NonFiniteLossError, match=r"student_entropies\[0, 1\] is inf"):
+            select_by_reference(
+                self.student,
+                self.reference,
+                loss_mask=self.mask,
+                scoring="entropy_and_excess_loss",
+                student_entropies=entropies,
+            )
+
+    def test_bf16_losses(self):
+        selection = select_by_reference(
+            self.student.bfloat16(), self.reference.bfloat16(), loss_mask=self.mask,
+            keep_fraction=0.5,
+        )  # fmt: skip
+        assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
+
+    @pytest.mark.parametrize("nothing", ["mask", "fraction", "empty"])
+    def test_nothing_kept(self, nothing):
+        size = 0 if nothing == "empty" else 5
+        losses = self.student[:, :size].clone().requires_grad_()
+        selection = select_by_reference(
+            losses,
+            self.reference[:, :size],
+            loss_mask=torch.full((1, size), float(nothing != "mask")),
+            keep_fraction=0.1 if nothing == "fraction" else 0.4,
+        )
+        result = guided_loss(losses, selection)
+        result.loss_sum.backward()
+        assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
+        assert not losses.grad.any()
 
 
 class TestChunking:
@@ -344,6 +397,20 @@ class TestChunking:
     )
     def test_masked_unmapped_and_tiny(self, changes, kept):
         assert self.golden(**changes).kept.sum().item() == kept
+
+    def test_bf16_losses(self):
+        exact = self.golden()
+        student = torch.tensor([[1.0, 3.0, 5.0, 5.0, 9.0, 9.0, 2.0, 7.0]], dtype=torch.bfloat16)
+        assert torch.equal(self.golden(student_losses=student).kept, exact.kept)
+
+    def test_empty_rows(self):
+        empty, ids = torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int64)
+        selection = select_chunks(
+            empty, empty, student_chunk_ids=ids, teacher_chunk_ids=ids, num_chunks=8,
+            loss_mask=empty,
+        )  # fmt: skip
+        assert selection.kept.shape == (2, 0)
+        assert guided_loss(empty, selection).count.item() == 0
 
     def test_gradient_equals_finite_differences(self):
         selection = self.golden()

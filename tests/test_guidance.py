@@ -319,6 +319,18 @@ class TestSelection:
         mask[1, 2] = False
         assert select_tokens(losses, torch.ones(3, 4), loss_mask=mask).kept.sum() == 4
 
+    def test_broken_entropy_names_the_row(self):
+        losses, entropies = torch.ones(3, 4), torch.ones(3, 4)
+        entropies[2, 3] = nan
+        with pytest.raises(NonFiniteLossError, match=r"student_entropies\[2, 3\] is nan.*\[2\]"):
+            select_tokens(
+                losses,
+                losses,
+                loss_mask=ones_like(losses),
+                rule=SelectionRule("student_entropy"),
+                student_entropies=entropies,
+            )
+
     def test_infinite_guidance_names_the_row(self):
         losses, guidance = torch.ones(3, 4), torch.ones(3, 4)
         guidance[2, 0] = math.inf
@@ -377,6 +389,15 @@ class TestGuidedLoss:
     def test_gradient_reaches_kept_tokens_only_and_no_nan(self):
         guided_loss(self.losses, self.selection).loss_sum.backward()
         assert self.losses.grad.tolist() == [[1.0, 0.0, 1.0, 0.0, 1.0, 0.0]]
+
+    def test_bf16_losses_are_summed_in_fp32(self):
+        losses = torch.full((1, 1000), 3.0, dtype=torch.bfloat16, requires_grad=True)
+        rule = SelectionRule("full")
+        result = guided_loss(losses, select_tokens(losses, None, loss_mask=losses > 0, rule=rule))
+        assert (result.loss_sum.dtype, result.loss_sum.item()) == (torch.float32, 3000.0)
+        result.loss_sum.backward()
+        assert losses.grad.dtype == torch.bfloat16
+        assert (losses.grad == 1).all()
 
     def test_metrics(self):
         metrics = guided_loss(self.losses, self.selection).metrics

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.dataset_files import open_dataset
+from pipeline.guidance import NonFiniteLossError
 from pipeline.hf_models import load_language_model
 from pipeline.shards import read_samples
 from pipeline.streaming import AlignedRows, StreamConfig
@@ -225,6 +226,22 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
         train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
     with pytest.raises(ValueError, match="raise --num-epochs or lower --num-steps"):
         train(_config(world, tmp_path, Method("full"), num_steps=10**6))
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_a_broken_model_stops_the_run_and_names_the_rows(
+    world: Path, tmp_path: Path, side: str
+) -> None:
+    sources = {"student": world / "student", "teacher": world / "teacher_run" / "model"}
+    model = load_language_model(str(sources[side]))
+    model.base_model.norm.weight.data[0] = math.nan
+    model.save_pretrained(tmp_path / side)
+    config = _config(world, tmp_path / "run", Method("teacher"), **{side: str(tmp_path / side)})
+    with pytest.raises(
+        NonFiniteLossError, match=rf"{side}_losses\[0, \d+\] is nan; .* in rows \[0"
+    ):
+        train(config)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
 def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) -> None:
