@@ -173,17 +173,17 @@ class KeptOptions:
         # Only this figure needs torch and transformers.
         kept = import_module("pipeline.figure_kept")
         text = self.text_file.read_text("utf-8") if self.text_file else self.text
+        student, teacher = _split_name(self.student), _split_name(self.teacher)
         tokens = kept.score_text(
             text,
-            student=(self.student, _load(self.student_tokenizer or self.student)),
-            teacher=(self.teacher, _load(self.teacher_tokenizer or self.teacher)),
+            student=(student[1], _load(self.student_tokenizer or self.student)),
+            teacher=(teacher[1], _load(self.teacher_tokenizer or self.teacher)),
             keep_fraction=self.keep_fraction,
             aggregation=self.aggregation,
         )
         yield from kept.describe_kept(tokens)
         if self.output is not None:
-            names = [_split_name(model)[0] for model in (self.student, self.teacher)]
-            self.output.write_text(kept.draw_kept(tokens, *names), "utf-8")
+            self.output.write_text(kept.draw_kept(tokens, student[0], teacher[0]), "utf-8")
             yield f"wrote {self.output}"
 
 

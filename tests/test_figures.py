@@ -153,12 +153,14 @@ def test_kept_tokens_of_two_real_models(tmp_path: Path, capsys: pytest.CaptureFi
         for seed, (name, tokenizer) in enumerate({"small": student, "large": teacher}.items())
     ]
     text, page = "Let x_1 < x_2; then & é.", tmp_path / "kept.html"
-    pair = ["--student", models[0], "--teacher", models[1]]
+    pair = ["--student", f"Little Llama={models[0]}", "--teacher", models[1]]
     assert main(["kept", text, *pair, "--keep-fraction", "0.5", "--output", str(page)]) == 0
     num_tokens = len(student.tokenize_batch([text.encode()]).input_ids)
     out = capsys.readouterr().out
     assert out.startswith(f"{num_tokens} student tokens, 100 % mapped")
     html = page.read_text("utf-8")
+    assert "Little Llama" in html
+    assert "Little Llama=" not in html
     # One arrow for each kept token, dashed links for the others, three numbers on hover.
     assert html.count("<polygon") == num_tokens // 2
     assert html.count("<line") >= num_tokens
