@@ -3,9 +3,8 @@
 import logging
 import sys
 import time
-import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -29,7 +28,13 @@ from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.records import Job
 from beam_jobs.report import RunSummary
-from beam_jobs.runners import describe_runner, make_beam_options, make_runner
+from beam_jobs.runners import (
+    JobError,
+    describe_runner,
+    make_beam_options,
+    make_runner,
+    run_to_end,
+)
 from beam_jobs.runs import find_finished, open_run, run_folder_of
 from beam_jobs.sharding import (
     SUMMARY_FILE,
@@ -54,10 +59,6 @@ PROBE_DOCUMENTS = 32
 PROBE_BYTES = 64 << 10
 
 _logger = logging.getLogger(__name__)
-
-
-class JobError(RuntimeError):
-    """The Beam job failed; what it finished is kept for the next attempt."""
 
 
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
@@ -215,19 +216,8 @@ def run_job(
     reset_progress(job.run_folder)
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, tasks, job)
-    work = partial(_run_to_end, pipeline)
-    try:
-        if storage.is_local(job.run_folder):
-            run_with_bar(job.run_folder, text_bytes=text_bytes, work=work)
-        else:
-            work()
-    except Exception as error:  # whatever a runner or a worker raises
-        path = storage.join(job.run_folder, "error.txt")
-        storage.write_atomically(path, traceback.format_exc().encode(), scratch=job.run_folder)
-        cause = (str(error).strip() or repr(error)).splitlines()[-1]
-        raise JobError(
-            f"the job failed: {cause} (traceback in {path}); run the same command again to resume"
-        ) from error
+    bar = partial(_run_with_bar, job.run_folder, text_bytes)
+    run_to_end(pipeline, job.run_folder, with_bar=bar)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run_to_end(pipeline: beam.Pipeline) -> None:
-    pipeline.run().wait_until_finish()
+def _run_with_bar(run_folder: str, text_bytes: int, work: Callable[[], None]) -> None:
+    run_with_bar(run_folder, text_bytes=text_bytes, work=work)
 
 
 def _load(source: str, options: AlignOptions) -> Tokenizer:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -31,6 +32,9 @@ class Counts:
     read_documents: int = 0
     aligned_documents: int = 0
     student_tokens: int = 0
+    scored_tokens: int = 0
+    scored_documents: int = 0
+    reused_tokens: int = 0  # of shards that an earlier run has scored
 
     def add(self, other: "Counts") -> None:
         """Add another worker's counts."""
@@ -110,8 +114,23 @@ def run_with_bar(folder: str, *, text_bytes: int, work: Callable[[], None]) -> N
         text_bytes: roughly how much text the input holds.
         work: blocks until the job has ended.
     """
+    _run_beside(partial(_draw, folder, text_bytes), work)
+
+
+def run_with_token_bar(folder: str, *, num_tokens: int, work: Callable[[], None]) -> None:
+    """Run `work` while a thread draws how many of a dataset's teacher tokens are scored.
+
+    Args:
+        folder: the run's folder, local.
+        num_tokens: teacher tokens of the dataset.
+        work: blocks until the job has ended.
+    """
+    _run_beside(partial(_draw_tokens, folder, num_tokens), work)
+
+
+def _run_beside(draw: Callable[[threading.Event], None], work: Callable[[], None]) -> None:
     finished = threading.Event()
-    thread = threading.Thread(target=_draw, args=(folder, text_bytes, finished), daemon=True)
+    thread = threading.Thread(target=draw, args=(finished,), daemon=True)
     thread.start()
     try:
         work()
@@ -140,6 +159,23 @@ def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
             speed = counts.student_tokens / (time.monotonic() - started)
             bar.total, bar.n = counts.read_documents, counts.aligned_documents
             bar.set_postfix_str(f"{speed / 1e6:.2f} M student tokens/s", refresh=False)
+        bar.refresh()
+    bar.close()
+
+
+def _draw_tokens(folder: str, num_tokens: int, finished: threading.Event) -> None:
+    bar = _bar("scoring", " tokens", num_tokens)
+    is_last = False
+    while not is_last:
+        is_last = finished.wait(_POLL_SECONDS)
+        try:
+            counts = total_counts(folder)
+        except FileNotFoundError:
+            break
+        # Bundles that run twice count twice; the bar must not overflow.
+        bar.total = num_tokens - min(num_tokens, counts.reused_tokens)
+        bar.n = min(bar.total, counts.scored_tokens)
+        bar.set_postfix_str(f"{counts.scored_documents} documents", refresh=False)
         bar.refresh()
     bar.close()
 

@@ -1,8 +1,10 @@
 """Which Beam runner, from Beam's own options."""
 
+import traceback
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     DirectOptions,
     PipelineOptions,
@@ -14,13 +16,23 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
+from beam_jobs import storage
 from beam_jobs.options import OptionsError
+
+
+class JobError(RuntimeError):
+    """The Beam job failed; what it finished is kept for the next attempt."""
+
 
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 
 
-def make_beam_options(arguments: Sequence[str]) -> PipelineOptions:
+def make_beam_options(arguments: Sequence[str], *, command: str = "align") -> PipelineOptions:
     """Return Beam's options.
+
+    Args:
+        arguments: those that are not the command's own.
+        command: its name, for errors.
 
     Raises:
         OptionsError: an argument that Beam does not know either, or an unknown runner.
@@ -34,7 +46,7 @@ def make_beam_options(arguments: Sequence[str]) -> PipelineOptions:
     unknown = _unknown_arguments(arguments)
     if unknown:
         raise OptionsError(
-            f"neither align nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
+            f"neither {command} nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
         )
     options.view_as(SetupOptions).save_main_session = False
     return options
@@ -58,6 +70,40 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
         return create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:
         raise OptionsError(f"--runner {name} can't be used: {error}") from error
+
+
+def run_to_end(
+    pipeline: beam.Pipeline,
+    run_folder: str,
+    *,
+    with_bar: Callable[[Callable[[], None]], None],
+) -> None:
+    """Run a pipeline to its end, with a live bar where the run's folder is local.
+
+    Args:
+        pipeline: described, not yet running.
+        run_folder: where the traceback of a failure goes.
+        with_bar: runs what it is given, and draws meanwhile.
+
+    Raises:
+        JobError: with the cause, and where the traceback is.
+    """
+
+    def work() -> None:
+        pipeline.run().wait_until_finish()
+
+    try:
+        if storage.is_local(run_folder):
+            with_bar(work)
+        else:
+            work()
+    except Exception as error:  # whatever a runner or a worker raises
+        path = storage.join(run_folder, "error.txt")
+        storage.write_atomically(path, traceback.format_exc().encode(), scratch=run_folder)
+        cause = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise JobError(
+            f"the job failed: {cause} (traceback in {path}); run the same command again to resume"
+        ) from error
 
 
 def describe_runner(options: PipelineOptions) -> str:

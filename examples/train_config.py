@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
-from train_methods import NEED_TEACHER, Method
+from train_methods import NEED_LOSSES, NEED_TEACHER, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,8 @@ class TrainConfig:
         output: folder of this run: log.jsonl, checkpoint.pt and, at the end, model/.
         heldout: aligned dataset to measure bits per byte on; None measures nothing.
         teacher: folder, repository or .gguf file; for rho1 the reference model.
+        teacher_losses: what beam_jobs.score has stored, in place of a teacher: a score manifest or
+            a teacher's name.
         random_init: use only the student's configuration.
         method: how the loss is made.
         num_steps: of the whole run; the learning rate ends there.
@@ -48,6 +50,7 @@ class TrainConfig:
     output: Path
     heldout: str | None = None
     teacher: str | None = None
+    teacher_losses: str | None = None
     random_init: bool = False
     method: Method = field(default_factory=Method)
     num_steps: int = 1000
@@ -70,7 +73,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data."""
-        if self.method.name in NEED_TEACHER and self.teacher is None:
+        if self.teacher_losses is not None and self.method.name not in NEED_LOSSES:
+            raise ValueError(
+                f"--teacher-losses serves --method {' and '.join(NEED_LOSSES)}; {self.method.name} "
+                "needs a --teacher, or none"
+            )
+        if self.teacher_losses is not None and self.teacher is not None:
+            raise ValueError("--teacher and --teacher-losses are given: choose one")
+        if self.method.name in NEED_TEACHER and not (self.teacher or self.teacher_losses):
             raise ValueError(f"--method {self.method.name} needs --teacher")
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.rows import RowLayout
 
-_FLOAT_FIELDS = ("loss_mask",)
+_FLOAT_FIELDS = ("loss_mask", "teacher_losses")
 
 
 class Rows(Mapping[str, torch.Tensor]):
@@ -20,6 +20,8 @@ class Rows(Mapping[str, torch.Tensor]):
         teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length].
         cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
+        teacher_losses: float32 [B, teacher_seq_length], nats, NaN where there is none; only where
+            rows are read with `StreamConfig.teacher_losses`.
     """
 
     def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:

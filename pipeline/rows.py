@@ -29,11 +29,13 @@ class RowLayout:
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
         max_segments: the most segments in a row.
+        with_losses: whether rows hold stored losses of their teacher tokens.
     """
 
     seq_length: int
     teacher_seq_length: int
     max_segments: int
+    with_losses: bool = False
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -41,7 +43,7 @@ class RowLayout:
         student, teacher = (self.seq_length,), (self.teacher_seq_length,)
         # One more place for where the padding starts, one for where it ends.
         bounds = (self.max_segments + 2,)
-        return {
+        shapes: dict[str, tuple[int, ...]] = {
             "input_ids": student,
             "labels": student,
             "loss_mask": student,
@@ -53,6 +55,8 @@ class RowLayout:
             "teacher_cu_seqlens": bounds,
             "num_quarantined_tokens": (),
         }
+        # Last, so that the kernels' fields stand where they always do.
+        return shapes | ({"teacher_losses": teacher} if self.with_losses else {})
 
     @cached_property
     def starts(self) -> dict[str, int]:
@@ -67,8 +71,8 @@ class RowLayout:
 
     @cached_property
     def kernel_starts(self) -> tuple[int, ...]:
-        """First words of all fields, as the kernels take them."""
-        return tuple(self.starts.values())
+        """First words of the fields that the kernels write, all but stored losses."""
+        return tuple(start for name, start in self.starts.items() if name != "teacher_losses")
 
 
 @njit(cache=True, nogil=True)

@@ -33,6 +33,17 @@ from pipeline.context_rule import ContextRule, Pieces
 from pipeline.cross_entropy import linear_cross_entropy
 from pipeline.hf_models import load_language_model, output_weight
 from pipeline.loss_checks import NonFiniteLossError
+from pipeline.teacher_tokens import DocumentTokens
+
+__all__ = [
+    "DocumentTokens",
+    "ScoredDocuments",
+    "Scorer",
+    "UntrainedTeacherError",
+    "Work",
+    "load_scorer",
+    "plan_batches",
+]
 
 MAX_PADDING = 0.05
 """Share of a batch's places that may be padding."""
@@ -45,24 +56,11 @@ PROBE_TEXT = (
 )
 # An untrained model loses ln(vocab) or more; a language model, even a small one, far less.
 _CHANCE_SHARE = 0.85
-_MATMUL_SECONDS = 0.5
+_MATMUL_SECONDS = 0.3
 
 
 class UntrainedTeacherError(ValueError):
     """The teacher predicts no better than chance: its weights did not load."""
-
-
-@dataclass(frozen=True)
-class DocumentTokens:
-    """The teacher tokens of D documents, laid end to end.
-
-    Attributes:
-        input_ids: int64 [M].
-        starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
-    """
-
-    input_ids: NDArray[np.int64]
-    starts: NDArray[np.int64]
 
 
 @dataclass

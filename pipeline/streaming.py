@@ -27,6 +27,8 @@ a row of 6 student and 6 teacher tokens:
 - Unmapped (0, 0): the label is EOS, padding, or a token that no teacher token covers.
 - A teacher token whose position is 0 has no context and no loss; it is the context token, or the
   text's first token where the convention has none.
+- With `StreamConfig.teacher_losses` a row also holds `teacher_losses`, which `beam_jobs.score` has
+  stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
 - `cu_seqlens` are segment bounds, the padding last as a segment of its own; the array is filled up
   with the row's length, which makes empty segments.
 """
@@ -36,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from numpy import int32
+from numpy import float32, int32, nan
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -52,6 +54,7 @@ from pipeline.samples import SampleReader
 from pipeline.shard_cache import ShardCache
 from pipeline.stream_config import StreamConfig
 from pipeline.stream_state import StreamMismatchError, StreamState
+from pipeline.teacher_losses import TeacherLosses, open_teacher_losses
 from schemas.errors import DatasetError
 
 __all__ = [
@@ -84,6 +87,7 @@ class AlignedRows(Dataset[Rows]):
 
         Raises:
             DatasetError: no finished dataset, or damage that is not to be quarantined.
+            ForeignLossesError: stored losses that are incomplete or don't belong to these rows.
             ValueError: impossible configuration.
 
         Example:
@@ -94,7 +98,12 @@ class AlignedRows(Dataset[Rows]):
         self.config = config
         self.manifest = files.manifest
         self.plan, table = load_plan(files, rules, cache_folder=config.cache_folder)
-        self.layout = RowLayout(rules.seq_length, rules.teacher_seq_length, self.plan.max_segments)
+        self.layout = RowLayout(
+            rules.seq_length,
+            rules.teacher_seq_length,
+            self.plan.max_segments,
+            with_losses=config.teacher_losses is not None,
+        )
         self.order = order_rows(
             self.plan,
             f"{files.manifest.fingerprint} {rules.fingerprint}",
@@ -103,7 +112,11 @@ class AlignedRows(Dataset[Rows]):
         )
         self.samples_per_epoch = _whole_batches(len(self.plan), config.global_batch_size)
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, files, rules))
-        self._reader = SampleReader(files, table, _shard_cache(config, files, self.order))
+        cache = _shard_cache(config, files, self.order)
+        self._reader = SampleReader(files, table, cache)
+        self._losses: TeacherLosses | None = None
+        if config.teacher_losses is not None:
+            self._losses = open_teacher_losses(config.teacher_losses, files, self.plan, cache=cache)
         self._prefetched = (-1, -1)
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         for shard, error in files.find_damage(hashes=config.check_hashes).items():
@@ -170,6 +183,8 @@ class AlignedRows(Dataset[Rows]):
         number = self.order.row(epoch, position)
         start, stop = self.plan.row_starts[number : number + 2].tolist()
         at, num_quarantined = (0, 0, 0), 0
+        if self._losses is not None:
+            row[self.layout.starts["teacher_losses"] :].view(float32).fill(nan)
         for segment in self.plan.segments[start:stop].tolist():
             at, num_masked = self._fill_segment(row, at, segment)
             num_quarantined += num_masked
@@ -202,6 +217,12 @@ class AlignedRows(Dataset[Rows]):
             self.damage.note(document, self._reader.describe(document, error), error)
             fill_nothing(row, self.layout.kernel_starts, at, stop)
             num_masked = s_stop - s_start
+        else:
+            if self._losses is not None:
+                # They come after the context token and, since no end token has one, end at `stop`.
+                end = self.layout.starts["teacher_losses"] + stop[1]
+                losses = row[end - (t_stop - t_start) : end].view(float32)
+                losses[:] = self._losses.read(document, t_start, t_stop)
         return (*stop, at[2] + 1), num_masked
 
     def _prefetch(self, epoch: int, position: int) -> None:
@@ -216,6 +237,8 @@ class AlignedRows(Dataset[Rows]):
         for wanted in (group, following):
             if wanted is not None:
                 self._reader.prefetch(self.order.group_shards[wanted])
+                if self._losses is not None:
+                    self._losses.prefetch(self.order.group_shards[wanted])
 
 
 def load_batches(

@@ -1,0 +1,230 @@
+"""`python -m beam_jobs.score`: a teacher's losses of a dataset, once, beside its shards."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.ml.inference.base import RunInference
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import storage
+from beam_jobs.options import OptionsError
+from beam_jobs.progress import reset_progress, run_with_token_bar
+from beam_jobs.runners import JobError, make_beam_options, make_runner, run_to_end
+from beam_jobs.runs import open_run, run_folder_of
+from beam_jobs.score_options import ScoreOptions, parse_options
+from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
+from beam_jobs.sharding import Gather, Spread
+from pipeline.context_rule import ContextRule
+from pipeline.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_plural,
+    format_share,
+    format_short,
+)
+from pipeline.packing import Convention
+from pipeline.shards import read_manifest
+from pipeline.stream_config import StreamConfig
+from pipeline.teacher_files import TeacherFiles, find_teacher
+from schemas.manifest import Manifest
+from schemas.sidecar import (
+    ScoreManifest,
+    TeacherRule,
+    decode_score_manifest,
+    score_manifest_name,
+)
+
+
+def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> None:
+    """Describe the job: a shard an element, for whichever worker is free."""
+    _ = (
+        pipeline
+        | "Shards" >> beam.Create([str(shard) for shard in range(num_shards)])
+        | "SpreadShards" >> Spread()
+        | "Score" >> RunInference(TeacherHandler(job)).with_output_types(str)
+        | "GatherShards" >> Gather()
+        | "WriteScores" >> beam.ParDo(WriteScores(job)).with_output_types(str)
+    )
+
+
+def score(options: ScoreOptions) -> ScoreManifest:
+    """Score a dataset, or return the scores where they are finished already.
+
+    Returns:
+        The score manifest.
+
+    Raises:
+        ValueError: the dataset, the teacher or an option can't be used.
+        JobError: the Beam job failed.
+
+    Example:
+        >>> score(ScoreOptions("aligned", "models/teacher", seq_length=2048)).source
+        'models/teacher'
+    """
+    started = time.time()
+    options = replace(options, output=storage.absolute(options.output))
+    beam_options = make_beam_options(options.beam_arguments, command="score")
+    FileSystems.set_options(beam_options)
+    manifest = read_manifest(options.output)
+    teacher = find_teacher(options.teacher)
+    teacher.require_tokenizer(options.output, manifest)
+    rule = teacher_rule(options, manifest, teacher)
+    finished = find_finished(options.output, manifest, rule)
+    if finished is not None:
+        name = score_manifest_name(rule.fingerprint)
+        print(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
+        return finished
+    configuration = {"scores": rule.fingerprint, "dataset": manifest.fingerprint}
+    job = ScoreJob(
+        output=options.output,
+        run_folder=run_folder_of(options.output, configuration),
+        dataset=manifest.fingerprint,
+        source=options.teacher,
+        rule=rule,
+        device=options.device,
+        batch_tokens=options.batch_tokens,
+        threads=options.threads,
+        allow_untrained=options.allow_untrained_teacher,
+        started=started,
+    )
+    with open_run(job.run_folder, configuration):
+        run_job(job, beam_options, manifest)
+        scores = find_finished(options.output, manifest, rule)
+        if scores is None:
+            raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
+        run = json.loads(storage.read_bytes(storage.join(job.run_folder, SUMMARY_FILE)))
+    storage.remove_folder(job.run_folder)
+    print(summarise(scores, run, output=options.output))
+    return scores
+
+
+def teacher_rule(options: ScoreOptions, manifest: Manifest, teacher: TeacherFiles) -> TeacherRule:
+    """Return what determines the losses.
+
+    Raises:
+        OptionsError: lengths or a stride that no rule can have.
+    """
+    try:
+        context = _context_rule(options, manifest)
+    except ValueError as error:
+        raise OptionsError(str(error)) from error
+    return TeacherRule(
+        weights_sha256=teacher.sha256,
+        dtype=options.dtype or _default_dtype(options.device),
+        tokenizer_sha256=manifest.teacher.sha256,
+        context=context.to_json(),
+    )
+
+
+def find_finished(output: str, manifest: Manifest, rule: TeacherRule) -> ScoreManifest | None:
+    """Return the scores of a dataset by a teacher, None where they are not complete."""
+    path = storage.join(output, score_manifest_name(rule.fingerprint))
+    if storage.num_bytes_of(path) is None:
+        return None
+    try:
+        scores = decode_score_manifest(storage.read_bytes(path), where=path)
+    except ValueError:
+        return None
+    found = storage.list_folder(output)
+    complete = all(found.get(record.file) == record.num_bytes for record in scores.sidecars)
+    same = (scores.dataset, len(scores.sidecars)) == (manifest.fingerprint, len(manifest.shards))
+    return scores if complete and same else None
+
+
+def run_job(job: ScoreJob, beam_options: PipelineOptions, manifest: Manifest) -> None:
+    """Run the pipeline to its end.
+
+    Raises:
+        JobError: with the cause, and where the traceback is.
+    """
+    reset_progress(job.run_folder)
+    pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
+    build_pipeline(pipeline, len(manifest.shards), job)
+    bar = partial(_run_with_bar, job.run_folder, manifest.totals["num_teacher_tokens"])
+    run_to_end(pipeline, job.run_folder, with_bar=bar)
+
+
+def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> str:
+    """Return the lines that end a run."""
+    sidecars = scores.sidecars
+    num_tokens = sum(record.num_tokens for record in sidecars)
+    num_losses = sum(record.num_losses for record in sidecars)
+    num_bytes = sum(record.num_bytes for record in sidecars)
+    num_split = sum(record.num_split_documents for record in sidecars)
+    mean = sum(record.loss_sum for record in sidecars) / max(1, num_losses)
+    seconds = max(run["elapsed_seconds"], 1e-9)
+    padding = format_share(run["num_places"] - run["num_placed_tokens"], run["num_places"])
+    rate = run["num_operations"] / max(run["ideal_seconds"], 1e-9)
+    context = ContextRule.from_json(scores.rule.context).describe()
+    path = storage.join(output, score_manifest_name(scores.rule.fingerprint))
+    lines = [
+        f"scored {format_plural(run['num_documents'], 'document')} in {format_duration(seconds)}: "
+        f"{format_short(run['num_scored_tokens'] / seconds)} teacher tokens/s",
+        f"  teacher tokens  {format_count(num_tokens)}, mean loss {mean:.3f} nats",
+        f"  context         {context}; {format_plural(num_split, 'document')} split",
+        f"  sidecars        {len(sidecars)}, {format_bytes(num_bytes)}, "
+        f"{num_bytes / max(1, num_tokens):.3f} bytes a teacher token",
+        f"  padding         {padding}",
+        f"  arithmetic      {format_share(run['ideal_seconds'], run['scoring_seconds'])} of the "
+        f"{format_short(rate)}FLOP/s that plain matrix products reach here ({scores.rule.dtype})",
+    ]
+    if run["num_reused_shards"]:
+        lines.append(f"  resumed         {run['num_reused_shards']} shards were taken over")
+    return "\n".join([*lines, f"next: train with --teacher-losses {path}"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, 1 where the job failed, 2 where it was asked for wrongly."""
+    try:
+        score(parse_options(arguments))
+    except (ValueError, OSError) as error:
+        print(f"vocag score: error: {error}", file=sys.stderr)
+        return 2
+    except JobError as error:
+        print(f"vocag score: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("vocag score: interrupted; run the same command again to resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _context_rule(options: ScoreOptions, manifest: Manifest) -> ContextRule:
+    if options.stride is None:
+        assert options.seq_length is not None
+        config = StreamConfig(
+            path=options.output,
+            seq_length=options.seq_length,
+            teacher_seq_length=options.teacher_seq_length,
+        )
+        return ContextRule.of_rows(config.rules(manifest))
+    assert options.teacher_seq_length is not None
+    convention = Convention.of_tokenizer(manifest.teacher, ends=False)
+    return ContextRule(
+        teacher_seq_length=options.teacher_seq_length,
+        first_token_id=convention.first_token_id,
+        continued_token_id=convention.continued_token_id,
+        stride=options.stride,
+    )
+
+
+def _default_dtype(device: str) -> str:
+    from pipeline.scoring import default_device, default_dtype
+
+    return default_dtype(device or default_device())
+
+
+def _run_with_bar(run_folder: str, num_tokens: int, work: Callable[[], None]) -> None:
+    run_with_token_bar(run_folder, num_tokens=num_tokens, work=work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The files of a teacher, before any of it is loaded: which they are, their hash, their tokenizer.
+
+No torch here: the machine that starts a job need not be one that can run the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pipeline.dataset_tokenizers import load_dataset_tokenizers
+from schemas.errors import ForeignTokenizerError
+from schemas.manifest import Manifest
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model"]
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TeacherFiles:
+    """A teacher on this machine's disk.
+
+    Attributes:
+        source: what the user named.
+        path: a folder in the layout of Hugging Face, or a .gguf file.
+        files: those that decide its losses: weights and configuration.
+    """
+
+    source: str
+    path: Path
+    files: tuple[Path, ...]
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether weights, configuration and tokenizer are one file."""
+        return self.path.suffix == ".gguf"
+
+    @property
+    def sha256(self) -> str:
+        """64 hex digits over names and contents of the files; read once per process."""
+        stats = [path.stat() for path in self.files]
+        return _hash_files(self.files, tuple((s.st_size, s.st_mtime_ns) for s in stats))
+
+    def require_tokenizer(self, folder: str, manifest: Manifest) -> None:
+        """Check that a dataset's teacher tokens are this teacher's.
+
+        A folder's tokenizer must be the file that the dataset was made with; a folder that holds
+        none is taken at its word. A GGUF file holds its vocabulary, which is compared token by
+        token with that of a tokenizer.json.
+
+        Args:
+            folder: the dataset's.
+            manifest: the dataset's.
+
+        Raises:
+            ForeignTokenizerError: the dataset was made with another tokenizer.
+        """
+        if self.is_gguf:
+            self._require_vocabulary(folder, manifest)
+            return
+        path = self.path / Path(manifest.teacher.file).name
+        if path.is_file():
+            manifest.require_tokenizers(teacher_sha256=sha256(path.read_bytes()).hexdigest())
+
+    def _require_vocabulary(self, folder: str, manifest: Manifest) -> None:
+        tokenizer = load_dataset_tokenizers(folder, manifest).teacher
+        if tokenizer.file.kind != "huggingface":
+            return
+        own = _gguf_tokens(self.path)
+        for token_id, text in _vocabulary(json.loads(tokenizer.file_bytes)):
+            found = own[token_id] if token_id < len(own) else None
+            if found != text:
+                raise ForeignTokenizerError(
+                    f"token {token_id} is {text!r} in the dataset's teacher tokenizer "
+                    f'("{manifest.teacher.source}") and {found!r} in {self.path}: name the model '
+                    "that the tokenizer belongs to, or run beam_jobs.align again with the model's"
+                )
+
+
+def find_teacher(source: str) -> TeacherFiles:
+    """Return the files of the teacher that a user names; a repository's are downloaded first.
+
+    Args:
+        source: a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
+            `owner/name@revision`.
+
+    Raises:
+        ValueError: nothing there, or no weights.
+
+    Example:
+        >>> find_teacher("models/qwen2_5").sha256[:8]
+        '5fca52b1'
+    """
+    path = Path(source).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return TeacherFiles(source, path, (path,))
+    if not path.is_dir():
+        path = _download(source)
+    for pattern in _WEIGHTS:
+        weights = sorted(path.glob(pattern))
+        if weights and (path / "config.json").is_file():
+            return TeacherFiles(source, path, (path / "config.json", *weights))
+    raise ValueError(
+        f'teacher "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
+        "folder in the layout of Hugging Face, a repository or a .gguf file"
+    )
+
+
+def _download(source: str) -> Path:
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise ValueError(
+            f'teacher "{source}": no such folder or .gguf file, and no Hugging Face repository '
+            "name (owner/name); name one of the three"
+        )
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = source.partition("@")
+    try:
+        found = snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES)
+    except Exception as error:  # the hub client raises many unrelated types
+        raise ValueError(
+            f'teacher "{source}": no such folder or .gguf file, and the Hugging Face hub gave no '
+            f"model ({type(error).__name__}: {error}); check the name, the network, or HF_TOKEN "
+            "for a gated repository"
+        ) from error
+    return Path(found)
+
+
+@lru_cache
+def _hash_files(files: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+        digests = list(pool.map(_hash_file, files))
+    content = [[path.name, digest] for path, digest in zip(files, digests, strict=True)]
+    return sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _hash_file(path: Path) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _gguf_tokens(path: Path) -> list[str]:
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
+    return [] if field is None else [str(token) for token in field.contents()]
+
+
+def _vocabulary(definition: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Yield ids and texts of a tokenizer.json, added tokens included."""
+    vocabulary = definition["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        yield from ((token_id, text) for text, token_id in vocabulary.items())
+    else:  # Unigram: text and score, by id
+        yield from ((token_id, entry[0]) for token_id, entry in enumerate(vocabulary))
+    yield from ((entry["id"], entry["content"]) for entry in definition.get("added_tokens", ()))
