@@ -125,7 +125,7 @@ def write_sample(corpus: Corpus, path: Path, num_bytes: int) -> Corpus:
 def read_documents(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
     """Yield (id, UTF-8 text) of JSON lines files."""
     for path in files:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=1 << 20) as file:
             for line in file:
                 record = orjson.loads(line)
                 yield record["id"], record["text"].encode()

@@ -90,10 +90,11 @@ def align_batch(
     texts = [document.text for document in documents]
     student = student_tokenizer.tokenize_batch(texts)
     teacher = teacher_tokenizer.tokenize_batch(texts)
-    failures = {
-        **{place: f"teacher: {reason}" for place, reason in teacher.failures.items()},
-        **{place: f"student: {reason}" for place, reason in student.failures.items()},
-    }
+    failures: dict[int, str] = {}
+    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
+        bare = dict.fromkeys(_without_offsets(tokens, others), "its tokens cover no byte")
+        for place, reason in {**bare, **tokens.failures}.items():
+            failures.setdefault(place, f"{side}: {reason}")
     if failures:
         kept = [document for place, document in enumerate(documents) if place not in failures]
         aligned = align_batch(kept, student_tokenizer, teacher_tokenizer, unit=unit)
@@ -149,17 +150,19 @@ def chunk_spans(
 
 def _require_offsets(student: TokenBatch, teacher: TokenBatch) -> None:
     """Refuse tokens without offsets beside tokens with some: they would all be unmapped."""
-    student_ends, teacher_ends = _last_ends(student), _last_ends(teacher)
-    for side, ends, others in (
-        ("student", student_ends, teacher_ends),
-        ("teacher", teacher_ends, student_ends),
-    ):
-        bare = np.flatnonzero((ends == 0) & (others > 0))
-        if len(bare):
+    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
+        for document in _without_offsets(tokens, others)[:1]:
             raise AlignmentError(
-                f"{side} offsets are all (0, 0) in document {bare[0]} of the batch: its tokenizer "
+                f"{side} offsets are all (0, 0) in document {document} of the batch: its tokenizer "
                 "reported none (encode_batch_fast does so); use pipeline.tokenization"
             )
+
+
+def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
+    """Return the documents where one side's tokens cover no byte and the other's some."""
+    bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)
+    documents: list[int] = np.flatnonzero(bare).tolist()
+    return documents
 
 
 def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:

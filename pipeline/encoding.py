@@ -96,32 +96,20 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
     """Return the batch's tensors; token_bytes and byte_offsets each hold some documents only."""
     fields: list[_Field] = []
     for side, tokens in (("student", batch.student), ("teacher", batch.teacher)):
-        offsets = tokens.byte_offsets
-        fields.append(_field(f"{side}.input_ids", tokens.input_ids, tokens.cu_tokens))
-        lengths = offsets[:, 1] - offsets[:, 0]
-        fields.append(_field(f"{side}.token_bytes", lengths, tokens.cu_tokens, tokens.tiles))
+        cu_tokens, offsets = tokens.cu_tokens, tokens.byte_offsets
+        id_sizes = _narrowest(tokens.input_ids, cu_tokens)
+        fields.append(_Field(f"{side}.input_ids", tokens.input_ids, cu_tokens, id_sizes))
+        lengths, sizes = _widths(offsets, cu_tokens)
+        fields.append(_Field(f"{side}.token_bytes", lengths, cu_tokens, sizes * tokens.tiles))
         if not tokens.tiles.all():
-            name, starts = f"{side}.byte_offsets", 2 * tokens.cu_tokens
-            fields.append(_field(name, offsets.reshape(-1), starts, ~tokens.tiles, columns=2))
-    spans, cu_tokens = batch.teacher_spans, batch.student.cu_tokens
-    fields.append(_field("span.advance", _advances(spans[:, 0], cu_tokens), cu_tokens))
-    fields.append(_field("span.width", spans[:, 1] - spans[:, 0], cu_tokens))
+            values, starts = offsets.reshape(-1), 2 * cu_tokens
+            sizes = _narrowest(values, starts) * ~tokens.tiles
+            fields.append(_Field(f"{side}.byte_offsets", values, starts, sizes, columns=2))
+    cu_tokens = batch.student.cu_tokens
+    for name, column in (("advance", _advances), ("width", _widths)):
+        numbers, sizes = column(batch.teacher_spans, cu_tokens)
+        fields.append(_Field(f"span.{name}", numbers, cu_tokens, sizes))
     return fields
-
-
-def _field(
-    name: str,
-    values: NDArray[Any],
-    starts: NDArray[np.int64],
-    present: NDArray[np.bool_] | None = None,
-    *,
-    columns: int = 1,
-) -> _Field:
-    """Return a field with its item size in each document, 0 where the document lacks it."""
-    item_sizes = _narrowest(values, starts)
-    if present is not None:
-        item_sizes *= present
-    return _Field(name, values, starts, item_sizes, columns)
 
 
 def _plan_samples(
@@ -231,20 +219,51 @@ def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.in
         own = values[starts[d] : starts[d + 1]]
         for i in range(len(own)):
             high = max(high, np.int64(own[i]))
-        sizes[d] = 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4
+        sizes[d] = _bytes_needed(high)
     return sizes
 
 
 @njit(cache=True, nogil=True)
-def _advances(span_starts: NDArray[np.int64], cu_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each span's start less the one before it in the same document."""
-    advances = np.empty(len(span_starts), np.int64)
-    for d in range(len(cu_tokens) - 1):
+def _widths(
+    ranges: NDArray[np.int64], cu_tokens: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return each range's end less its start, and the bytes that each document's need."""
+    widths = np.empty(len(ranges), np.uint32)
+    sizes = np.empty(len(cu_tokens) - 1, np.int64)
+    for d in range(len(sizes)):
+        own, out = ranges[cu_tokens[d] : cu_tokens[d + 1]], widths[cu_tokens[d] : cu_tokens[d + 1]]
+        high = np.uint32(0)
+        for i in range(len(out)):
+            width = np.uint32(own[i, 1] - own[i, 0])
+            out[i] = width
+            high = max(high, width)
+        sizes[d] = _bytes_needed(high)
+    return widths, sizes
+
+
+@njit(cache=True, nogil=True)
+def _advances(
+    spans: NDArray[np.int64], cu_tokens: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return each span's start less the one before it, and the bytes that each document's need."""
+    advances = np.empty(len(spans), np.uint32)
+    sizes = np.empty(len(cu_tokens) - 1, np.int64)
+    for d in range(len(sizes)):
+        own, out = spans[cu_tokens[d] : cu_tokens[d + 1]], advances[cu_tokens[d] : cu_tokens[d + 1]]
+        high = np.uint32(0)
         previous = np.int64(0)
-        for i in range(cu_tokens[d], cu_tokens[d + 1]):
-            advances[i] = span_starts[i] - previous
-            previous = span_starts[i]
-    return advances
+        for i in range(len(out)):
+            advance = np.uint32(own[i, 0] - previous)
+            previous = own[i, 0]
+            out[i] = advance
+            high = max(high, advance)
+        sizes[d] = _bytes_needed(high)
+    return advances, sizes
+
+
+@njit(cache=True, nogil=True)
+def _bytes_needed(high: Any) -> int:
+    return 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4
 
 
 @njit(cache=True, nogil=True)

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -11,7 +13,7 @@ from pipeline.alignment import (
     chunk_of_token,
     chunk_spans,
 )
-from pipeline.batches import SourceDocument
+from pipeline.batches import SourceDocument, TokenBatch
 from pipeline.kernels import find_cut_points, merge_spans
 from schemas.index import CUT_STRIDE
 from tests.offset_strategies import TEXT_BYTES, make_tokens, monotone_offsets, tiling_offsets
@@ -267,3 +269,26 @@ def test_token_counts_of_figure_2(name: str, count: int) -> None:
     batch = load(name).tokenize_batch([b"Probability, Uncertainty"])
     assert len(batch.input_ids) == count
     assert batch.tiles.all()
+
+
+class Blind:
+    """A tokenizer that reports no offsets for one text, as a lossy model might."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
+        batch = load("qwen_like").tokenize_batch(texts)
+        for place, text in enumerate(texts):
+            if text == self.text:
+                batch.byte_offsets[batch.cu_tokens[place] : batch.cu_tokens[place + 1]] = 0
+        return batch
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_a_document_that_no_token_covers_fails_alone(side: str) -> None:
+    documents = [SourceDocument(str(n), text) for n, text in enumerate([b"one", b"two", b"three"])]
+    sides = {"student": load("qwen_like"), "teacher": load("qwen_like"), side: Blind(b"two")}
+    aligned = align_batch(documents, sides["student"], sides["teacher"])
+    assert aligned.failures == [(documents[1], f"{side}: its tokens cover no byte")]
+    assert list(aligned.documents) == [documents[0], documents[2]]
