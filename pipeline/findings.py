@@ -9,6 +9,7 @@ DATASET_CHECKS = {
     "sha256": "the files have the SHA-256 that the manifest says",
     "dead_letters": "dead letters are one JSON object a line, counted by reason",
     "duplicate_keys": "no key is in the dataset twice",
+    "teacher_losses": "stored losses fit their shards and score manifest, and are finite",
     "statistics": "the manifest's statistics are those of its shards",
 }
 """What is checked of the dataset as a whole, by the name that findings carry."""

@@ -38,6 +38,8 @@ examples:
       Check every file, member, sample and token.
   vocag validate aligned --tokenizers --processes 8
       Tokenize kept text again, too (align with --keep-text), with 8 processes.
+  vocag validate aligned --teacher models/teacher
+      Score some documents again, and compare with what vocag score has stored.
   vocag validate gs://bucket/aligned --json > findings.json
       Any store that fsspec opens; all findings for a program.
 
@@ -52,12 +54,14 @@ class ValidateOptions:
     Attributes:
         dataset: folder, URL or manifest.
         tokenizers: tokenize kept text again.
+        teacher: score some documents again with this model.
         json: print one JSON object instead of text.
         processes: how many check shards at once, 0 to choose by size.
     """
 
     dataset: str
     tokenizers: bool = False
+    teacher: str | None = None
     json: bool = False
     processes: int = 0
 
@@ -108,6 +112,7 @@ def _validate(options: ValidateOptions) -> ValidationReport:
         return validate_dataset(
             options.dataset,
             with_tokenizers=options.tokenizers,
+            teacher=options.teacher,
             num_processes=num_processes,
             advance=bar.update,
         )
@@ -160,6 +165,11 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizers",
         action="store_true",
         help="tokenize kept text again, on the reference path, with the dataset's own tokenizers",
+    )
+    parser.add_argument(
+        "--teacher",
+        metavar="MODEL",
+        help="score some documents again with this model, and compare with the stored losses",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with everything")
     parser.add_argument(

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.findings import Finding, Report
 from pipeline.quality import AlignmentStatistics
+from pipeline.validate_scores import check_scores
 from pipeline.validate_shard import (
     Advance,
     ShardResult,
@@ -65,7 +66,12 @@ class ValidationReport:
 
 
 def validate_dataset(
-    dataset: str, *, with_tokenizers: bool = False, num_processes: int = 1, advance: Advance = int
+    dataset: str,
+    *,
+    with_tokenizers: bool = False,
+    teacher: str | None = None,
+    num_processes: int = 1,
+    advance: Advance = int,
 ) -> ValidationReport:
     """Check every rule of the format on every byte of a dataset.
 
@@ -75,6 +81,7 @@ def validate_dataset(
     Args:
         dataset: its folder or manifest; local or anything that fsspec opens.
         with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
+        teacher: score some documents again with this model; needs the hf extra.
         num_processes: shards are shared out among as many processes.
         advance: told how many bytes of tars were read since its last call.
 
@@ -104,6 +111,7 @@ def validate_dataset(
         findings += [finding for result in results for finding in result.findings]
         findings += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest, results, findings, report, notes)
+        findings += check_scores(folder, manifest, teacher=teacher, notes=notes)
     return ValidationReport(
         dataset=folder,
         fingerprint="" if manifest is None else manifest.fingerprint,
