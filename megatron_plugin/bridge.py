@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
 _IDLE = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
+_START = timedelta(minutes=30)  # the other world loads its weights
 _GRACE_SECONDS = 5.0
 
 
@@ -109,10 +110,9 @@ class Pairing:
 class _Link:
     """Point-to-point messages between the leaders of both worlds."""
 
-    def __init__(self, store: dist.Store, rank: int, pairing: Pairing, timeout: timedelta) -> None:
+    def __init__(self, store: dist.Store, rank: int, pairing: Pairing) -> None:
         size = pairing.num_students + pairing.num_teachers
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), rank, size, timeout)
-        self._timeout = timeout
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), rank, size, _START)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         return self._group.send([tensor], to, tag)
@@ -129,7 +129,8 @@ class StudentBridge:
     ) -> None:
         """Connect; returns when every leader of both worlds has."""
         self._timeout = timedelta(minutes=timeout_minutes)
-        self._link = _Link(store, replica, pairing, self._timeout)
+        with _peer("the teacher"):
+            self._link = _Link(store, replica, pairing)
         self._teachers = [pairing.num_students + t for t in pairing.teachers_of(replica)]
         self._sends: list[tuple[Any, Tensor]] = []
 
@@ -159,7 +160,7 @@ class StudentBridge:
         for teacher in self._teachers:
             with _peer("the teacher"):
                 header = torch.tensor([_STOP, 0, 0, 0])
-                self._link.send(header, teacher, _HEADER).wait()
+                self._link.send(header, teacher, _HEADER).wait(self._timeout)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ class TeacherBridge:
 
     def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
         """Connect; returns when every leader of both worlds has."""
-        self._link = _Link(store, pairing.num_students + replica, pairing, _IDLE)
+        with _peer("the student"):
+            self._link = _Link(store, pairing.num_students + replica, pairing)
         self._students = pairing.students_of(replica)
         self._asking: list[int] = []
 

@@ -45,7 +45,7 @@ def serve(store, pairing, replica):
 
 def ask(store, pairing, replica, num_steps):
     """Ask two steps ahead; check the order of the replies."""
-    bridge = StudentBridge(store, pairing, replica=replica, timeout_minutes=1)
+    bridge = StudentBridge(store, pairing, replica=replica, timeout_minutes=5)
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
     for each, answer in zip(rows, pending, strict=True):
@@ -63,8 +63,8 @@ def test_replies_come_to_their_requests(students, teachers):
         serving = [pool.submit(serve, store, pairing, t) for t in range(teachers)]
         asking = [pool.submit(ask, store, pairing, s, 3) for s in range(students)]
         for job in asking:
-            job.result(timeout=60)
-        sizes = [job.result(timeout=60) for job in serving]
+            job.result(timeout=300)
+        sizes = [job.result(timeout=300) for job in serving]
     # Each teacher serves `together` students at once, or has a share of one student's four rows.
     together, sharing = max(1, students // teachers), max(1, teachers // students)
     assert sizes == [[[4 // sharing] * together] * 3] * teachers
@@ -77,7 +77,7 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
 
     def stay_silent():
         bridge = TeacherBridge(store, pairing, replica=0)
-        done.wait(60)
+        done.wait(300)
         return bridge
 
     with ThreadPoolExecutor(1) as pool:
@@ -86,7 +86,7 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
         with pytest.raises(BridgeError, match="the teacher doesn't answer over the bridge"):
             bridge.request(make_rows(0, 2)).wait()
         done.set()
-        silent.result(timeout=60)
+        silent.result(timeout=300)
 
 
 class _OneRank:
