@@ -30,9 +30,7 @@ from pipeline.formatting import (
     format_share,
     format_short,
 )
-from pipeline.packing import Convention
 from pipeline.shards import read_manifest
-from pipeline.stream_config import StreamConfig
 from pipeline.teacher_files import TeacherFiles, find_teacher
 from schemas.manifest import Manifest
 from schemas.sidecar import (
@@ -113,7 +111,12 @@ def teacher_rule(options: ScoreOptions, manifest: Manifest, teacher: TeacherFile
         OptionsError: lengths or a stride that no rule can have.
     """
     try:
-        context = _context_rule(options, manifest)
+        context = ContextRule.of_dataset(
+            manifest,
+            seq_length=options.seq_length,
+            teacher_seq_length=options.teacher_seq_length,
+            stride=options.stride,
+        )
     except ValueError as error:
         raise OptionsError(str(error)) from error
     return TeacherRule(
@@ -195,25 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("vocag score: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
     return 0
-
-
-def _context_rule(options: ScoreOptions, manifest: Manifest) -> ContextRule:
-    if options.stride is None:
-        assert options.seq_length is not None
-        config = StreamConfig(
-            path=options.output,
-            seq_length=options.seq_length,
-            teacher_seq_length=options.teacher_seq_length,
-        )
-        return ContextRule.of_rows(config.rules(manifest))
-    assert options.teacher_seq_length is not None
-    convention = Convention.of_tokenizer(manifest.teacher, ends=False)
-    return ContextRule(
-        teacher_seq_length=options.teacher_seq_length,
-        first_token_id=convention.first_token_id,
-        continued_token_id=convention.continued_token_id,
-        stride=options.stride,
-    )
 
 
 def _default_dtype(device: str) -> str:

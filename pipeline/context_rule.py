@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.packing import STARTS, PackingRules, RowPlan, split_index
+from pipeline.packing import STARTS, Convention, PackingRules, RowPlan, split_index
+from pipeline.stream_config import StreamConfig
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
+from schemas.manifest import Manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,45 @@ class ContextRule:
             continued_token_id=teacher.continued_token_id,
             seq_length=rules.seq_length,
             student_added_tokens=rules.student.added_tokens,
+        )
+
+    @classmethod
+    def of_dataset(
+        cls,
+        manifest: Manifest,
+        *,
+        seq_length: int | None = None,
+        teacher_seq_length: int | None = None,
+        stride: int | None = None,
+    ) -> ContextRule:
+        """Return the rule that lengths alone decide, conventions as rows have them by default.
+
+        Args:
+            manifest: the dataset's.
+            seq_length: student tokens per row; None with `stride`.
+            teacher_seq_length: teacher tokens per row or window; None: rows' default.
+            stride: for windows; needs `teacher_seq_length`.
+
+        Raises:
+            ValueError: lengths or a stride that no rule can have.
+
+        Example:
+            >>> ContextRule.of_dataset(manifest, seq_length=2048).describe()
+            'rows of 2048 student and 1984 teacher tokens'
+        """
+        if seq_length is not None:
+            config = StreamConfig(
+                path="", seq_length=seq_length, teacher_seq_length=teacher_seq_length
+            )
+            return cls.of_rows(config.rules(manifest))
+        if teacher_seq_length is None:
+            raise ValueError(f"stride {stride} needs teacher_seq_length, the tokens of a window")
+        convention = Convention.of_tokenizer(manifest.teacher, ends=False)
+        return cls(
+            teacher_seq_length=teacher_seq_length,
+            first_token_id=convention.first_token_id,
+            continued_token_id=convention.continued_token_id,
+            stride=stride,
         )
 
     @classmethod

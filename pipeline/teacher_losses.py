@@ -172,7 +172,7 @@ def find_scores(source: str, root: str) -> ScoreFiles:
     Args:
         source: path of a score manifest; or, of the scores beside a dataset's shards, what
             `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
-            fingerprint.
+            fingerprint; "": the only ones there are.
         root: the dataset's folder.
 
     Raises:
@@ -185,7 +185,7 @@ def find_scores(source: str, root: str) -> ScoreFiles:
     if source.endswith(".json"):
         return _read_scores(source)
     found = list_scores(root)
-    named = [scores for scores in found if _is_named(scores.manifest, source)]
+    named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
     if len(named) == 1:
         return named[0]
     there = ", ".join(
@@ -289,6 +289,8 @@ def _require_contexts(scores: ScoreFiles, plan: RowPlan) -> None:
                 f"{scores.path} was scored with {name} {json.dumps(then)}, these rows have "
                 f"{json.dumps(now)}: use the teacher convention of the scores, or {_AGAIN}"
             )
+    if scored.first_token_id is not None and scored.continued_token_id is not None:
+        _require_all_losses(scores)
     for record, context in zip(scores.manifest.sidecars, plan_contexts(plan), strict=True):
         if record.context_sha256 != context:
             raise ForeignLossesError(
@@ -297,6 +299,16 @@ def _require_contexts(scores: ScoreFiles, plan: RowPlan) -> None:
                 "split them elsewhere, so that their tokens see other contexts: train with the "
                 f"lengths of the scores, or {_AGAIN} with --seq-length {rows.seq_length} "
                 f"--teacher-seq-length {rows.teacher_seq_length}"
+            )
+
+
+def _require_all_losses(scores: ScoreFiles) -> None:
+    """Check that no token lacks a loss, since something stands before each."""
+    for record in scores.manifest.sidecars:
+        if record.num_losses != record.num_tokens:
+            raise ForeignLossesError(
+                f"{record.file} has losses of {record.num_losses} tokens where {record.num_tokens} "
+                f"have a context: {_AGAIN}"
             )
 
 

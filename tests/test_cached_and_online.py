@@ -242,6 +242,15 @@ def test_incomplete_losses_are_refused(copied: Path) -> None:
         open_rows(copied)
 
 
+def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
+    (scores,) = (copied / "data").glob("teacher-*.json")
+    body = json.loads(scores.read_text())
+    body["sidecars"][2]["num_losses"] -= 1
+    scores.write_text(json.dumps(body))
+    with pytest.raises(ForeignLossesError, match=r"has losses of \d+ tokens where \d+ have a"):
+        open_rows(copied, teacher_losses="")
+
+
 def test_an_altered_sidecar_is_refused_when_it_is_read(copied: Path) -> None:
     sidecar = next((copied / "data").glob("*.safetensors"))
     data = bytearray(sidecar.read_bytes())

