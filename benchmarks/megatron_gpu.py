@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 from pipeline.shards import read_manifest
 
 ROWS_PER_STEP, SEQ_LENGTH = 64, 2048
-RUNS = ("plain", "random", "colocated", "two_worlds")
+RUNS = ("plain", "random", "cached", "colocated", "two_worlds")
 WARM_STEPS = 3
 
 
@@ -62,7 +62,7 @@ def print_table(work: Path) -> None:
     tokens = ROWS_PER_STEP * SEQ_LENGTH
     training, scoring = 6 * sizes["student"] * tokens, 2 * sizes["teacher"] * tokens * ratio
     print(f"{machine['gpu']}, measured bf16 matmul rate {machine['flops'] / 1e12:.0f} TFLOP/s\n")
-    print("| run | s/step | student tokens/s | share of the matmul rate | peak GiB |")
+    print("| run | s/step | student tokens/s | share of the matmul rate | peak GiB, student |")
     print("|---|---|---|---|---|")
     for run in RUNS:
         log = (work / f"{run}.log").read_text()

@@ -1,11 +1,24 @@
 #!/usr/bin/env bash
-# Step time, tokens/s and peak memory of a 1.1B student under a 7B teacher on one GPU, in bf16,
-# against the FLOPs limit of the matmul rate that this machine reaches. Random weights.
-#
-#     benchmarks/megatron_gpu.sh /scratch/megatron-gpu     (needs 40 GB there and 100 GB of GPU memory)
-#
-# Needs vocag[megatron,demo,test] and one CUDA device. Prints a table for docs/megatron.md.
 set -euo pipefail
+usage() {
+  cat <<'TEXT'
+Step time, tokens/s and peak memory of a 1.1B student under a 7B teacher on one GPU, in bf16,
+against the FLOPs limit of the matmul rate that this machine reaches. Random weights.
+
+    benchmarks/megatron_gpu.sh /scratch/megatron-gpu
+
+Needs vocag[megatron,demo,test], one CUDA device with 100 GB of memory, and 40 GB in the folder.
+Runs the GPU tests, then the trainer: plain, with random selection, with stored losses, with a
+colocated teacher, and with a teacher in a world of its own on the same GPU, where steps and scoring
+overlap as far as the device lets them. Prints a table for docs/megatron.md.
+
+Environment: PYTHON (python), STEPS of each run (12).
+TEXT
+}
+case ${1:-} in
+  -h | --help) usage; exit 0 ;;
+  "" | -*) usage >&2; exit 2 ;;
+esac
 work=$1
 python=${PYTHON:-python}
 steps=${STEPS:-12}
@@ -23,6 +36,10 @@ fi
 $python benchmarks/megatron_gpu.py models "$work"
 $python benchmarks/megatron_gpu.py matmul "$work"
 
+# Takes over what an earlier call has scored.
+$python -m beam_jobs.score "$work/aligned" --teacher "$work/teacher" --allow-untrained-teacher \
+  --seq-length 2048 --dtype bfloat16
+
 train() { # name, ranks, further arguments
   local name=$1 ranks=$2
   shift 2
@@ -39,6 +56,7 @@ teacher=(--vocag-teacher "$work/teacher" --vocag-allow-untrained-teacher
   --vocag-teacher-micro-batch-size 4)
 train plain 1
 train random 1 --vocag-selector random
+train cached 1 --vocag-teacher cached
 train colocated 1 "${teacher[@]}"
 train two_worlds 2 "${teacher[@]}" --vocag-teacher-world-size 1
 $python benchmarks/megatron_gpu.py table "$work"
