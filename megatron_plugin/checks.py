@@ -11,6 +11,8 @@ from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOption
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.model_shape import ModelShape
 from pipeline.packing import suggest_teacher_seq_length
+from pipeline.shards import read_manifest
+from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
 
 # Attribute of Megatron's arguments, the value that works, why no other does.
@@ -56,6 +58,7 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
 
     Raises:
         ArgumentError: names the argument, its value and the remedy.
+        ForeignTokenizerError: the validation data was made with other tokenizers.
     """
     if not args.calculate_per_token_loss:
         raise ArgumentError(
@@ -78,6 +81,8 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
             f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned "
             "dataset that isn't trained on, or pass --eval-iters 0"
         )
+    if options.validation_data is not None:
+        _require_same_tokenizers(options.validation_data, manifest)
 
 
 def step_sizes(args: Namespace) -> StepSizes:
@@ -158,3 +163,16 @@ def tokenizer_hash(folder: Path, record: TokenizerRecord) -> str | None:
     """Return the SHA-256 of a model's tokenizer of the dataset's kind, None where it has none."""
     path = folder / Path(record.file).name
     return sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _require_same_tokenizers(path: str, manifest: Manifest) -> None:
+    held_out = read_manifest(path)
+    for side in ("student", "teacher"):
+        own: TokenizerRecord = getattr(held_out, side)
+        training: TokenizerRecord = getattr(manifest, side)
+        if own.sha256 != training.sha256:
+            raise ForeignTokenizerError(
+                f"--vocag-validation-data {path} was made with {side} tokenizer {own.source} "
+                f"({own.sha256[:16]}…), --vocag-data with {training.source} "
+                f"({training.sha256[:16]}…): align both with the same tokenizers"
+            )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_plugin.model_shape import shape_of_config
 from megatron_plugin.weight_sources import checkpoint_args, newest_iteration
 from pipeline.streaming import AlignedRows, StreamState
 
@@ -34,10 +35,11 @@ def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) 
     """Check that the checkpoint which Megatron has loaded goes on in this run.
 
     Raises:
-        ChangedRunError: another teacher or guidance.
+        ChangedRunError: another teacher, guidance or rotary embedding.
         StreamMismatchError: other data, order or batch size.
     """
-    saved = getattr(checkpoint_args(newest_iteration(Path(args.load))), "vocag_run", None)
+    before = checkpoint_args(newest_iteration(Path(args.load)))
+    saved = getattr(before, "vocag_run", None)
     if saved is None:
         raise ChangedRunError(
             f"{args.load} was not saved by this trainer, so what it was trained on isn't known: "
@@ -52,3 +54,19 @@ def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) 
                 f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use "
                 "the run's own, or add --finetune to start a new run from its weights"
             )
+    _require_same_rotation(args, before)
+
+
+def _require_same_rotation(args: Namespace, before: Namespace) -> None:
+    """Check what no weight's shape shows: how positions rotate."""
+    configs = [getattr(each, "vocag_model_config", None) for each in (before, args)]
+    if None in configs:
+        return
+    was, now = (shape_of_config(config).inverse_frequencies() for config in configs)
+    if not was.equal(now):
+        parameters = [config["rope_parameters"] for config in configs]
+        raise ChangedRunError(
+            f"{args.load} was trained with rope_parameters {parameters[0]}, this run has "
+            f"{parameters[1]}: name the --vocag-student that the run started from, or its "
+            "--rotary-base"
+        )

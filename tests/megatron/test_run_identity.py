@@ -11,6 +11,7 @@ from megatron_plugin import run_identity
 from megatron_plugin.run_identity import ChangedRunError, RunIdentity, require_same_run
 from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError
 from tests.datasets import build_dataset
+from tests.megatron.models import make_model
 
 
 @pytest.fixture
@@ -20,11 +21,12 @@ def run(tmp_path, monkeypatch):
     rows = AlignedRows(StreamConfig(path=str(tmp_path), seq_length=64, global_batch_size=2))
     identity = RunIdentity(asdict(rows.state(0)), "teacher-1", {"aggregation": "max"})
 
-    def resume_from(noted, *, consumed=4):
+    def resume_from(noted, *, consumed=4, before=None, now=None):
         saved = Namespace() if noted is None else Namespace(vocag_run=asdict(noted))
+        saved.vocag_model_config = before
         monkeypatch.setattr(run_identity, "newest_iteration", lambda folder: folder)
         monkeypatch.setattr(run_identity, "checkpoint_args", lambda folder: saved)
-        args = Namespace(load="checkpoint", consumed_train_samples=consumed)
+        args = Namespace(load="checkpoint", consumed_train_samples=consumed, vocag_model_config=now)
         require_same_run(args, identity, rows)
 
     return identity, resume_from
@@ -66,3 +68,11 @@ def test_a_foreign_checkpoint_is_refused(run):
     _, resume_from = run
     with pytest.raises(ChangedRunError, match=r"not saved by this trainer.*--finetune"):
         resume_from(None)
+
+
+def test_positions_that_rotate_otherwise_are_refused(run):
+    identity, resume_from = run
+    scaled, plain = (make_model(family).config.to_dict() for family in ("llama_scaled", "llama"))
+    resume_from(identity, before=scaled, now=scaled)
+    with pytest.raises(ChangedRunError, match=r"rope_parameters .*llama3.*--vocag-student"):
+        resume_from(identity, before=scaled, now=plain)
