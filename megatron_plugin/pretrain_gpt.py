@@ -76,7 +76,9 @@ def enter() -> StudentRun:
     world = enter_world(num_teacher_ranks)
     sys.argv[1:1] = _derived_arguments(options)
     if world.role == "teacher":
-        serve(options, world, manifest, parse_args(extra_args_provider=add_arguments))
+        # Arguments of a user's own script are unknown here; the student's ranks check them.
+        parsed = parse_args(extra_args_provider=add_arguments, ignore_unknown_args=True)
+        serve(options, world, manifest, parsed)
         sys.exit(0)
     return StudentRun(options, world, manifest)
 

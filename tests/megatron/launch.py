@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def torchrun(num_ranks, *command, timeout=240, check=True, **environment):
+def torchrun(num_ranks, *command, timeout=600, check=True, **environment):
     """Run a job on `num_ranks` processes of this machine.
 
     Args:

@@ -52,26 +52,8 @@ def reference_gradients(
     return {name: p.grad for name, p in student.named_parameters()}, float(total.detach() / count)
 
 
-def _guided(student, teacher, batch, selector):
-    with torch.no_grad():
-        labels = batch["teacher_input_ids"].roll(-1, 1)
-        ahead, _ = _losses(teacher, batch["teacher_input_ids"], labels, batch["teacher_cu_seqlens"])
-        # Entry l is the loss of token l, which position l - 1 predicts.
-        teacher_losses = torch.cat((torch.full((len(ahead), 1), torch.nan), ahead[:, :-1]), 1)
-        teacher_losses[batch["teacher_position_ids"] == 0] = torch.nan
-    losses, entropies = _losses(student, batch["input_ids"], batch["labels"], batch["cu_seqlens"])
-    guidance = aggregate_teacher_losses(teacher_losses, batch["teacher_spans"], "max")
-    selection = select_tokens(
-        losses,
-        guidance,
-        loss_mask=batch["loss_mask"],
-        rule=SelectionRule(selector=selector, scope="microbatch"),
-        student_entropies=entropies,
-    )
-    return guided_loss(losses, selection)
-
-
-def _losses(model, input_ids, labels, cu_seqlens):
+def document_losses(model, input_ids, labels, cu_seqlens):
+    """Return fp32 [rows, seq_length] losses and entropies, each document run by itself."""
     losses, entropies = [], []
     for ids, targets, bounds in zip(input_ids, labels, cu_seqlens.tolist(), strict=True):
         row = []
@@ -82,3 +64,26 @@ def _losses(model, input_ids, labels, cu_seqlens):
         losses.append(torch.cat([cross_entropy(*pair, reduction="none") for pair in row]))
         entropies.append(torch.cat([Categorical(logits=pair[0]).entropy() for pair in row]))
     return torch.stack(losses), torch.stack(entropies)
+
+
+def _guided(student, teacher, batch, selector):
+    with torch.no_grad():
+        labels = batch["teacher_input_ids"].roll(-1, 1)
+        ahead, _ = document_losses(
+            teacher, batch["teacher_input_ids"], labels, batch["teacher_cu_seqlens"]
+        )
+        # Entry l is the loss of token l, which position l - 1 predicts.
+        teacher_losses = torch.cat((torch.full((len(ahead), 1), torch.nan), ahead[:, :-1]), 1)
+        teacher_losses[batch["teacher_position_ids"] == 0] = torch.nan
+    losses, entropies = document_losses(
+        student, batch["input_ids"], batch["labels"], batch["cu_seqlens"]
+    )
+    guidance = aggregate_teacher_losses(teacher_losses, batch["teacher_spans"], "max")
+    selection = select_tokens(
+        losses,
+        guidance,
+        loss_mask=batch["loss_mask"],
+        rule=SelectionRule(selector=selector, scope="microbatch"),
+        student_entropies=entropies,
+    )
+    return guided_loss(losses, selection)

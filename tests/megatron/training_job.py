@@ -52,7 +52,7 @@ def arguments(inputs, **changes):
         "eval-iters": 0,
         "log-interval": 1,
         "distributed-backend": "gloo",
-        "distributed-timeout-minutes": 2,
+        "distributed-timeout-minutes": 8,
         "calculate-per-token-loss": "",
         "num-workers": 0,
         "use-cpu-initialization": "",
@@ -67,10 +67,14 @@ def arguments(inputs, **changes):
     return command
 
 
-def train(inputs, num_ranks, dump=None, *, check=True, timeout=240, **changes):
-    """Run a job to its end; `dump` names the folder for gradients and weights."""
-    environment = {"VOCAG_TEST_DUMP": str(dump)} if dump else {}
+def train(inputs, num_ranks, dump=None, *, check=True, timeout=600, environment=None, **changes):
+    """Run a job to its end; `dump` names the folder for gradients, weights and losses.
+
+    The time limit is for a job that hangs; a busy machine may be slow.
+    """
+    environment = dict(environment or {})
     if dump:
+        environment["VOCAG_TEST_DUMP"] = str(dump)
         dump.mkdir(parents=True, exist_ok=True)
     command = arguments(inputs, **changes)
     return torchrun(num_ranks, *command, check=check, timeout=timeout, **environment)
