@@ -129,6 +129,8 @@ def test_rows_that_teachers_cannot_share():
 WORKING = {
     "calculate_per_token_loss": True,
     "padded_vocab_size": 512,
+    "sequence_parallel": False,
+    "transformer_impl": "local",
     "eval_iters": 0,
     "context_parallel_size": 1,
     "num_experts": None,
@@ -156,6 +158,7 @@ WORKING = {
     [
         ({"calculate_per_token_loss": False}, "--calculate-per-token-loss is missing"),
         ({"context_parallel_size": 2}, r"--context-parallel-size 2 isn't supported \(documents"),
+        ({"sequence_parallel": True}, "--sequence-parallel needs Transformer Engine"),
         ({"attention_dropout": 0.1}, "attention has no dropout"),
         ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
         ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),
@@ -221,7 +224,7 @@ def test_help_lists_both_megatrons_arguments_and_ours():
         env=job_environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert "--tensor-model-parallel-size" in done.stdout
