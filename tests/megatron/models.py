@@ -27,6 +27,7 @@ FAMILIES = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "llama_scaled": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
 }

@@ -1,4 +1,6 @@
-"""Run by torchrun: every supported family on these ranks, losses against transformers.
+"""Run by torchrun: every supported family on these ranks, against transformers.
+
+The losses agree, and what all ranks hold together is bit for bit what was loaded.
 
 Arguments: folder, tensor-parallel size, pipeline-parallel size.
 """
@@ -18,6 +20,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from transformers import AutoModelForCausalLM
 
 from megatron_plugin.bridge import TeacherRows
+from megatron_plugin.hf_weights import merge_weights, whole_model_names
 from megatron_plugin.models import Precision
 from megatron_plugin.teacher import Teacher, UntrainedTeacherError, check_trained
 from megatron_plugin.weight_sources import open_weights
@@ -41,6 +44,23 @@ def expected_losses(folder, rows):
     return losses
 
 
+def require_round_trip(teacher, weights):
+    """Merge every rank's slices into Hugging Face tensors again."""
+    own = (parallel_state.get_tensor_model_parallel_rank(), whole_model_names(teacher._model))
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    slices = {}
+    for tensor_rank, named in parts:
+        for name, parameter in named.items():
+            slices.setdefault(name, {})[tensor_rank] = parameter.data
+    ordered = {name: [found[rank] for rank in sorted(found)] for name, found in slices.items()}
+    merged = merge_weights(ordered, weights.shape)
+    # A tied output layer's weight is the embedding's, and isn't in the files.
+    assert merged.keys() == weights.tensors.keys()
+    for name, tensor in merged.items():
+        assert torch.equal(tensor, weights.get(name)), name
+
+
 @torch.no_grad()
 def main():
     """Compare, and say how far the worst loss is off."""
@@ -53,13 +73,15 @@ def main():
     tokens = torch.randint(0, 300, (4, SEQ_LENGTH), generator=generator, dtype=torch.int32)
     rows = TeacherRows(tokens, torch.tensor(BOUNDS, dtype=torch.int32))
     for family in sorted(path for path in folder.iterdir()):
+        weights = open_weights(str(family))
         teacher = Teacher(
-            open_weights(str(family)),
+            weights,
             Precision(torch.float32),
             seq_length=SEQ_LENGTH,
             micro_batch_size=2,
             device=torch.device("cpu"),
         )
+        require_round_trip(teacher, weights)
         scores = teacher.score(rows)
         refused = False
         try:

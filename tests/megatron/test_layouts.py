@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("megatron.core")
 
 from pipeline.hf_models import load_language_model
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+from tests.datasets import build_dataset, byte_level, make_texts
 from tests.megatron.launch import ROOT, torchrun
 from tests.megatron.models import FAMILIES, save_model
 from tests.megatron.reference_step import reference_gradients
@@ -14,6 +15,7 @@ from tests.megatron.training_job import (
     GLOBAL_BATCH,
     MICRO_BATCH,
     SEQ_LENGTH,
+    Inputs,
     make_inputs,
     merged,
     train,
@@ -25,17 +27,15 @@ ONE = {}
 PIPELINE = {"pipeline_model_parallel_size": 2}
 TENSOR = {"tensor_model_parallel_size": 2}
 INTERLEAVED = {**PIPELINE, "num_layers_per_virtual_pipeline_stage": 1}
-# Student ranks, student arguments, teacher ranks, (tensor, pipeline) of the teacher.
+# Student ranks and arguments; (tensor, pipeline, replicas) of the teacher's own world.
+STUDENTS = {"one": (1, ONE), "pipeline": (2, PIPELINE), "tensor": (2, TENSOR), "replicas": (2, ONE)}
+TEACHERS = {"one": (1, 1, 1), "pipeline": (1, 2, 1), "tensor": (2, 1, 1), "replicas": (1, 1, 2)}
 LAYOUTS = {
-    "one-colocated": (1, ONE, 0, (1, 1)),
-    "one-replicas": (1, ONE, 2, (1, 1)),
-    "pipeline-colocated": (2, PIPELINE, 0, (1, 1)),
-    "pipeline-pipeline": (2, PIPELINE, 2, (1, 2)),
-    "interleaved-one": (2, INTERLEAVED, 1, (1, 1)),
-    "tensor-tensor": (2, TENSOR, 2, (2, 1)),
-    "replicas-one": (2, ONE, 1, (1, 1)),
-    "replicas-pipeline": (2, ONE, 2, (1, 2)),
-    "replicas-replicas": (2, ONE, 2, (1, 1)),
+    f"{student}-{teacher}": (*STUDENTS[student], TEACHERS.get(teacher))
+    for student in STUDENTS
+    for teacher in ("colocated", *TEACHERS)
+} | {
+    "interleaved-one": (2, INTERLEAVED, TEACHERS["one"]),
 }
 
 
@@ -60,17 +60,18 @@ def references(inputs):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_first_gradients_are_those_of_one_process(tmp_path, inputs, references, layout):
-    student_ranks, student, teacher_ranks, (tensor, pipeline) = LAYOUTS[layout]
-    train(
-        inputs,
-        student_ranks + teacher_ranks,
-        tmp_path,
-        vocag_teacher_world_size=teacher_ranks,
-        vocag_teacher_tensor_model_parallel_size=tensor,
-        vocag_teacher_pipeline_model_parallel_size=pipeline,
-        **student,
-    )
-    replicas = 2 if student_ranks == 2 and student is ONE else 1
+    num_ranks, student, teacher = LAYOUTS[layout]
+    world = {}
+    if teacher is not None:
+        tensor, pipeline, replicas = teacher
+        world = {
+            "vocag_teacher_world_size": tensor * pipeline * replicas,
+            "vocag_teacher_tensor_model_parallel_size": tensor,
+            "vocag_teacher_pipeline_model_parallel_size": pipeline,
+        }
+        num_ranks += tensor * pipeline * replicas
+    train(inputs, num_ranks, tmp_path, **student, **world)
+    replicas = 2 if layout.startswith("replicas-") else 1
     require_equal(tmp_path, inputs, references[replicas * MICRO_BATCH][0])
 
 
@@ -99,30 +100,68 @@ def require_equal(folder, inputs, expected):
 
 
 def test_the_reference_is_the_plain_trainers_step(inputs, references, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    from train_methods import Method, batch_loss
+    found = plain_trainer_gradients(inputs, monkeypatch)
+    expected, _ = references[MICRO_BATCH]
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
 
+
+def test_a_reference_model_of_the_students_vocabulary_is_rho1(tmp_path, monkeypatch):
+    one = byte_level(400)
+    build_dataset(tmp_path / "data", make_texts(80), num_shards=2, student=one, teacher=one)
+    save_model(tmp_path / "student", "qwen2_tied", vocab_size=400, seed=1, num_hidden_layers=4)
+    save_model(tmp_path / "reference", "llama", vocab_size=400, seed=3)
+    inputs = Inputs(
+        tmp_path / "data", tmp_path / "data", tmp_path / "student", tmp_path / "reference"
+    )
+    expected = plain_trainer_gradients(inputs, monkeypatch, name="rho1")
+    train(inputs, 1, tmp_path / "dump", vocag_unmapped="exclude")
+    require_equal(tmp_path / "dump", inputs, expected)
+
+
+def plain_trainer_gradients(inputs, monkeypatch, **method):
+    """Return the gradients of the first step of `examples/train_hf.py`, on Megatron's rows."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from train_config import TrainConfig
+    from train_hf import train_step
+    from train_methods import Method
+
+    config = TrainConfig(
+        data=str(inputs.data),
+        student=str(inputs.student),
+        teacher=str(inputs.teacher),
+        output=inputs.data / "unused",
+        method=Method(**method),
+        seq_length=SEQ_LENGTH,
+        global_batch_size=GLOBAL_BATCH,
+        micro_batch_size=MICRO_BATCH,
+        seed=1234,
+        clip_norm=1e9,
+        device="cpu",
+    )
     rows = AlignedRows(
         StreamConfig(
-            path=str(inputs.data),
+            path=config.data,
             seq_length=SEQ_LENGTH,
-            seed=1234,
+            seed=config.seed,
             global_batch_size=GLOBAL_BATCH,
         )
     )
-    student, teacher = (
-        load_language_model(str(folder)) for folder in (inputs.student, inputs.teacher)
-    )
-    results = [
-        batch_loss(Method(), student, teacher, rows.__getitems__([start, start + 1]), 0)
-        for start in range(0, GLOBAL_BATCH, MICRO_BATCH)
-    ]
-    count = sum(int(result.count) for result in results)
-    (sum(result.loss_sum for result in results) / count).backward()
-    expected, _ = references[MICRO_BATCH]
-    found = {name: parameter.grad for name, parameter in student.named_parameters()}
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+    student, teacher = (load_language_model(folder) for folder in (config.student, config.teacher))
+    loader = iter(load_batches(rows, micro_batch_size=MICRO_BATCH))
+    train_step(config, student, teacher, Unmoved(student.parameters()), loader, 0)
+    return {name: parameter.grad for name, parameter in student.named_parameters()}
+
+
+class Unmoved(torch.optim.SGD):
+    """Leaves weights and gradients as they are."""
+
+    def step(self):
+        pass
+
+    def zero_grad(self, set_to_none=True):
+        pass
 
 
 def test_without_a_teacher_selectors_still_know_what_is_mapped(tmp_path, inputs):
@@ -143,8 +182,9 @@ def test_references_differ_by_their_scope(references):
     assert any(not torch.allclose(one[name], two[name], atol=1e-7) for name in one)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 2)])
-def test_losses_are_those_of_transformers(tmp_path, tensor, pipeline):
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_weights_and_losses_are_those_of_transformers(tmp_path, tensor, pipeline):
     for family in FAMILIES:
         save_model(tmp_path / family, family)
     worker = ROOT / "tests/megatron/scores_worker.py"
