@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types benchmark clean
+.PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types clean \
+  benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-scoring
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -63,8 +64,21 @@ megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under S
 	@mkdir -p $(DEMO)
 	PYTHON=$(BIN)/python examples/megatron_demo.sh $(DEMO)
 
-benchmark: $(VENV)/.installed-test ## measure the align path against its rival and its limit
-	$(BIN)/python benchmarks/align.py
+benchmark: benchmark-align benchmark-streaming benchmark-guidance ## measure against rivals and limits, no GPU (an hour); benchmark-NAME measures one
+
+benchmark-align benchmark-guidance: benchmark-%: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/$*.py
+
+benchmark-streaming: $(VENV)/.installed-test $(DEMO)/aligned/manifest.json
+	$(BIN)/python benchmarks/streaming.py $(DEMO)/aligned
+
+$(DEMO)/aligned/manifest.json:
+	$(MAKE) demo
+
+# Not part of `benchmark`: it needs questions and answers that no package carries.
+benchmark-scoring: $(VENV)/.installed-test
+	$(if $(CORPUS),,$(error give CORPUS=gsm8k_train.jsonl))
+	$(BIN)/python benchmarks/scoring.py --corpus $(CORPUS)
 
 clean: ## remove the environment and everything made by the demos
 	rm -rf $(VENV) $(DEMO) train-demo build dist *.egg-info
