@@ -4,7 +4,8 @@
 #
 #     examples/megatron_demo.sh demo
 #
-# Needs vocag[megatron,demo]. Without a GPU the tests' CPU stand-in for torch.cuda is used.
+# Needs vocag[megatron-demo], and runs from the repository's folder. With fewer than three GPUs it
+# runs on the CPU, with the tests' stand-in for torch.cuda.
 set -euo pipefail
 demo=$1
 python=${PYTHON:-python}
@@ -18,14 +19,17 @@ if [ ! -f "$demo/guided/manifest.json" ]; then
     --student "$($python "$here/packaged_tokenizer.py" mistral)" --teacher "$demo/smollm2"
 fi
 
-if $python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+if $python -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 3)'; then
+  device="GPUs"
   trainer=(-m megatron_plugin.pretrain_gpt --bf16)
 else
+  device="CPU, some minutes"
   trainer=(tests/megatron/trainer.py --distributed-backend gloo --use-cpu-initialization
     --vocag-teacher-dtype fp32 --no-bias-swiglu-fusion --no-bias-dropout-fusion)
 fi
 
-rm -rf "$demo/checkpoint" "$demo/student"
+rm -rf "$demo/checkpoint" "$demo/student" "$demo/tensorboard"
+echo "Training 30 steps on the $device: 1 student rank, 2 teacher ranks. Megatron's log: $demo/train.log"
 OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --standalone \
   --nproc-per-node 3 "${trainer[@]}" \
   --vocag-data "$demo/guided" \

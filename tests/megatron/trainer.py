@@ -64,7 +64,9 @@ def dump_validation(folder):
     original = forward_step.validation_loss
 
     def validation_loss(rules, batch, output):
-        found = {"losses": output.detach(), "rows": dict(batch.rows)}
+        # A batch's fields are views of one tensor.
+        rows = {name: tensor.clone() for name, tensor in batch.rows.items()}
+        found = {"losses": output.detach(), "rows": rows}
         torch.save(found, folder / f"validation-{dist.get_rank()}.pt")
         return original(rules, batch, output)
 
