@@ -1,10 +1,13 @@
 """The real trainer on the CPU: every layout takes the step that one process would take."""
 
+import re
+
 import pytest
 import torch
 
 pytest.importorskip("megatron.core")
 
+from megatron_plugin.export_hf import export_student
 from pipeline.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
 from tests.datasets import build_dataset, byte_level, make_texts
@@ -107,17 +110,28 @@ def test_the_reference_is_the_plain_trainers_step(inputs, references, monkeypatc
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_a_reference_model_of_the_students_vocabulary_is_rho1(tmp_path, monkeypatch):
+def test_a_checkpoint_of_the_students_vocabulary_is_rho1s_reference(tmp_path, monkeypatch):
     one = byte_level(400)
     build_dataset(tmp_path / "data", make_texts(80), num_shards=2, student=one, teacher=one)
     save_model(tmp_path / "student", "qwen2_tied", vocab_size=400, seed=1, num_hidden_layers=4)
-    save_model(tmp_path / "reference", "llama", vocab_size=400, seed=3)
-    inputs = Inputs(
-        tmp_path / "data", tmp_path / "data", tmp_path / "student", tmp_path / "reference"
+    save_model(tmp_path / "untrained", "llama", vocab_size=400, seed=3)
+    checkpoint, exported = tmp_path / "checkpoint", tmp_path / "exported"
+
+    def inputs(reference):
+        return Inputs(tmp_path / "data", tmp_path / "data", tmp_path / "student", reference)
+
+    train(
+        inputs(None),
+        1,
+        vocag_student=tmp_path / "untrained",
+        vocag_teacher=None,
+        save=checkpoint,
+        save_interval=1,
     )
-    expected = plain_trainer_gradients(inputs, monkeypatch, name="rho1")
-    train(inputs, 1, tmp_path / "dump", vocag_unmapped="exclude")
-    require_equal(tmp_path / "dump", inputs, expected)
+    export_student(checkpoint, exported)
+    expected = plain_trainer_gradients(inputs(exported), monkeypatch, name="rho1")
+    train(inputs(checkpoint), 1, tmp_path / "dump", vocag_unmapped="exclude")
+    require_equal(tmp_path / "dump", inputs(checkpoint), expected)
 
 
 def plain_trainer_gradients(inputs, monkeypatch, **method):
@@ -174,6 +188,24 @@ def test_without_a_teacher_selectors_still_know_what_is_mapped(tmp_path, inputs)
     )
     train(inputs, 1, tmp_path, vocag_selector="student_loss", vocag_teacher=None)
     require_equal(tmp_path, inputs, expected)
+
+
+def test_a_distributed_optimizer_takes_the_same_steps(tmp_path, inputs):
+    train(inputs, 2, tmp_path / "whole", train_iters=2)
+    train(inputs, 2, tmp_path / "shared", train_iters=2, use_distributed_optimizer="")
+    whole, shared = (
+        merged(tmp_path / name, "weights", inputs.student) for name in ("whole", "shared")
+    )
+    for name, weight in whole.items():
+        torch.testing.assert_close(shared[name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+def test_bf16_starts_from_the_same_losses(inputs, references):
+    options = {"bf16": "", "vocag_teacher_dtype": "bf16", "use_distributed_optimizer": ""}
+    done = train(inputs, 2, train_iters=2, **options)
+    first, second = map(float, re.findall(r"guided loss: (\S+)", done.stdout))
+    assert first == pytest.approx(references[2 * MICRO_BATCH][1], rel=0.02)
+    assert second < first
 
 
 def test_references_differ_by_their_scope(references):

@@ -161,6 +161,23 @@ def test_validation_reports_both_losses(inputs):
     assert all("lm loss value" in line and "guided loss value" in line for line in lines)
 
 
+def test_finetune_starts_a_new_run_from_the_weights(inputs, interrupted, tmp_path):
+    done = train(
+        inputs,
+        1,
+        tmp_path,
+        load=interrupted / "checkpoint",
+        finetune="",
+        vocag_teacher=None,
+        lr=0,
+        min_lr=0,
+    )
+    assert "iteration        1/       1" in done.stdout
+    held = merged(interrupted / "first", "weights", inputs.student)
+    weights = merged(tmp_path, "weights", inputs.student)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in held.items())
+
+
 def test_damaged_samples_are_masked_and_counted(inputs, tmp_path):
     shutil.copytree(inputs.data, tmp_path / "data")
     shard = min((tmp_path / "data").glob("*.tar"))
