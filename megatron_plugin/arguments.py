@@ -24,7 +24,8 @@ class TeacherOptions:
     """Which teacher, and on which ranks.
 
     Attributes:
-        source: folder, repository or Megatron checkpoint.
+        source: folder, repository or Megatron checkpoint; "cached": losses that beam_jobs.score
+            has stored, and no teacher.
         world_size: ranks of its own, the last ones of the job; 0: it shares the student's.
         tensor_parallel: ranks that share each of its layers.
         pipeline_parallel: ranks that share its depth.
@@ -33,6 +34,7 @@ class TeacherOptions:
         dtype: "fp32" or "bf16".
         timeout_minutes: how long the student waits for losses.
         allow_untrained: accept a teacher that predicts no better than chance.
+        losses: whose stored losses are read; "": the only ones there are.
     """
 
     source: str
@@ -44,6 +46,12 @@ class TeacherOptions:
     dtype: str
     timeout_minutes: float
     allow_untrained: bool
+    losses: str = ""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether losses are read with the rows."""
+        return self.source == CACHED
 
     @property
     def num_replicas(self) -> int:
@@ -52,10 +60,15 @@ class TeacherOptions:
 
     def __post_init__(self) -> None:
         """Check what concerns the teacher alone."""
-        if self.source == CACHED:
+        if self.is_cached and self.world_size:
             raise ArgumentError(
-                "--vocag-teacher cached needs losses that beam_jobs.score has stored beside the "
-                "shards; this version doesn't read them yet: name a teacher model"
+                f"--vocag-teacher-world-size {self.world_size} gives ranks to a teacher, but "
+                "--vocag-teacher cached needs none: leave it out, or name a teacher model"
+            )
+        if self.losses and not self.is_cached:
+            raise ArgumentError(
+                f"--vocag-teacher-losses {self.losses} is read with --vocag-teacher cached only: "
+                f"leave it out, or name cached in place of {self.source}"
             )
         for name in ("tensor_parallel", "pipeline_parallel", "micro_batch_size"):
             if getattr(self, name) < 1:
@@ -190,6 +203,7 @@ def _teacher_of(given: Namespace) -> TeacherOptions:
         dtype=given.vocag_teacher_dtype,
         timeout_minutes=given.vocag_teacher_timeout_minutes,
         allow_untrained=given.vocag_allow_untrained_teacher,
+        losses=given.vocag_teacher_losses,
     )
 
 
@@ -240,7 +254,15 @@ def _add_teacher_arguments(parser: ArgumentParser) -> None:
         "--vocag-teacher",
         metavar="MODEL",
         help="Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3), or a checkpoint of "
-        "this trainer (default: none, plain pretraining)",
+        "this trainer; cached: losses that vocag score has stored (default: none, plain "
+        "pretraining)",
+    )
+    add(
+        "--vocag-teacher-losses",
+        metavar="NAME",
+        default="",
+        help="with --vocag-teacher cached: a score manifest, or a teacher as vocag score was given "
+        "it (default: the only one that has scored the dataset)",
     )
     add(
         "--vocag-teacher-world-size",

@@ -80,6 +80,18 @@ class MicroBatch:
         )
         return replace(self, guidance=guidance, times=times)
 
+    def guided_by_stored(self, how: Aggregation) -> MicroBatch:
+        """Return the micro-batch with guidance from the losses that its rows hold.
+
+        Args:
+            how: Φ.
+        """
+        device = self.tokens.device
+        losses = self.rows["teacher_losses"].to(device)
+        spans = self.rows["teacher_spans"].to(device)
+        # NaN: padding, or a token without context. Others were counted when the rows were opened.
+        return replace(self, guidance=aggregate_teacher_losses(losses, spans, how))
+
 
 def micro_batch(rows: Rows, number: int, device: torch.device) -> MicroBatch:
     """Return rows as a micro-batch on the device."""

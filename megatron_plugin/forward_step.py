@@ -119,7 +119,7 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     quarantined = batch.rows["num_quarantined_tokens"].sum().to(device)
     replicas = parallel_state.get_data_parallel_world_size()
     reported["vocag/quarantined_tokens"] = _pair(quarantined, per_step / replicas)
-    if has_teacher:
+    if has_teacher and batch.times.seconds:  # stored losses take none
         times = torch.tensor(
             [1000 * batch.times.waited_seconds, batch.times.num_tokens, batch.times.seconds],
             device=device,

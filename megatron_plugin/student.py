@@ -89,7 +89,7 @@ class StudentRun:
         """
         options = self._options
         checks.require_student(args, options, self._manifest)
-        if options.teacher is not None:
+        if options.teacher is not None and not options.teacher.is_cached:
             checks.require_service(args, options.teacher)
         vocab_size = args.vocab_size or args.padded_vocab_size
         config = gpt_config_from_args(args)
@@ -176,6 +176,12 @@ class StudentRun:
         options = self._options
         if path in self._opened:
             return self._opened[path]
+        teacher, losses = options.teacher, None
+        if teacher is not None and teacher.is_cached:
+            # Of validation data the same teacher's, whatever names it: it was opened after.
+            training = self._opened.get(options.data)
+            rule = training.teacher_rule if training is not None else None
+            losses = teacher.losses if rule is None else rule.fingerprint
         self._opened[path] = AlignedRows(
             StreamConfig(
                 path=path,
@@ -192,6 +198,7 @@ class StudentRun:
                 on_damage=options.on_damage,  # type: ignore[arg-type]
                 cache_folder=options.cache_folder,
                 cache_bytes=options.cache_gigabytes << 30,
+                teacher_losses=losses,
             )
         )
         return self._opened[path]
@@ -202,7 +209,7 @@ class StudentRun:
             return
         self._identity = RunIdentity(
             stream=asdict(rows.state(0)),
-            teacher=self._teacher_fingerprint(),
+            teacher=self._teacher_fingerprint(rows),
             guidance=_guidance(self._options),
         )
         if args.iteration:
@@ -212,10 +219,12 @@ class StudentRun:
             epochs = args.train_iters * args.global_batch_size / rows.samples_per_epoch
             logger.info("%d rows per epoch, %.2f epochs", rows.samples_per_epoch, epochs)
 
-    def _teacher_fingerprint(self) -> str | None:
+    def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
         """Hash the teacher's files on one rank; reading them takes seconds."""
         if self._options.teacher is None:
             return None
+        if rows.teacher_rule is not None:
+            return f"cached {rows.teacher_rule.fingerprint}"
         found: list[str | None] = [None]
         if dist.get_rank() == 0:
             found = [open_weights(self._options.teacher.source).fingerprint()]
@@ -224,7 +233,9 @@ class StudentRun:
 
     def _start_teacher(self, args: Namespace) -> None:
         teacher = self._options.teacher
-        if teacher is None or self._bridge is not None or self._colocated is not None:
+        if teacher is None or teacher.is_cached:
+            return
+        if self._bridge is not None or self._colocated is not None:
             return
         if not teacher.world_size:
             self._colocated = ColocatedTeacher(teacher, self._manifest, self._options, args)
@@ -270,7 +281,11 @@ class StudentRun:
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
         teacher = self._options.teacher
-        if teacher is None or not teacher.world_size or not _computes_loss(vp_stage):
+        if teacher is None or not _computes_loss(vp_stage):
+            return batches
+        if teacher.is_cached:
+            return (batch.guided_by_stored(self._options.aggregation) for batch in batches)
+        if not teacher.world_size:
             return batches
         guided = GuidedBatches(
             batches,

@@ -56,6 +56,7 @@ from pipeline.stream_config import StreamConfig
 from pipeline.stream_state import StreamMismatchError, StreamState
 from pipeline.teacher_losses import TeacherLosses, open_teacher_losses
 from schemas.errors import DatasetError
+from schemas.sidecar import TeacherRule
 
 __all__ = [
     "AlignedRows",
@@ -147,6 +148,11 @@ class AlignedRows(Dataset[Rows]):
         """Write a batch into memory that exists: int32 [len(samples), layout.num_words]."""
         for row, sample in zip(buffer.numpy(), samples, strict=True):
             self._fill_row(row, sample)
+
+    @property
+    def teacher_rule(self) -> TeacherRule | None:
+        """What determined the stored losses that rows hold; None where they hold none."""
+        return None if self._losses is None else self._losses.scores.manifest.rule
 
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""

@@ -47,7 +47,8 @@ def test_help_is_left_to_megatron():
     ("extra", "message"),
     [
         (("--vocag-selector", "teacher"), "needs --vocag-teacher"),
-        (("--vocag-teacher", "cached"), "beam_jobs.score"),
+        (("--vocag-teacher", "cached", "--vocag-teacher-world-size", "1"), "cached needs none"),
+        (("--vocag-teacher", "m", "--vocag-teacher-losses", "m"), "--vocag-teacher cached only"),
         (
             (
                 *("--vocag-teacher", "m", "--vocag-teacher-world-size", "3"),

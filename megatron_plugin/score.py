@@ -1,0 +1,219 @@
+r"""Score a dataset with a teacher that needs several GPUs: `vocag score` under torchrun.
+
+    torchrun --nproc-per-node 8 -m megatron_plugin.score aligned --teacher models/teacher \
+        --seq-length 2048 --tensor-model-parallel-size 4
+
+Writes the sidecars and the score manifest that `beam_jobs.score` writes, under the same names: the
+same weights, dtype and lengths are the same teacher, so either goes on where the other stopped.
+Ranks that hold one copy of the teacher score a shard together; copies share out the shards. Several
+documents stand in each row, whose attention keeps to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from numpy.typing import NDArray
+from torch import distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from megatron_plugin.arguments import ArgumentError, TeacherOptions
+from megatron_plugin.bridge import TeacherRows
+from megatron_plugin.score_rows import pack_pieces, place_losses
+from megatron_plugin.teacher import Teacher
+from megatron_plugin.teacher_setup import load_teacher
+from pipeline.context_rule import ContextRule
+from pipeline.dataset_files import DatasetFiles, open_dataset
+from pipeline.teacher_files import find_teacher
+from pipeline.teacher_tokens import accept_sidecar, make_sidecar, read_teacher_tokens
+from schemas.errors import DatasetError
+from schemas.sidecar import (
+    ScoreManifest,
+    SidecarRecord,
+    TeacherRule,
+    encode_score_manifest,
+    score_manifest_name,
+    sidecar_name,
+)
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@record
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one rank of the job."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = _parser().parse_args(argv)
+    files = open_dataset(options.output)
+    if not files.is_local:
+        raise ArgumentError(
+            f"{options.output} is no folder that all ranks see: mount it, or run vocag score"
+        )
+    rule = _teacher_rule(options, files)
+    context = ContextRule.from_json(rule.context)
+    _initialise(options)
+    teacher = load_teacher(
+        _teacher_options(options, context),
+        files.manifest,
+        data=options.output,
+        seq_length=context.teacher_seq_length,
+        device=torch.device("cuda"),
+    )
+    records = _score_shards(teacher, files, rule, context)
+    if dist.get_rank() == 0:
+        manifest = ScoreManifest(files.manifest.fingerprint, rule, options.teacher, records)
+        path = Path(files.root, score_manifest_name(rule.fingerprint))
+        _write(path, encode_score_manifest(manifest))
+        logger.info("next: train with --vocag-teacher cached --vocag-teacher-losses %s", path)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _score_shards(
+    teacher: Teacher, files: DatasetFiles, rule: TeacherRule, context: ContextRule
+) -> tuple[SidecarRecord, ...]:
+    """Score this replica's shards; return the records of all, on every rank."""
+    replica = parallel_state.get_data_parallel_rank()
+    num_replicas = parallel_state.get_data_parallel_world_size()
+    own: dict[int, SidecarRecord] = {}
+    for shard in range(replica, len(files.manifest.shards), num_replicas):
+        scored = _score_shard(teacher, files, shard, rule, context)
+        if scored is not None:
+            own[shard] = scored
+    gathered: list[dict[int, SidecarRecord] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    found = {shard: one for part in gathered if part for shard, one in part.items()}
+    return tuple(found[shard] for shard in sorted(found))
+
+
+def _score_shard(
+    teacher: Teacher, files: DatasetFiles, shard: int, rule: TeacherRule, context: ContextRule
+) -> SidecarRecord | None:
+    """Score a shard and write its sidecar; return its record on the rank that has the losses."""
+    claim, fingerprint = files.manifest.shards[shard], rule.fingerprint
+    index = files.read_index(shard, with_names=True)
+    pieces = context.pieces(index)
+    path = Path(files.root, sidecar_name(claim.file, fingerprint))
+    earlier = None
+    if path.is_file():
+        earlier = accept_sidecar(
+            path.read_bytes(), shard=claim, index=index, pieces=pieces, teacher=fingerprint
+        )
+    # One rank decides for all that score together: a file may appear while they look.
+    decided = [earlier]
+    group = parallel_state.get_model_parallel_group()
+    ranks = dist.get_process_group_ranks(group)
+    dist.broadcast_object_list(decided, src=ranks[0], group=group)
+    if decided[0] is not None:
+        return decided[0]
+    tokens = read_teacher_tokens(files, shard, index)
+    rows = pack_pieces(tokens, pieces, context, num_rows=teacher.micro_batch_size)
+    scores = teacher.score(
+        TeacherRows(torch.from_numpy(rows.input_ids), torch.from_numpy(rows.cu_seqlens))
+    )
+    if scores is None or dist.get_rank() != ranks[-1]:
+        return None
+    losses: NDArray[np.float32] = place_losses(
+        scores.losses.float().cpu().numpy(), rows, num_tokens=len(tokens.input_ids)
+    )
+    data, made = make_sidecar(
+        losses, tokens.starts, shard=claim, pieces=pieces, teacher=fingerprint
+    )
+    _write(path, data)
+    speed = scores.num_tokens / max(scores.seconds, 1e-9)
+    logger.info("%s: %d tokens, %.0f tokens/s", path.name, made.num_tokens, speed)
+    return made
+
+
+def _initialise(options: Namespace) -> None:
+    """Start this job's process groups; all ranks are the teacher's."""
+    sizes = (options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
+    if "RANK" not in os.environ:
+        raise ArgumentError("RANK isn't set: start with torchrun, also for one process")
+    if int(os.environ["WORLD_SIZE"]) % (sizes[0] * sizes[1]):
+        raise ArgumentError(
+            f"{os.environ['WORLD_SIZE']} ranks are no multiple of {sizes[0]} tensor-parallel by "
+            f"{sizes[1]} pipeline-parallel ranks: change torchrun's --nproc-per-node or the sizes"
+        )
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # Replicas meet at the end only, and one may have longer shards.
+    dist.init_process_group(options.distributed_backend, timeout=timedelta(days=1))
+    parallel_state.initialize_model_parallel(*sizes)
+    model_parallel_cuda_manual_seed(1)
+
+
+def _teacher_rule(options: Namespace, files: DatasetFiles) -> TeacherRule:
+    found = find_teacher(options.teacher)
+    if found.is_gguf:
+        raise ArgumentError(f"{options.teacher}: a GGUF file is scored with by vocag score only")
+    context = ContextRule.of_dataset(
+        files.manifest,
+        seq_length=options.seq_length,
+        teacher_seq_length=options.teacher_seq_length,
+    )
+    tokenizer = files.manifest.teacher.sha256
+    return TeacherRule(found.sha256, _DTYPES[options.dtype], tokenizer, context.to_json())
+
+
+def _teacher_options(options: Namespace, context: ContextRule) -> TeacherOptions:
+    return TeacherOptions(
+        source=str(find_teacher(options.teacher).path),
+        world_size=0,
+        tensor_parallel=1,  # of the process groups, which `_initialise` has made
+        pipeline_parallel=1,
+        seq_length=context.teacher_seq_length,
+        micro_batch_size=options.micro_batch_size,
+        dtype=options.dtype,
+        timeout_minutes=0.0,
+        allow_untrained=options.allow_untrained_teacher,
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that readers see either whole or not at all."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("megatron_plugin.score", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("output", metavar="OUTPUT", help="folder of a finished dataset, seen by all ranks")
+    add("--teacher", required=True, metavar="MODEL", help="Hugging Face folder or repository")
+    add("--seq-length", type=int, required=True, help="student tokens per training row")
+    add("--teacher-seq-length", type=int,
+        help="teacher tokens per row (default: the dataset's ratio plus 12.5 %%)")  # fmt: skip
+    for kind in ("tensor", "pipeline"):
+        add(f"--{kind}-model-parallel-size", type=int, default=1,
+            help=f"{kind}-parallel ranks of each copy of the teacher (default: 1)")  # fmt: skip
+    add("--micro-batch-size", type=int, default=1, help="rows per forward pass (default: 1)")
+    add("--dtype", choices=_DTYPES, default="bf16", help="weights (default: bf16)")
+    add("--distributed-backend", choices=("nccl", "gloo"), default="nccl")
+    add("--allow-untrained-teacher", action="store_true",
+        help="accept a teacher that predicts a probe text no better than chance")  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    try:
+        main()
+    except (ArgumentError, DatasetError) as error:
+        sys.exit(f"megatron_plugin.score: {error}")
