@@ -47,22 +47,27 @@ def offsets_from_vocabulary(
         ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
         own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
         own_text = text[cu_text[d] : cu_text[d + 1]]
-        position = np.int64(0)
+        total = np.int64(0)
         known = True
         for i in range(len(ids)):
             length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0
             known &= length > 0
-            own[i, 0] = position
-            position += length
-            own[i, 1] = position
-        prefix = position - len(own_text)
+            total += length
+        prefix = total - len(own_text)
         proven[d] = known and (prefix == 0 or prefix == 1)
         if proven[d] and prefix == 1:
             proven[d] = len(ids) > 0 and token_bytes[cu_token_bytes[ids[0]]] == SPACE
-            for i in range(len(ids)):
-                own[i, 0] = max(own[i, 0] - 1, 0)
-                own[i, 1] -= 1
-        if proven[d] and compare[d]:
+        if not proven[d]:
+            own[:] = 0
+            continue
+        position = -prefix
+        for i in range(len(ids)):
+            own[i, 0] = position
+            position += token_lengths[ids[i]]
+            own[i, 1] = position
+        if prefix == 1:
+            own[0, 0] = 0
+        if compare[d]:
             proven[d] = _spells(ids, own_text, token_bytes, cu_token_bytes, prefix)
 
 
@@ -74,13 +79,22 @@ def _spells(
     cu_token_bytes: NDArray[np.int64],
     prefix: np.int64,
 ) -> bool:
-    """Return whether the tokens' bytes, less `prefix` leading ones, are exactly the text."""
-    position = -prefix
-    for v in input_ids:
-        for b in range(cu_token_bytes[v], cu_token_bytes[v + 1]):
-            if position >= 0 and token_bytes[b] != text[position]:
-                return False
-            position += 1
+    """Return whether the tokens' bytes, less `prefix` leading ones, are exactly the text.
+
+    The caller has shown that they are as many. Bytes are compared without a branch for each:
+    texts that differ are rare.
+    """
+    position = np.uintp(0)
+    for i in range(len(input_ids)):
+        first = cu_token_bytes[input_ids[i]] + (prefix if i == 0 else 0)
+        piece = token_bytes[first : cu_token_bytes[input_ids[i] + 1]]
+        own = text[position : position + np.uintp(len(piece))]
+        difference = np.uint8(0)
+        for b in range(len(own)):
+            difference |= piece[b] ^ own[b]
+        if difference != 0:
+            return False
+        position += np.uintp(len(piece))
     return True
 
 

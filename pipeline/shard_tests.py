@@ -1,6 +1,6 @@
 """The checks of `pipeline.validate` as tests, for your own shards and your own CI.
 
-    python -m pytest --noconftest -p pipeline.pytest_shards --pyargs pipeline.shard_tests --shards OUTPUT
+    pytest --noconftest -p pipeline.pytest_shards --pyargs pipeline.shard_tests --shards OUTPUT
 
 One test per check of the dataset, and one per shard and check; `-k spans` or
 `-k "docs-000001 and crc32"` picks some. Add `--shards-tokenizers` to tokenize kept text again.
