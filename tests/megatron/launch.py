@@ -26,7 +26,12 @@ def torchrun(num_ranks, *command, timeout=600, check=True, **environment):
         text=True,
         timeout=timeout,
     )
-    if check and done.returncode:
+    return require_success(done) if check else done
+
+
+def require_success(done):
+    """Return a finished job that went well; show what another one said."""
+    if done.returncode:
         said = f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
         raise AssertionError(f"job failed ({done.returncode}):\n{said}")
     return done

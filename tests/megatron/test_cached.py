@@ -12,8 +12,15 @@ from pipeline.validate_dataset import validate_dataset
 from schemas.sidecar import decode_sidecar
 from tests.megatron.launch import torchrun
 from tests.megatron.reference_step import reference_gradients
-from tests.megatron.test_layouts import INTERLEAVED, ONE, PIPELINE, TENSOR, require_equal
-from tests.megatron.training_job import GLOBAL_BATCH, MICRO_BATCH, SEQ_LENGTH, make_inputs, train
+from tests.megatron.test_layouts import (
+    INTERLEAVED,
+    ONE,
+    PIPELINE,
+    TENSOR,
+    require_equal,
+    train_forked,
+)
+from tests.megatron.training_job import GLOBAL_BATCH, MICRO_BATCH, SEQ_LENGTH, make_inputs
 
 pytestmark = pytest.mark.slow
 
@@ -51,14 +58,16 @@ def test_cached_and_online_gradients_agree(tmp_path, inputs, layout):
         global_batch_size=GLOBAL_BATCH,
         rows_per_choice=replicas * MICRO_BATCH,
     )
-    done = train(inputs, num_ranks, tmp_path, vocag_teacher_seq_length=64, **CACHED, **student)
+    done = train_forked(
+        inputs, num_ranks, tmp_path, vocag_teacher_seq_length=64, **CACHED, **student
+    )
     assert "vocag/teacher_loss" in done.stdout
     assert "teacher_wait_ms" not in done.stdout
     require_equal(tmp_path, inputs, expected)
 
 
 def test_validation_takes_the_same_teachers_losses(inputs):
-    done = train(
+    done = train_forked(
         inputs,
         1,
         vocag_teacher_losses=inputs.teacher.name,
@@ -72,7 +81,7 @@ def test_validation_takes_the_same_teachers_losses(inputs):
 
 
 def test_losses_for_other_lengths_are_refused_before_training(inputs):
-    done = train(inputs, 1, check=False, vocag_teacher_seq_length=48, **CACHED)
+    done = train_forked(inputs, 1, check=False, vocag_teacher_seq_length=48, **CACHED)
     assert done.returncode != 0
     assert "split them elsewhere" in done.stderr
     assert "--teacher-seq-length 48" in done.stderr

@@ -1,6 +1,7 @@
 """The real trainer on the CPU: every layout takes the step that one process would take."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from tests.megatron.training_job import (
 )
 
 pytestmark = pytest.mark.slow
+
+train_forked = partial(train, forked=True)
 
 ONE = {}
 PIPELINE = {"pipeline_model_parallel_size": 2}
@@ -73,7 +76,7 @@ def test_first_gradients_are_those_of_one_process(tmp_path, inputs, references, 
             "vocag_teacher_pipeline_model_parallel_size": pipeline,
         }
         num_ranks += tensor * pipeline * replicas
-    train(inputs, num_ranks, tmp_path, **student, **world)
+    train_forked(inputs, num_ranks, tmp_path, **student, **world)
     replicas = 2 if layout.startswith("replicas-") else 1
     require_equal(tmp_path, inputs, references[replicas * MICRO_BATCH][0])
 
@@ -86,7 +89,7 @@ def test_entropies_span_the_vocabulary_of_all_ranks(tmp_path, inputs, references
         rows_per_choice=MICRO_BATCH,
         selector="student_entropy",
     )
-    train(inputs, 2, tmp_path, vocag_selector="student_entropy", **TENSOR)
+    train_forked(inputs, 2, tmp_path, vocag_selector="student_entropy", **TENSOR)
     require_equal(tmp_path, inputs, expected)
     with pytest.raises(AssertionError):
         require_equal(tmp_path, inputs, references[MICRO_BATCH][0])
@@ -130,7 +133,7 @@ def test_a_checkpoint_of_the_students_vocabulary_is_rho1s_reference(tmp_path, mo
     )
     export_student(checkpoint, exported)
     expected = plain_trainer_gradients(inputs(exported), monkeypatch, name="rho1")
-    train(inputs(checkpoint), 1, tmp_path / "dump", vocag_unmapped="exclude")
+    train_forked(inputs(checkpoint), 1, tmp_path / "dump", vocag_unmapped="exclude")
     require_equal(tmp_path / "dump", inputs(checkpoint), expected)
 
 
@@ -186,13 +189,13 @@ def test_without_a_teacher_selectors_still_know_what_is_mapped(tmp_path, inputs)
         rows_per_choice=MICRO_BATCH,
         selector="student_loss",
     )
-    train(inputs, 1, tmp_path, vocag_selector="student_loss", vocag_teacher=None)
+    train_forked(inputs, 1, tmp_path, vocag_selector="student_loss", vocag_teacher=None)
     require_equal(tmp_path, inputs, expected)
 
 
 def test_a_distributed_optimizer_takes_the_same_steps(tmp_path, inputs):
-    train(inputs, 2, tmp_path / "whole", train_iters=2)
-    train(inputs, 2, tmp_path / "shared", train_iters=2, use_distributed_optimizer="")
+    train_forked(inputs, 2, tmp_path / "whole", train_iters=2)
+    train_forked(inputs, 2, tmp_path / "shared", train_iters=2, use_distributed_optimizer="")
     whole, shared = (
         merged(tmp_path / name, "weights", inputs.student) for name in ("whole", "shared")
     )
@@ -202,7 +205,7 @@ def test_a_distributed_optimizer_takes_the_same_steps(tmp_path, inputs):
 
 def test_bf16_starts_from_the_same_losses(inputs, references):
     options = {"bf16": "", "vocag_teacher_dtype": "bf16", "use_distributed_optimizer": ""}
-    done = train(inputs, 2, train_iters=2, **options)
+    done = train_forked(inputs, 2, train_iters=2, **options)
     first, second = map(float, re.findall(r"guided loss: (\S+)", done.stdout))
     assert first == pytest.approx(references[2 * MICRO_BATCH][1], rel=0.02)
     assert second < first

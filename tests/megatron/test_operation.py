@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ from tests.megatron.training_job import (
 )
 
 pytestmark = pytest.mark.slow
+
+train_forked = partial(train, forked=True)
 
 TWO_WORLDS = {"vocag_teacher_world_size": 1}
 # torchrun gives a process 30 seconds to end before it kills it; a loaded machine takes its time.
@@ -70,7 +73,7 @@ def interrupted(inputs, tmp_path_factory):
 def uninterrupted(inputs, tmp_path_factory):
     """The weights after 6 steps in one run."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train(inputs, 3, folder, train_iters=6, pipeline_model_parallel_size=2, **TWO_WORLDS)
+    train_forked(inputs, 3, folder, train_iters=6, pipeline_model_parallel_size=2, **TWO_WORLDS)
     return merged(folder, "weights", inputs.student)
 
 
@@ -147,7 +150,7 @@ def test_metrics_reach_tensorboard(interrupted):
 
 
 def test_validation_reports_both_losses(inputs):
-    done = train(
+    done = train_forked(
         inputs,
         2,
         train_iters=2,
@@ -162,7 +165,7 @@ def test_validation_reports_both_losses(inputs):
 
 
 def test_finetune_starts_a_new_run_from_the_weights(inputs, interrupted, tmp_path):
-    done = train(
+    done = train_forked(
         inputs,
         1,
         tmp_path,
@@ -196,7 +199,7 @@ def test_damaged_samples_are_masked_and_counted(inputs, tmp_path):
     lost = int(rows["num_quarantined_tokens"].sum())
     assert lost > 0
     options = {"vocag_data": tmp_path / "data", "vocag_teacher": None, "train_iters": 8}
-    done = train(inputs, 1, vocag_on_damage="quarantine", **options)
+    done = train_forked(inputs, 1, vocag_on_damage="quarantine", **options)
     counts = re.findall(r"vocag/quarantined_tokens: (\S+)", done.stdout)
     assert len(counts) == 8
     assert sum(map(float, counts)) == pytest.approx(lost)
@@ -210,7 +213,9 @@ def test_a_changed_run_is_refused(inputs, interrupted, tmp_path, change):
         "teacher": {"vocag_teacher": tmp_path / "other"},
         "data": {"vocag_data": inputs.validation},
     }[change]
-    done = train(inputs, 1, check=False, train_iters=6, load=interrupted / "checkpoint", **changes)
+    done = train_forked(
+        inputs, 1, check=False, train_iters=6, load=interrupted / "checkpoint", **changes
+    )
     assert done.returncode
     told = {"teacher": "was made with teacher", "data": "was made with fingerprint"}[change]
     assert told in done.stderr

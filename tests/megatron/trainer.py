@@ -110,8 +110,8 @@ def open_sockets():
     return found
 
 
-# Megatron's checkpoint writer starts processes that import this file again.
-if __name__ == "__main__":
+def main():
+    """Train as the environment and the command line say."""
     torch.set_num_threads(1)
     if "VOCAG_TEST_DUMP" in os.environ:
         dump_steps(Path(os.environ["VOCAG_TEST_DUMP"]))
@@ -122,3 +122,8 @@ if __name__ == "__main__":
         runpy.run_path(os.environ["VOCAG_TEST_SCRIPT"], run_name="__main__")
     else:
         pretrain_gpt.main()
+
+
+# Megatron's checkpoint writer starts processes that import this file again.
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,8 @@ import torch
 from megatron_plugin.hf_weights import merge_weights
 from megatron_plugin.model_shape import read_shape
 from tests.datasets import build_dataset, make_texts
-from tests.megatron.launch import ROOT, torchrun
+from tests.megatron.forked_ranks import fork_ranks
+from tests.megatron.launch import ROOT, require_success, torchrun
 from tests.megatron.models import save_model
 
 SEQ_LENGTH, MICRO_BATCH, GLOBAL_BATCH = 64, 2, 8
@@ -67,17 +68,38 @@ def arguments(inputs, **changes):
     return command
 
 
-def train(inputs, num_ranks, dump=None, *, check=True, timeout=600, environment=None, **changes):
-    """Run a job to its end; `dump` names the folder for gradients, weights and losses.
+def train(
+    inputs,
+    num_ranks,
+    dump=None,
+    *,
+    check=True,
+    timeout=600,
+    environment=None,
+    forked=False,
+    **changes,
+):
+    """Run a job to its end.
 
-    The time limit is for a job that hangs; a busy machine may be slow.
+    Args:
+        inputs: what it reads.
+        num_ranks: of both worlds.
+        dump: folder for gradients, weights and losses.
+        check: whether a failing job fails the test.
+        timeout: seconds, for a job that hangs; a busy machine may be slow.
+        environment: additional variables.
+        forked: without torchrun and without each rank's start-up, which take most of the time.
+        **changes: of the arguments.
     """
     environment = dict(environment or {})
     if dump:
         environment["VOCAG_TEST_DUMP"] = str(dump)
         dump.mkdir(parents=True, exist_ok=True)
     command = arguments(inputs, **changes)
-    return torchrun(num_ranks, *command, check=check, timeout=timeout, **environment)
+    if not forked:
+        return torchrun(num_ranks, *command, check=check, timeout=timeout, **environment)
+    done = fork_ranks(num_ranks, command, timeout=timeout, **environment)
+    return require_success(done) if check else done
 
 
 def merged(folder, what, student):
