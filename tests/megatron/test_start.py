@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.arguments import add_arguments, read_options
-from megatron_plugin.checks import require_student
+from megatron_plugin.arguments import ArgumentError, add_arguments, read_options
+from megatron_plugin.checks import require_service, require_student
 from megatron_plugin.model_arguments import model_arguments
 from megatron_plugin.model_shape import read_shape
 from megatron_plugin.student import StudentRun
@@ -79,6 +79,23 @@ def test_validation_data_must_have_the_same_tokenizers(tmp_path, side):
         ForeignTokenizerError, match=rf"other was made with {side} tokenizer .*: align both"
     ):
         require_student(args, options("--vocag-validation-data", str(tmp_path / "other")), manifest)
+
+
+def test_a_colocated_teacher_has_no_virtual_stages():
+    args = Namespace(
+        global_batch_size=8,
+        micro_batch_size=2,
+        data_parallel_size=1,
+        eval_global_batch_size=8,
+        eval_micro_batch_size=2,
+        eval_iters=0,
+        virtual_pipeline_model_parallel_size=2,
+    )
+    require_service(
+        args, options("--vocag-teacher", "m", "--vocag-teacher-world-size", "1").teacher
+    )
+    with pytest.raises(ArgumentError, match="no virtual pipeline stages: give it ranks of its own"):
+        require_service(args, options("--vocag-teacher", "m").teacher)
 
 
 def megatron_args(argv):
