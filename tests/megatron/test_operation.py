@@ -84,8 +84,13 @@ def test_three_and_three_steps_are_six_bit_for_bit(inputs, interrupted, uninterr
     assert any(not torch.equal(uninterrupted[name], three[name]) for name in three)
 
 
-def test_a_run_goes_on_in_another_layout(inputs, interrupted, uninterrupted, tmp_path):
-    again = resume(inputs, interrupted, tmp_path, 1)
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_in_another_layout(
+    inputs, interrupted, uninterrupted, tmp_path, num_ranks, micro_batch_size
+):
+    # Either way two rows share a choice of tokens.
+    options = {"micro_batch_size": micro_batch_size, "forked": True}
+    again = resume(inputs, interrupted, tmp_path, num_ranks, **options)
     for name, weight in uninterrupted.items():
         # Adam's steps of 1e-3 amplify rounding where a gradient is nearly 0.
         torch.testing.assert_close(again[name], weight, rtol=0, atol=1e-4, msg=name)
