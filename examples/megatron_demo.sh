@@ -28,6 +28,12 @@ else
     --vocag-teacher-dtype fp32 --no-bias-swiglu-fusion --no-bias-dropout-fusion)
 fi
 
+show_steps() { # of Megatron's log: every fifth step, and a few of its numbers
+  grep --line-buffered -o 'iteration *[0-9]*/ *30 .*' |
+    sed -u -E 's/ consumed.*(lm loss: [^|]*)\|.*(vocag\/kept_fraction: [^|]*)\|.*(vocag\/teacher_loss: [^|]*)\|.*/ \1\2\3/' |
+    awk 'NR % 5 == 1 || NR == 30 { print; fflush() }'
+}
+
 rm -rf "$demo/checkpoint" "$demo/student" "$demo/tensorboard"
 echo "Training 30 steps on the $device: 1 student rank, 2 teacher ranks. Megatron's log: $demo/train.log"
 OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --standalone \
@@ -41,11 +47,7 @@ OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --stan
   --train-iters 30 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 3 \
   --calculate-per-token-loss --eval-iters 0 --log-interval 1 --num-workers 0 \
   --save "$demo/checkpoint" --save-interval 30 --tensorboard-dir "$demo/tensorboard" \
-  > "$demo/train.log" 2>&1 || { tail -n 40 "$demo/train.log"; exit 1; }
-
-grep -o 'iteration *[0-9]*/ *30 .*' "$demo/train.log" |
-  sed -E 's/ consumed.*(lm loss: [^|]*)\|.*(vocag\/kept_fraction: [^|]*)\|.*(vocag\/teacher_loss: [^|]*)\|.*/ \1\2\3/' |
-  awk 'NR % 5 == 1 || NR == 30'
+  2>&1 | tee "$demo/train.log" | show_steps || { tail -n 40 "$demo/train.log"; exit 1; }
 $python -m megatron_plugin.export_hf "$demo/checkpoint" "$demo/student"
 $python - "$demo" <<'PYTHON'
 import sys

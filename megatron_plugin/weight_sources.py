@@ -143,17 +143,19 @@ def newest_iteration(folder: Path) -> Path:
 
 def checkpoint_args(folder: Path) -> Namespace:
     """Return the arguments of the run that saved one iteration's folder."""
-    from megatron.core.dist_checkpointing import load_common_state_dict
-
     with _one_process():
+        from megatron.core.dist_checkpointing import load_common_state_dict
+
         return load_common_state_dict(folder)["args"]
 
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Keep torch from asking whether reading a checkpoint in one process is meant."""
+    """Leave out warnings that don't concern who only reads a checkpoint, in one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        # Megatron's, at its import.
+        warnings.filterwarnings("ignore", ".*Transformer Engine and Apex")
         yield
 
 
