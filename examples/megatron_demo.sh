@@ -29,9 +29,8 @@ else
 fi
 
 show_steps() { # of Megatron's log: every fifth step, and a few of its numbers
-  grep --line-buffered -o 'iteration *[0-9]*/ *30 .*' |
-    sed -u -E 's/ consumed.*(lm loss: [^|]*)\|.*(vocag\/kept_fraction: [^|]*)\|.*(vocag\/teacher_loss: [^|]*)\|.*/ \1\2\3/' |
-    awk 'NR % 5 == 1 || NR == 30 { print; fflush() }'
+  grep --line-buffered -oE 'iteration +(1|5|10|15|20|25|30)/ +30 .*' |
+    sed -u -E 's/ consumed.*(lm loss: [^|]*)\|.*(vocag\/kept_fraction: [^|]*)\|.*(vocag\/teacher_loss: [^|]*)\|.*/ \1\2\3/'
 }
 
 rm -rf "$demo/checkpoint" "$demo/student" "$demo/tensorboard"
