@@ -9,6 +9,7 @@ the chart their mean.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipeline.figure_charts import Line, line_chart, write_figure
 from pipeline.formatting import format_table
 
 COLOURS = 5
+TICKS = 5
 
 
 def read_run(folder: Path) -> dict[int, float]:
@@ -77,8 +79,6 @@ def _table(
 
 
 def _chart(steps: Sequence[int], means: dict[str, list[float]]) -> Element:
-    values = [value for line in means.values() for value in line]
-    margin = 0.05 * (max(values) - min(values)) or 0.1
     return line_chart(
         "Held-out bits per byte",
         [str(step) for step in steps],
@@ -86,8 +86,22 @@ def _chart(steps: Sequence[int], means: dict[str, list[float]]) -> Element:
         x=[float(step) for step in steps],
         x_label="step",
         y_label="bits per byte (less is better)",
-        y_range=(min(values) - margin, max(values) + margin),
+        y_range=_round_range([value for line in means.values() for value in line]),
     )
+
+
+def _round_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return an axis of five equal steps, each a round number, that holds all values.
+
+    Example:
+        >>> _round_range([2.58, 3.72])
+        (2.5, 3.75)
+    """
+    for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0):
+        low = math.floor(min(values) / step) * step
+        if low + TICKS * step >= max(values):
+            break
+    return round(low, 2), round(low + TICKS * step, 2)
 
 
 def main() -> int:
