@@ -17,12 +17,10 @@ REPOSITORY = Path(shard_tests.__file__).parents[1]
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the module docstring's command from `folder`, as a user with the package would."""
-    found = re.search(
-        r"^    python (-m pytest .*) --shards OUTPUT$", shard_tests.__doc__ or "", re.M
-    )
+    found = re.search(r"^    pytest (.*) --shards OUTPUT$", shard_tests.__doc__ or "", re.M)
     assert found
     return subprocess.run(
-        [sys.executable, *found[1].split(), "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", *found[1].split(), "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
