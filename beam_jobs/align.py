@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -29,8 +29,8 @@ from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, 
 from beam_jobs.records import Job
 from beam_jobs.report import RunSummary
 from beam_jobs.runners import (
-    JobError,
     describe_runner,
+    exit_status,
     make_beam_options,
     make_runner,
     run_to_end,
@@ -216,28 +216,13 @@ def run_job(
     reset_progress(job.run_folder)
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, tasks, job)
-    bar = partial(_run_with_bar, job.run_folder, text_bytes)
+    bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes)
     run_to_end(pipeline, job.run_folder, with_bar=bar)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, 1 where the job failed, 2 where it was asked for wrongly."""
-    try:
-        align(parse_options(arguments))
-    except ValueError as error:
-        print(f"vocag align: error: {error}", file=sys.stderr)
-        return 2
-    except JobError as error:
-        print(f"vocag align: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("vocag align: interrupted; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _run_with_bar(run_folder: str, text_bytes: int, work: Callable[[], None]) -> None:
-    run_with_bar(run_folder, text_bytes=text_bytes, work=work)
+    """Run the command; return its exit status, see `exit_status`."""
+    return exit_status("align", lambda: align(parse_options(arguments)))
 
 
 def _load(source: str, options: AlignOptions) -> Tokenizer:

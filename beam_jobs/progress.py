@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
@@ -106,24 +106,24 @@ def total_counts(folder: str) -> Counts:
     return total
 
 
-def run_with_bar(folder: str, *, text_bytes: int, work: Callable[[], None]) -> None:
+def run_with_bar(folder: str, work: Callable[[], None], *, text_bytes: int) -> None:
     """Run `work` while a thread draws the progress of the run's workers.
 
     Args:
         folder: the run's folder, local.
-        text_bytes: roughly how much text the input holds.
         work: blocks until the job has ended.
+        text_bytes: roughly how much text the input holds.
     """
     _run_beside(partial(_draw, folder, text_bytes), work)
 
 
-def run_with_token_bar(folder: str, *, num_tokens: int, work: Callable[[], None]) -> None:
+def run_with_token_bar(folder: str, work: Callable[[], None], *, num_tokens: int) -> None:
     """Run `work` while a thread draws how many of a dataset's teacher tokens are scored.
 
     Args:
         folder: the run's folder, local.
-        num_tokens: teacher tokens of the dataset.
         work: blocks until the job has ended.
+        num_tokens: teacher tokens of the dataset.
     """
     _run_beside(partial(_draw_tokens, folder, num_tokens), work)
 
@@ -139,16 +139,22 @@ def _run_beside(draw: Callable[[threading.Event], None], work: Callable[[], None
         thread.join()
 
 
-def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
-    bar = _bar("reading", "B", text_bytes)
-    started = None
+def _poll(folder: str, finished: threading.Event) -> Iterator[Counts]:
+    """Yield the counts again and again, a last time at the end, or until the folder is gone."""
     is_last = False
     while not is_last:
         is_last = finished.wait(_POLL_SECONDS)
         try:
             counts = total_counts(folder)
         except FileNotFoundError:
-            break
+            return
+        yield counts
+
+
+def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
+    bar = _bar("reading", "B", text_bytes)
+    started = None
+    for counts in _poll(folder, finished):
         if counts.aligned_documents and started is None:
             started = time.monotonic() - _POLL_SECONDS
             bar.close()
@@ -165,13 +171,7 @@ def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
 
 def _draw_tokens(folder: str, num_tokens: int, finished: threading.Event) -> None:
     bar = _bar("scoring", " tokens", num_tokens)
-    is_last = False
-    while not is_last:
-        is_last = finished.wait(_POLL_SECONDS)
-        try:
-            counts = total_counts(folder)
-        except FileNotFoundError:
-            break
+    for counts in _poll(folder, finished):
         # Bundles that run twice count twice; the bar must not overflow.
         bar.total = num_tokens - min(num_tokens, counts.reused_tokens)
         bar.n = min(bar.total, counts.scored_tokens)

@@ -1,5 +1,6 @@
-"""Which Beam runner, from Beam's own options."""
+"""Which Beam runner, from Beam's own options, and how a job and its command end."""
 
+import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -104,6 +105,27 @@ def run_to_end(
         raise JobError(
             f"the job failed: {cause} (traceback in {path}); run the same command again to resume"
         ) from error
+
+
+def exit_status(command: str, work: Callable[[], object]) -> int:
+    """Run a command's work; return 0, 1 where the job failed, 2 where it was asked for wrongly.
+
+    What went wrong is said on stderr, without a traceback.
+    """
+    try:
+        work()
+    except (ValueError, OSError) as error:
+        print(f"vocag {command}: error: {error}", file=sys.stderr)
+        return 2
+    except JobError as error:
+        print(f"vocag {command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            f"vocag {command}: interrupted; run the same command again to resume", file=sys.stderr
+        )
+        return 130
+    return 0
 
 
 def describe_runner(options: PipelineOptions) -> str:

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import storage
 from beam_jobs.options import OptionsError
 from beam_jobs.progress import reset_progress, run_with_token_bar
-from beam_jobs.runners import JobError, make_beam_options, make_runner, run_to_end
+from beam_jobs.runners import JobError, exit_status, make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import open_run, run_folder_of
 from beam_jobs.score_options import ScoreOptions, parse_options
 from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
@@ -151,7 +151,8 @@ def run_job(job: ScoreJob, beam_options: PipelineOptions, manifest: Manifest) ->
     reset_progress(job.run_folder)
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, len(manifest.shards), job)
-    bar = partial(_run_with_bar, job.run_folder, manifest.totals["num_teacher_tokens"])
+    num_tokens = manifest.totals["num_teacher_tokens"]
+    bar = partial(run_with_token_bar, job.run_folder, num_tokens=num_tokens)
     run_to_end(pipeline, job.run_folder, with_bar=bar)
 
 
@@ -185,29 +186,14 @@ def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, 1 where the job failed, 2 where it was asked for wrongly."""
-    try:
-        score(parse_options(arguments))
-    except (ValueError, OSError) as error:
-        print(f"vocag score: error: {error}", file=sys.stderr)
-        return 2
-    except JobError as error:
-        print(f"vocag score: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("vocag score: interrupted; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
+    """Run the command; return its exit status, see `exit_status`."""
+    return exit_status("score", lambda: score(parse_options(arguments)))
 
 
 def _default_dtype(device: str) -> str:
     from pipeline.scoring import default_device, default_dtype
 
     return default_dtype(device or default_device())
-
-
-def _run_with_bar(run_folder: str, num_tokens: int, work: Callable[[], None]) -> None:
-    run_with_token_bar(run_folder, num_tokens=num_tokens, work=work)
 
 
 if __name__ == "__main__":
