@@ -49,7 +49,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int64]:
             f"{teacher.num_documents}: both must hold the same documents in the same order"
         )
     for side, tokens in (("student", student), ("teacher", teacher)):
-        document = first_non_monotone(tokens.byte_offsets, tokens.cu_tokens)
+        document = first_non_monotone(tokens.byte_offsets, tokens.cu_tokens, tokens.tiles)
         if document >= 0:
             raise AlignmentError(
                 f"{side} offsets decrease in document {document} of the batch: special tokens, "

@@ -17,15 +17,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.batches import AlignedBatch
-from schemas.document import MEMBER_SUFFIX, document_key, sample_header
+from schemas.document import MEMBER_SUFFIX, Layout, document_key, sample_header
 
 TAR_BLOCK = 512
 """Every tar header takes one block, every payload whole blocks."""
 
 _DTYPE_NAMES = {1: "U8", 2: "U16", 4: "U32"}
-
-Layout = list[tuple[str, str, tuple[int, ...], int]]
-"""(name, dtype name, shape, bytes) of a sample's tensors in file order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +68,7 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
     """
     texts = [document.text if keep_text else None for document in batch.documents]
     fields = _fields(batch)
-    headers, positions = _plan_samples(batch, fields, texts)
-    payload_bytes = positions[:, -1]
+    headers, positions, payload_bytes = _plan_samples(batch, fields, texts)
     blocks = TAR_BLOCK + -(-payload_bytes // TAR_BLOCK) * TAR_BLOCK
     payload_offset = np.cumsum(blocks) - blocks + TAR_BLOCK
     members = np.zeros(int(blocks.sum()), np.uint8)
@@ -93,7 +89,10 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
 
 
 def _fields(batch: AlignedBatch) -> list[_Field]:
-    """Return the batch's tensors; token_bytes and byte_offsets each hold some documents only."""
+    """Return the batch's tensors, by name.
+
+    token_bytes and byte_offsets each hold some documents only: the others' items have size 0.
+    """
     fields: list[_Field] = []
     for side, tokens in (("student", batch.student), ("teacher", batch.teacher)):
         cu_tokens, offsets = tokens.cu_tokens, tokens.byte_offsets
@@ -109,54 +108,51 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
     for name, column in (("advance", _advances), ("width", _widths)):
         numbers, sizes = column(batch.teacher_spans, cu_tokens)
         fields.append(_Field(f"span.{name}", numbers, cu_tokens, sizes))
-    return fields
+    return sorted(fields, key=lambda field: field.name)
 
 
 def _plan_samples(
     batch: AlignedBatch, fields: list[_Field], texts: list[bytes | None]
-) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return each sample's header, and where its fields lie in the payload and where that ends.
+) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
+    """Return each sample's header, where its fields lie in the payload, and the payload's size.
 
-    Positions are int64 [D, len(fields) + 1].
+    Positions are int64 [D, len(fields)], sizes int64 [D].
     """
-    names = tuple(field.name for field in fields)
-    columns = [field.columns for field in fields]
-    counts = np.stack([np.diff(f.starts) // f.columns for f in fields], axis=1).tolist()
-    sizes = np.stack([field.item_sizes for field in fields], axis=1).tolist()
+    names, columns = zip(*((field.name, field.columns) for field in fields), strict=True)
+    item_sizes = np.stack([field.item_sizes for field in fields], axis=1)
+    counts = np.stack([np.diff(field.starts) for field in fields], axis=1)
+    order = np.argsort(-item_sizes, axis=1, kind="stable")  # fields come by name
+    num_bytes = np.take_along_axis(counts * item_sizes, order, axis=1)
+    ends = np.cumsum(num_bytes, axis=1)
+    lengths = np.take_along_axis(counts // columns, order, axis=1)
+    places = np.stack([lengths, ends - num_bytes, ends], axis=2).reshape(len(ends), 3 * len(fields)).tolist()
     headers: list[bytes] = []
-    positions = np.zeros((len(batch.documents), len(fields) + 1), np.int64)
-    for d, document in enumerate(batch.documents):
-        layout: Layout = []
-        places: list[tuple[int, int]] = []
-        position = 0
-        for place, name, dtype in _field_order(names, tuple(sizes[d])):
-            count, width = counts[d][place], columns[place]
-            num_bytes = count * width * sizes[d][place]
-            layout.append((name, dtype, (count,) if width == 1 else (count, width), num_bytes))
-            places.append((place, position))
-            position += num_bytes
-        text = texts[d]
+    for document, text, sizes, own, end in zip(
+        batch.documents, texts, item_sizes.tolist(), places, ends[:, -1].tolist(), strict=True
+    ):
+        layout = _layout(names, columns, tuple(sizes))
+        own = own[: 3 * len(layout)]
         if text is not None:
-            layout.append(("text", "U8", (len(text),), len(text)))
-        header = sample_header(
-            document.document_id, sha256(document.text).hexdigest(), len(document.text), layout
-        )
+            layout, own = (*layout, ("text", "U8", 1)), [*own, len(text), end, end + len(text)]
+        text_sha256 = sha256(document.text).hexdigest()
+        header = sample_header(document.document_id, text_sha256, len(document.text), layout, own)
         headers.append(header)
-        for place, start in places:
-            positions[d, place] = len(header) + start
-        positions[d, -1] = len(header) + position + len(text or b"")
-    return headers, positions
+    header_bytes = np.array([len(header) for header in headers], np.int64)
+    text_bytes = np.array([len(text or b"") for text in texts], np.int64)
+    positions = np.empty_like(ends)
+    np.put_along_axis(positions, order, ends - num_bytes + header_bytes[:, None], axis=1)
+    return headers, positions, header_bytes + ends[:, -1] + text_bytes
 
 
 @lru_cache(maxsize=4096)
-def _field_order(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[int, str, str]]:
-    """Return (place, name, dtype name) of the fields present, widest first, then by name.
+def _layout(names: tuple[str, ...], columns: tuple[int, ...], sizes: tuple[int, ...]) -> Layout:
+    """Return the layout of the fields present, widest first, then by name.
 
     The text comes after them all: it is uint8, and its name sorts last.
     """
-    present = [(place, names[place], size) for place, size in enumerate(sizes) if size]
-    present.sort(key=lambda entry: (-entry[2], entry[1]))
-    return [(place, name, _DTYPE_NAMES[size]) for place, name, size in present]
+    present = [entry for entry in zip(sizes, names, columns, strict=True) if entry[0]]
+    present.sort(key=lambda entry: (-entry[0], entry[1]))
+    return tuple((name, _DTYPE_NAMES[size], width) for size, name, width in present)
 
 
 def _write_tar_headers(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pipeline.batches import TokenBatch
 from pipeline.kernels import first_non_monotone, flatten_bytes, offsets_from_vocabulary
 from pipeline.offsets import kept_byte_offsets, mend_offsets
-from pipeline.tokenization_backends import FastEncoder, Reference, load_reference
+from pipeline.tokenization_backends import Encoded, FastEncoder, Reference, load_reference
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
 from schemas.document import tiles_text
 
@@ -268,29 +268,26 @@ class Tokenizer:
         self.num_reference_documents += len(texts)
         decoded = [text.decode() for text in texts]
         failures: dict[int, str] = {}
-        ids = self._reference.encode_ids(decoded)
-        cu_tokens = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-        input_ids = np.concatenate([np.empty(0, np.uint32), *ids])
+        encoded = self._reference.encode_batch(decoded)
+        cu_tokens = np.cumsum([0, *(len(one.ids) for one in encoded)], dtype=np.int64)
+        input_ids = np.concatenate([np.empty(0, np.uint32), *(one.ids for one in encoded)])
         byte_offsets, proven = self._lay_out(input_ids, cu_tokens, texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven, failures)
         for document in np.flatnonzero(~proven).tolist():
-            first, last = cu_tokens[document], cu_tokens[document + 1]
-            failure = self._mend(decoded[document], input_ids[first:last], byte_offsets[first:last])
+            own = byte_offsets[cu_tokens[document] : cu_tokens[document + 1]]
+            failure = self._mend(decoded[document], encoded[document], own)
             if failure:
                 failures[document] = failure
             else:
-                proven[document] = tiles_text(byte_offsets[first:last], len(texts[document]))
+                proven[document] = tiles_text(own, len(texts[document]))
         return _without_failures(batch) if failures else batch
 
-    def _mend(
-        self, text: str, input_ids: NDArray[np.uint32], byte_offsets: NDArray[np.int64]
-    ) -> str | None:
+    def _mend(self, text: str, encoded: Encoded, byte_offsets: NDArray[np.int64]) -> str | None:
         """Write mended offsets of one text into `byte_offsets`; return what is wrong, if any."""
-        ids, reported = self._reference.encode_offsets(text)
-        if not np.array_equal(ids, input_ids):
+        ids, reported = encoded.report()
+        if not np.array_equal(ids, encoded.ids):
             return "the reference tokenizer gave other ids for the same text the second time"
-        cu_tokens = np.array([0, len(ids)], np.int64)
-        if first_non_monotone(reported, cu_tokens) >= 0:
+        if first_non_monotone(reported, np.array([0, len(ids)], np.int64), np.zeros(1, bool)) >= 0:
             return "the tokenizer's offsets are not monotone"
         mended = self._mended_offsets(text, ids, reported)
         if mended is None:

@@ -4,9 +4,10 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gigatoken
 import numpy as np
@@ -31,6 +32,16 @@ from pipeline.tokenization_definition import (
 )
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile
 
+Report = tuple[NDArray[np.uint32], NDArray[np.int64]]
+"""A text's ids [T] and byte ranges [T, 2], as a library reports them."""
+
+
+class Encoded(NamedTuple):
+    """One text's ids, uint32 [T], and a call for the library's report: few texts need it."""
+
+    ids: NDArray[np.uint32]
+    report: Callable[[], Report]
+
 
 class Reference(Protocol):
     """What every reference tokenizer gives.
@@ -49,11 +60,8 @@ class Reference(Protocol):
     keeps_ascii: bool
     lost_bytes: bytes
 
-    def encode_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return each text's ids, without added special tokens."""
-
-    def encode_offsets(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return ids [T] and byte ranges [T, 2] as the library reports them."""
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts without added special tokens."""
 
     def vocabulary(self) -> list[bytes] | None:
         """Return the bytes that each id stands for, b"" where it stands for none or unknown.
@@ -98,16 +106,14 @@ class HuggingFaceReference:
         ]
         self._require_usable(file.source)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return each text's ids."""
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts, once: the library's encodings hold offsets as well."""
+        encoded = []
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
-
-    def encode_offsets(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return ids and reported ranges, converted from characters to bytes."""
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        return np.array(encoding.ids, np.uint32), byte_positions(text)[characters]
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids = np.array(encoding.ids, np.uint32)
+            encoded.append(Encoded(ids, partial(self._report, text, ids, encoding)))
+        return encoded
 
     def vocabulary(self) -> list[bytes] | None:
         """Return the bytes of each id, see `Reference`."""
@@ -121,6 +127,11 @@ class HuggingFaceReference:
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids, added tokens left out."""
         return self._pieces
+
+    def _report(self, text: str, ids: NDArray[np.uint32], encoding: tokenizers.Encoding) -> Report:
+        """Return ids and ranges, converted from characters to bytes."""
+        characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return ids, byte_positions(text)[characters]
 
     def _require_usable(self, source: str) -> None:
         if loses_characters(self.definition):
@@ -178,16 +189,13 @@ class SentencePieceReference:
         )
         self.keeps_ascii = self._keeps_ascii()
 
-    def encode_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return each text's ids."""
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts; those whose report is asked for are encoded once more."""
         arrays = self.processor.Encode(list(texts), return_type="numpy", num_threads=1)
-        return [array.astype(np.uint32) for array in arrays]
-
-    def encode_offsets(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return ids and reported byte ranges: bytes, because bytes are asked for."""
-        report = self.processor.Encode(text.encode(), return_type="offset_mapping")
-        ranges = np.array(report["offsets"], np.int64).reshape(-1, 2)
-        return np.array(report["ids"], np.uint32), ranges
+        return [
+            Encoded(array.astype(np.uint32), partial(self._report, text))
+            for text, array in zip(texts, arrays, strict=True)
+        ]
 
     def vocabulary(self) -> list[bytes] | None:
         """Return the bytes of each id, see `Reference`."""
@@ -209,6 +217,12 @@ class SentencePieceReference:
     def normalize(self, text: str) -> str:
         """Return the normalised text."""
         return str(self.processor.Normalize(text))
+
+    def _report(self, text: str) -> Report:
+        """Return ids and ranges in bytes: bytes, because bytes are asked for."""
+        report = self.processor.Encode(text.encode(), return_type="offset_mapping")
+        ranges = np.array(report["offsets"], np.int64).reshape(-1, 2)
+        return np.array(report["ids"], np.uint32), ranges
 
     def _keeps_ascii(self) -> bool:
         """Return whether normalising keeps every pair of ASCII characters.

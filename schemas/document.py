@@ -6,8 +6,9 @@ narrowest unsigned dtype that holds its values. `schemas/README.md` specifies it
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -30,6 +31,9 @@ _UNREADABLE = (
 """What reading altered JSON may raise."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Layout = tuple[tuple[str, str, int], ...]
+"""(name, dtype name, columns) of a sample's tensors in file order; one column has shape [T]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,21 +118,28 @@ def encode_document(document: AlignedDocument) -> bytes:
     }
     if document.text is not None:
         tensors["text"] = np.frombuffer(document.text, np.uint8)
-    layout = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header = sample_header(
-        document.document_id,
-        document.text_sha256,
-        document.num_text_bytes,
-        [(name, DTYPE_NAMES[array.dtype], array.shape, array.nbytes) for name, array in layout],
+    tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    layout = tuple(
+        (name, DTYPE_NAMES[array.dtype], array.shape[1] if array.ndim == 2 else 1)
+        for name, array in tensors.items()
     )
-    return b"".join([header, *(array.tobytes() for _, array in layout)])
+    places: list[int] = []
+    end = 0
+    for array in tensors.values():
+        start, end = end, end + array.nbytes
+        places += [len(array), start, end]
+    header = sample_header(
+        document.document_id, document.text_sha256, document.num_text_bytes, layout, places
+    )
+    return b"".join([header, *(array.tobytes() for array in tensors.values())])
 
 
 def sample_header(
     document_id: str,
     text_sha256: str,
     num_text_bytes: int,
-    layout: list[tuple[str, str, tuple[int, ...], int]],
+    layout: Layout,
+    places: Sequence[int],
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
@@ -136,23 +147,13 @@ def sample_header(
         document_id: the document's id.
         text_sha256: 64 hex digits.
         num_text_bytes: length of the text.
-        layout: (name, dtype name, shape, bytes) of each tensor in file order: widest dtype first,
-            then by name, as `safetensors` itself orders them.
+        layout: the tensors in file order: widest dtype first, then by name, as `safetensors`
+            itself orders them.
+        places: three numbers for each tensor: its length, where its bytes start and where they
+            end.
     """
-    entries = [
-        f'"__metadata__":{{"document_id":{json.dumps(document_id)},'
-        f'"num_text_bytes":"{num_text_bytes}","schema_version":"{SCHEMA_VERSION}",'
-        f'"text_sha256":"{text_sha256}"}}'
-    ]
-    position = 0
-    for name, dtype, shape, num_bytes in layout:
-        dimensions = ",".join(map(str, shape))
-        end = position + num_bytes
-        entries.append(
-            f'"{name}":{{"dtype":"{dtype}","shape":[{dimensions}],"data_offsets":[{position},{end}]}}'
-        )
-        position = end
-    text = ("{" + ",".join(entries) + "}").encode()
+    values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
+    text = (_header_template(layout) % values).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
@@ -277,6 +278,20 @@ def narrow(array: NDArray[Any], name: str) -> NDArray[np.unsignedinteger[Any]]:
     if low < 0 or high > 0xFFFFFFFF:
         raise ValueError(f"{name} holds {low if low < 0 else high}, which is no uint32")
     return array.astype(DTYPES["U8" if high < 1 << 8 else "U16" if high < 1 << 16 else "U32"])
+
+
+@lru_cache(maxsize=4096)
+def _header_template(layout: Layout) -> str:
+    """Return the header's JSON with a place for each value: documents share few layouts."""
+    metadata = (
+        f'"document_id":%s,"num_text_bytes":"%d","schema_version":"{SCHEMA_VERSION}",'
+        '"text_sha256":"%s"'
+    )
+    entries = [f'"__metadata__":{{{metadata}}}']
+    for name, dtype, columns in layout:
+        shape = "%d" if columns == 1 else f"%d,{columns}"
+        entries.append(f'"{name}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[%d,%d]}}')
+    return "{" + ",".join(entries) + "}"
 
 
 def _token_tensors(
