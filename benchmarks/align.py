@@ -223,6 +223,8 @@ def _prepare_library(
     student: Path, teacher: Path, corpus: Corpus, folder: Path, *, fast_teacher: bool = True
 ) -> Callable[[], object]:
     loaded = load_tokenizer(str(student)), load_tokenizer(str(teacher), fast=fast_teacher)
+    for path in folder.iterdir():
+        path.unlink()  # giving an old shard's pages back takes time that no first run needs
     return lambda: align_files(corpus.files, *loaded, folder)
 
 

@@ -22,7 +22,7 @@ class AlignmentError(ValueError):
     """Offsets break a rule that alignment needs."""
 
 
-def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int64]:
+def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
     """Find the minimal run of teacher tokens that overlap each student token.
 
     Args:
@@ -30,7 +30,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int64]:
         teacher: M teacher tokens of the same documents.
 
     Returns:
-        teacher_spans, int64 [N, 2]: half-open ranges of teacher tokens, counted within each
+        teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
         document; start == end where nothing overlaps (unmapped).
 
     Raises:
@@ -57,12 +57,13 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int64]:
                 "special tokens"
             )
     _require_offsets(student, teacher)
-    teacher_spans = np.empty((len(student.input_ids), 2), np.int64)
+    teacher_spans = np.empty((len(student.input_ids), 2), np.int32)
     merge_spans(
         student.byte_offsets,
         student.cu_tokens,
         teacher.byte_offsets,
         teacher.cu_tokens,
+        student.tiles & teacher.tiles,
         teacher_spans,
     )
     return teacher_spans
@@ -174,8 +175,10 @@ def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
 
 
 def _in_characters(batch: TokenBatch, texts: Sequence[bytes]) -> TokenBatch:
+    """Return the batch in characters, where the pieces of one character overlap: none tiles."""
     parts = [
         to_character_units(batch.byte_offsets[first:last], text.decode())
         for text, first, last in zip(texts, batch.cu_tokens[:-1], batch.cu_tokens[1:], strict=True)
     ]
-    return replace(batch, byte_offsets=np.concatenate([np.empty((0, 2), np.int64), *parts]))
+    offsets = np.concatenate([np.empty((0, 2), np.int64), *parts]).astype(np.int32)
+    return replace(batch, byte_offsets=offsets, tiles=np.zeros(len(texts), np.bool_))

@@ -6,9 +6,17 @@ each document starts: document d owns `cu_tokens[d]:cu_tokens[d + 1]`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+MAX_TEXT_BYTES = 2**31 - 1
+"""The longest text whose offsets fit int32."""
+
+Ranges = NDArray[np.signedinteger[Any]]
+"""Half-open ranges [N, 2]. Tokenizers and alignment make int32, half of what int64 moves through
+memory for each token (10 % of an alignment's time); decoded samples hold int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class TokenBatch:
 
     Attributes:
         input_ids: uint32 [N].
-        byte_offsets: int64 [N, 2], half-open byte ranges within each token's own document.
+        byte_offsets: int32 [N, 2], half-open byte ranges within each token's own document.
         cu_tokens: int64 [D + 1].
         tiles: bool [D], whether a document's tokens cover its text without gap or overlap.
         failures: why a document could not be tokenized, by its place in the batch; such a
@@ -38,7 +46,7 @@ class TokenBatch:
     """
 
     input_ids: NDArray[np.uint32]
-    byte_offsets: NDArray[np.int64]
+    byte_offsets: Ranges
     cu_tokens: NDArray[np.int64]
     tiles: NDArray[np.bool_]
     failures: Mapping[int, str] = field(default_factory=dict)
@@ -57,7 +65,7 @@ class AlignedBatch:
         documents: the D texts.
         student: the student's tokens.
         teacher: the teacher's tokens.
-        teacher_spans: int64 [N_student, 2], half-open ranges of teacher tokens within each
+        teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents of the input batch that could not be aligned, with the reason.
     """
@@ -65,5 +73,5 @@ class AlignedBatch:
     documents: Sequence[SourceDocument]
     student: TokenBatch
     teacher: TokenBatch
-    teacher_spans: NDArray[np.int64]
+    teacher_spans: Ranges
     failures: Sequence[tuple[SourceDocument, str]] = ()

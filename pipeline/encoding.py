@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.batches import AlignedBatch
+from pipeline.batches import AlignedBatch, Ranges
 from schemas.document import MEMBER_SUFFIX, Layout, document_key, sample_header
 
 TAR_BLOCK = 512
@@ -125,7 +125,11 @@ def _plan_samples(
     num_bytes = np.take_along_axis(counts * item_sizes, order, axis=1)
     ends = np.cumsum(num_bytes, axis=1)
     lengths = np.take_along_axis(counts // columns, order, axis=1)
-    places = np.stack([lengths, ends - num_bytes, ends], axis=2).reshape(len(ends), 3 * len(fields)).tolist()
+    places = (
+        np.stack([lengths, ends - num_bytes, ends], axis=2)
+        .reshape(len(ends), 3 * len(fields))
+        .tolist()
+    )
     headers: list[bytes] = []
     for document, text, sizes, own, end in zip(
         batch.documents, texts, item_sizes.tolist(), places, ends[:, -1].tolist(), strict=True
@@ -221,7 +225,7 @@ def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.in
 
 @njit(cache=True, nogil=True)
 def _widths(
-    ranges: NDArray[np.int64], cu_tokens: NDArray[np.int64]
+    ranges: Ranges, cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return each range's end less its start, and the bytes that each document's need."""
     widths = np.empty(len(ranges), np.uint32)
@@ -239,7 +243,7 @@ def _widths(
 
 @njit(cache=True, nogil=True)
 def _advances(
-    spans: NDArray[np.int64], cu_tokens: NDArray[np.int64]
+    spans: Ranges, cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return each span's start less the one before it, and the bytes that each document's need."""
     advances = np.empty(len(spans), np.uint32)

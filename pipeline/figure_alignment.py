@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.alignment import align_batch, chunk_of_token
-from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.batches import AlignedBatch, Ranges, SourceDocument
 from pipeline.figure_charts import Line, line_chart
 from pipeline.formatting import format_count, format_table
 from pipeline.quality import measure_alignment, overlap_ratios
@@ -145,7 +145,7 @@ def _chunk_quality(batch: AlignedBatch, num_chunks: int) -> tuple[float, float]:
     return float(np.nanmean(iou)), float(np.nanmean(ios))
 
 
-def _chunk_ranges(byte_offsets: NDArray[np.int64], num_chunks: int) -> NDArray[np.int64]:
+def _chunk_ranges(byte_offsets: Ranges, num_chunks: int) -> NDArray[np.int64]:
     """Return the bytes that each chunk of a text covers, int64 [num_chunks, 2]."""
     chunks = chunk_of_token(len(byte_offsets), num_chunks)
     first = np.searchsorted(chunks, np.arange(num_chunks), side="left")

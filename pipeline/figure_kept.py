@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.alignment import align_batch
-from pipeline.batches import SourceDocument
+from pipeline.batches import Ranges, SourceDocument
 from pipeline.cross_entropy import score_tokens
 from pipeline.formatting import format_count, format_share, format_table
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
@@ -60,7 +60,7 @@ class KeptTokens:
 
     student_pieces: list[str]
     teacher_pieces: list[str]
-    teacher_spans: NDArray[np.int64]
+    teacher_spans: Ranges
     student_losses: NDArray[np.float64]
     guidance: NDArray[np.float64]
     kept: NDArray[np.bool_]
@@ -186,7 +186,7 @@ def _context_token(tokenizer: Tokenizer) -> int | None:
     return tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
-def _pieces(text: bytes, byte_offsets: NDArray[np.int64]) -> list[str]:
+def _pieces(text: bytes, byte_offsets: Ranges) -> list[str]:
     return [show_bytes(text[start:end]) or "∅" for start, end in byte_offsets.tolist()]
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.batches import Ranges
+
 SPACE = np.uint8(0x20)
 WORD = np.uint64(8)
 """Bytes that `_load_word` reads, wherever it starts: so many follow the last one of a text."""
@@ -25,7 +27,7 @@ def offsets_from_vocabulary(
     token_bytes: NDArray[np.uint8],
     cu_token_bytes: NDArray[np.int64],
     token_lengths: NDArray[np.int32],
-    byte_offsets: NDArray[np.int64],
+    byte_offsets: Ranges,
     proven: NDArray[np.bool_],
 ) -> None:
     """Lay each document's tokens side by side over its text and prove that they fit.
@@ -42,7 +44,7 @@ def offsets_from_vocabulary(
         token_bytes: uint8, the bytes of each vocabulary entry, one after another, and `WORD` more.
         cu_token_bytes: int64 [V + 1]; entry v is `token_bytes[cu[v]:cu[v + 1]]`.
         token_lengths: int32 [V], bytes of each entry; 0 marks one that no text may hold.
-        byte_offsets: int64 [N, 2], written here.
+        byte_offsets: int32 [N, 2], written here.
         proven: bool [D], written here: whether the tokens tile the text.
     """
     for d in range(len(cu_tokens) - 1):
@@ -112,11 +114,12 @@ def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def merge_spans(
-    student_offsets: NDArray[np.int64],
+    student_offsets: Ranges,
     student_cu: NDArray[np.int64],
-    teacher_offsets: NDArray[np.int64],
+    teacher_offsets: Ranges,
     teacher_cu: NDArray[np.int64],
-    teacher_spans: NDArray[np.int64],
+    tiles: NDArray[np.bool_],
+    teacher_spans: Ranges,
 ) -> None:
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
@@ -125,46 +128,79 @@ def merge_spans(
     ends of a run.
 
     Args:
-        student_offsets: int64 [N, 2], monotone within each document.
+        student_offsets: int32 [N, 2], monotone within each document.
         student_cu: int64 [D + 1].
-        teacher_offsets: int64 [M, 2], monotone within each document.
+        teacher_offsets: int32 [M, 2], monotone within each document.
         teacher_cu: int64 [D + 1].
-        teacher_spans: int64 [N, 2], written here; an unmapped token's empty span stands at the
+        tiles: bool [D], documents whose tokens tile the text on both sides: they take fewer steps.
+        teacher_spans: int32 [N, 2], written here; an unmapped token's empty span stands at the
             start of the last span before it.
     """
-    one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
     for d in range(len(student_cu) - 1):
         student = student_offsets[student_cu[d] : student_cu[d + 1]]
         teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
         spans = teacher_spans[student_cu[d] : student_cu[d + 1]]
-        stop = np.uintp(len(teacher))
-        first = last_start = np.uintp(0)
-        for i in range(len(student)):
-            start, end = student[i, 0], student[i, 1]
-            while first < stop and teacher[first, 1] <= start:
-                first += one
-            a = b = first
-            while b < stop and teacher[b, 0] < end:
-                b += one
-            while b > a and teacher[b - one, 0] == teacher[b - one, 1]:
-                b -= one
-            while a < b and teacher[a, 0] == teacher[a, 1]:
-                a += one
-            if start == end or a == b:
-                a = b = last_start
-            last_start = a
-            spans[i, 0] = a
-            spans[i, 1] = b
+        if tiles[d]:
+            _merge_tiling(student, teacher, spans)
+        else:
+            _merge_monotone(student, teacher, spans)
+
+
+@njit(cache=True, nogil=True)
+def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
+    """Merge where both sides tile the text: a token's end says where the next one starts."""
+    one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
+    last = np.uintp(max(len(teacher), 1) - 1)
+    first = last_start = np.uintp(0)
+    first_end = teacher[0, 1] if len(teacher) else np.int32(0)
+    for i in range(len(student)):
+        start, end = student[i, 0], student[i, 1]
+        while first_end <= start and first < last:
+            first += one
+            first_end = teacher[first, 1]
+        if start == end:
+            spans[i, 0] = spans[i, 1] = last_start
+            continue
+        last_start = first
+        while first_end < end and first < last:
+            first += one
+            first_end = teacher[first, 1]
+        spans[i, 0] = last_start
+        spans[i, 1] = first + one
+
+
+@njit(cache=True, nogil=True)
+def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
+    """Merge where offsets don't decrease, and nothing more is known."""
+    one = np.uintp(1)
+    stop = np.uintp(len(teacher))
+    first = last_start = np.uintp(0)
+    for i in range(len(student)):
+        start, end = student[i, 0], student[i, 1]
+        while first < stop and teacher[first, 1] <= start:
+            first += one
+        a = b = first
+        while b < stop and teacher[b, 0] < end:
+            b += one
+        while b > a and teacher[b - one, 0] == teacher[b - one, 1]:
+            b -= one
+        while a < b and teacher[a, 0] == teacher[a, 1]:
+            a += one
+        if start == end or a == b:
+            a = b = last_start
+        last_start = a
+        spans[i, 0] = a
+        spans[i, 1] = b
 
 
 @njit(cache=True, nogil=True)
 def first_non_monotone(
-    byte_offsets: NDArray[np.int64], cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
+    byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
 ) -> int:
     """Return the first document whose starts or ends decrease, or -1.
 
     Args:
-        byte_offsets: int64 [N, 2].
+        byte_offsets: int32 [N, 2].
         cu_tokens: int64 [D + 1].
         tiles: bool [D], documents whose tokens lie side by side: they need no look.
     """
@@ -190,11 +226,11 @@ def flatten_bytes(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 @njit(cache=True, nogil=True)
 def find_cut_points(
-    student_offsets: NDArray[np.int64],
+    student_offsets: Ranges,
     student_cu: NDArray[np.int64],
-    teacher_offsets: NDArray[np.int64],
+    teacher_offsets: Ranges,
     teacher_cu: NDArray[np.int64],
-    teacher_spans: NDArray[np.int64],
+    teacher_spans: Ranges,
     stride: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find where both tokenizations share a byte boundary, the last one of every `stride` tokens.
@@ -204,11 +240,11 @@ def find_cut_points(
     Blocks are searched from their ends: most boundaries are shared, so few tokens are looked at.
 
     Args:
-        student_offsets: int64 [N, 2], monotone within each document.
+        student_offsets: int32 [N, 2], monotone within each document.
         student_cu: int64 [D + 1].
-        teacher_offsets: int64 [M, 2], monotone within each document.
+        teacher_offsets: int32 [M, 2], monotone within each document.
         teacher_cu: int64 [D + 1].
-        teacher_spans: int64 [N, 2], from `merge_spans`.
+        teacher_spans: int32 [N, 2], from `merge_spans`.
         stride: student tokens per kept cut.
 
     Returns:

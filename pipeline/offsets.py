@@ -11,6 +11,8 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.batches import Ranges
+
 
 def byte_positions(text: str) -> NDArray[np.int64]:
     """Return the byte position of each character and of the end, int64 [len(text) + 1].
@@ -111,7 +113,7 @@ def kept_byte_offsets(
     return np.stack([first_bytes, np.where(ends > starts, last_bytes + 1, first_bytes)], axis=1)
 
 
-def to_character_units(byte_offsets: NDArray[np.int64], text: str) -> NDArray[np.int64]:
+def to_character_units(byte_offsets: Ranges, text: str) -> NDArray[np.int64]:
     """Return character ranges, int64 [T, 2], that cover the given byte ranges, as the paper counts.
 
     Example:

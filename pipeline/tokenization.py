@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.batches import TokenBatch
+from pipeline.batches import MAX_TEXT_BYTES, Ranges, TokenBatch
 from pipeline.kernels import first_non_monotone, flatten_bytes, offsets_from_vocabulary
 from pipeline.offsets import kept_byte_offsets, mend_offsets
 from pipeline.tokenization_backends import Encoded, FastEncoder, Reference, load_reference
@@ -149,7 +149,7 @@ class Tokenizer:
             >>> load_tokenizer("qwen2_5").tokenize_batch([b"Hi there"]).byte_offsets.tolist()
             [[0, 2], [2, 8]]
         """
-        failures = _undecodable(texts)
+        failures = _unusable(texts)
         if not failures:
             return self._tokenize_decodable(texts)
         blanked = [b"" if d in failures else text for d, text in enumerate(texts)]
@@ -164,8 +164,8 @@ class Tokenizer:
         """
         if self._fast is None:
             return
-        undecodable = _undecodable(texts)
-        decodable = [text for d, text in enumerate(texts) if d not in undecodable]
+        unusable = _unusable(texts)
+        decodable = [text for d, text in enumerate(texts) if d not in unusable]
         counted = self.num_reference_documents
         difference = self._find_difference(self._fast, decodable)
         self.num_reference_documents = counted
@@ -243,8 +243,8 @@ class Tokenizer:
 
     def _lay_out(
         self, input_ids: NDArray[np.uint32], cu_tokens: NDArray[np.int64], texts: Sequence[bytes]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        byte_offsets = np.empty((len(input_ids), 2), np.int64)
+    ) -> tuple[Ranges, NDArray[np.bool_]]:
+        byte_offsets = np.empty((len(input_ids), 2), np.int32)
         proven = np.zeros(len(texts), np.bool_)
         text, cu_text = flatten_bytes(texts)
         compare = np.array(
@@ -282,7 +282,7 @@ class Tokenizer:
                 proven[document] = tiles_text(own, len(texts[document]))
         return _without_failures(batch) if failures else batch
 
-    def _mend(self, text: str, encoded: Encoded, byte_offsets: NDArray[np.int64]) -> str | None:
+    def _mend(self, text: str, encoded: Encoded, byte_offsets: Ranges) -> str | None:
         """Write mended offsets of one text into `byte_offsets`; return what is wrong, if any."""
         ids, reported = encoded.report()
         if not np.array_equal(ids, encoded.ids):
@@ -335,16 +335,17 @@ def load_tokenizer(
     return Tokenizer(find_tokenizer(source), special_strings, fast=fast)
 
 
-def _undecodable(texts: Sequence[bytes]) -> dict[int, str]:
-    """Return why texts are not UTF-8, by their place."""
+def _unusable(texts: Sequence[bytes]) -> dict[int, str]:
+    """Return why texts are too long or not UTF-8, by their place."""
     failures: dict[int, str] = {}
     for document, text in enumerate(texts):
-        if text.isascii():
-            continue
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            failures[document] = f"not valid UTF-8 at byte {error.start}"
+        if len(text) > MAX_TEXT_BYTES:
+            failures[document] = f"{len(text)} bytes of text, more than {MAX_TEXT_BYTES}: split it"
+        elif not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                failures[document] = f"not valid UTF-8 at byte {error.start}"
     return failures
 
 

@@ -13,10 +13,17 @@ from pipeline.alignment import (
     chunk_of_token,
     chunk_spans,
 )
-from pipeline.batches import SourceDocument, TokenBatch
-from pipeline.kernels import find_cut_points, merge_spans
+from pipeline.batches import Ranges, SourceDocument, TokenBatch
+from pipeline.kernels import find_cut_points
 from schemas.index import CUT_STRIDE
-from tests.offset_strategies import TEXT_BYTES, make_tokens, monotone_offsets, tiling_offsets
+from tests.offset_strategies import (
+    TEXT_BYTES,
+    make_tokens,
+    merged_spans,
+    monotone_offsets,
+    side_by_side,
+    tiling_offsets,
+)
 from tests.reference import (
     Range,
     algorithm_1,
@@ -28,15 +35,13 @@ from tests.reference import (
 from tests.text_strategies import texts
 from tests.tokenizer_zoo import load, shared
 
-PAIRS = st.tuples(monotone_offsets(), monotone_offsets())
+PAIRS = st.one_of(
+    st.tuples(monotone_offsets(), monotone_offsets()), st.tuples(side_by_side(), side_by_side())
+)
 
 
-def merged(student: list[list[Range]], teacher: list[list[Range]]) -> NDArray[np.int64]:
-    """The kernel on hand-made offsets, which `align_tokens` might refuse."""
-    sides = make_tokens(student, TEXT_BYTES), make_tokens(teacher, TEXT_BYTES)
-    spans = np.empty((len(sides[0].input_ids), 2), np.int64)
-    merge_spans(*(a for side in sides for a in (side.byte_offsets, side.cu_tokens)), spans)
-    return spans
+def merged(student: list[list[Range]], teacher: list[list[Range]]) -> Ranges:
+    return merged_spans(make_tokens(student, TEXT_BYTES), make_tokens(teacher, TEXT_BYTES))
 
 
 @given(st.lists(PAIRS, max_size=4))
@@ -251,10 +256,8 @@ def cut_points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     student = make_tokens([s for s, _ in documents], 60)
     teacher = make_tokens([t for _, t in documents], 60)
-    spans = np.empty((len(student.input_ids), 2), np.int64)
     arrays = (student.byte_offsets, student.cu_tokens, teacher.byte_offsets, teacher.cu_tokens)
-    merge_spans(*arrays, spans)
-    return find_cut_points(*arrays, spans, stride)
+    return find_cut_points(*arrays, merged_spans(student, teacher), stride)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
-from pipeline.kernels import merge_spans
 from pipeline.quality import (
     LENGTH_EDGES,
     MAX_BIN,
@@ -18,7 +17,7 @@ from pipeline.quality import (
     overlap_ratios,
     vocabulary_overlap,
 )
-from tests.offset_strategies import TEXT_BYTES, make_tokens, monotone_offsets
+from tests.offset_strategies import TEXT_BYTES, make_tokens, merged_spans, monotone_offsets
 from tests.reference import Range, reference_ratios
 from tests.tokenizer_zoo import SHARED, load, needs_shared
 
@@ -30,12 +29,8 @@ FIELDS = list(AlignmentStatistics.empty().to_json())
 def aligned(documents: Documents) -> AlignedBatch:
     student = make_tokens([s for s, _ in documents], TEXT_BYTES)
     teacher = make_tokens([t for _, t in documents], TEXT_BYTES)
-    spans = np.empty((len(student.input_ids), 2), np.int64)
-    merge_spans(
-        student.byte_offsets, student.cu_tokens, teacher.byte_offsets, teacher.cu_tokens, spans
-    )
     sources = [SourceDocument(str(d), b"x" * TEXT_BYTES) for d in range(len(documents))]
-    return AlignedBatch(sources, student, teacher, spans)
+    return AlignedBatch(sources, student, teacher, merged_spans(student, teacher))
 
 
 @given(DOCUMENTS)

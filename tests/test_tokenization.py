@@ -45,7 +45,7 @@ def assert_equal(found: TokenBatch, expected: TokenBatch) -> None:
 def test_arrays_have_the_promised_types(name: str) -> None:
     batch = tokenize(load(name), *PROBES)
     assert batch.input_ids.dtype == np.uint32
-    assert batch.byte_offsets.dtype == np.int64
+    assert batch.byte_offsets.dtype == np.int32
     assert batch.cu_tokens.dtype == np.int64
     assert batch.tiles.dtype == np.bool_
     assert batch.num_documents == len(PROBES)
@@ -265,6 +265,12 @@ class TestBatches:
         assert batch.cu_tokens.tolist() == [0, 0, 0, 0]
         assert batch.tiles.all()
         assert not batch.failures
+
+    def test_a_text_beyond_int32_fails_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pipeline.tokenization.MAX_TEXT_BYTES", 4)
+        batch = load("qwen_like").tokenize_batch([b"Hi", b"Hello", b"four"])
+        assert batch.failures == {1: "5 bytes of text, more than 4: split it"}
+        assert batch.tiles.tolist() == [True, False, True]
 
     @pytest.mark.parametrize("name", FAST)
     def test_what_is_not_utf8_fails_alone(self, name: str) -> None:
