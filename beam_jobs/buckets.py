@@ -93,7 +93,7 @@ class _Parts:
         if not batch.documents:
             return
         if self._writer is None:
-            self._file = storage.open_to_write(self._path("tar"))
+            self._file = storage.open_shard_to_write(self._path("tar"))
             self._writer = ShardWriter(self._file, keep_text=self._job.keep_text)
         self._writer.add(batch)
         rest = bytes_left * SAMPLE_BYTES_PER_TEXT_BYTE

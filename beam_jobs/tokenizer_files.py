@@ -5,6 +5,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from typing import Literal
 
 from beam_jobs import storage
@@ -23,12 +24,14 @@ class StoredTokenizer:
         sha256: of that file.
         special_strings: "plain" or "honoured".
         fast: whether the launcher found the fast path exact.
+        versions: of the libraries with which it did; a worker with others tries again.
     """
 
     path: str
     sha256: str
     special_strings: SpecialStrings
     fast: bool
+    versions: tuple[str, ...]
 
 
 _lock = threading.Lock()
@@ -41,7 +44,9 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
     storage.make_folder(folder)
     if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
         storage.write_atomically(path, tokenizer.file_bytes, scratch=scratch)
-    stored = StoredTokenizer(path, tokenizer.sha256, tokenizer.special_strings, tokenizer.fast)
+    stored = StoredTokenizer(
+        path, tokenizer.sha256, tokenizer.special_strings, tokenizer.fast, _versions()
+    )
     with _lock:
         _loaded[stored] = tokenizer
     return stored
@@ -72,4 +77,13 @@ def _load(stored: StoredTokenizer) -> Tokenizer:
         path = os.path.join(folder, os.path.basename(stored.path))
         with open(path, "wb") as file:
             file.write(data)
-        return load_tokenizer(path, special_strings=stored.special_strings, fast=stored.fast)
+        return load_tokenizer(
+            path,
+            special_strings=stored.special_strings,
+            fast=stored.fast,
+            proven=stored.versions == _versions(),
+        )
+
+
+def _versions() -> tuple[str, ...]:
+    return tuple(map(version, ("gigatoken", "sentencepiece", "tokenizers", "vocag")))

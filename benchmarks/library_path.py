@@ -12,6 +12,7 @@ from pathlib import Path
 from corpus import read_documents
 
 from beam_jobs.buckets import BATCH_BYTES
+from beam_jobs.storage import open_shard_to_write
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.shards import ShardWriter, WrittenShard
@@ -23,7 +24,7 @@ def align_files(
     files: Sequence[Path], student: Tokenizer, teacher: Tokenizer, folder: Path
 ) -> WrittenShard:
     """Read documents, tokenize them twice, align them, and write a shard with its index."""
-    with (folder / "library.tar").open("wb") as output:
+    with open_shard_to_write(str(folder / "library.tar")) as output:
         writer = ShardWriter(output)
         for batch in batches(read_documents(files)):
             documents = [SourceDocument(name, text) for name, text in batch]

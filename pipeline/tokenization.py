@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import MAX_TEXT_BYTES, Ranges, TokenBatch
-from pipeline.kernels import first_non_monotone, flatten_bytes, offsets_from_vocabulary
+from pipeline.kernels import flatten_bytes, offsets_from_vocabulary
 from pipeline.offsets import kept_byte_offsets, mend_offsets
 from pipeline.tokenization_backends import Encoded, FastEncoder, Reference, load_reference
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
@@ -81,12 +81,16 @@ class Tokenizer:
         num_reference_documents: documents that went through the reference so far.
     """
 
-    def __init__(self, file: TokenizerFile, special_strings: SpecialStrings, *, fast: bool) -> None:
+    def __init__(
+        self, file: TokenizerFile, special_strings: SpecialStrings, *, fast: bool, proven: bool
+    ) -> None:
         """Use `load_tokenizer`."""
         self.file = file
         self.sha256 = sha256(file.data).hexdigest()
         self.special_strings = special_strings
-        self._reference = load_reference(file, honour_special=special_strings == "honoured")
+        self._reference = load_reference(
+            file, honour_special=special_strings == "honoured", proven=proven
+        )
         self.vocab_size = self._reference.vocab_size
         conventions = self._reference.conventions
         self.bos_token_id = conventions.bos_token_id
@@ -95,10 +99,12 @@ class Tokenizer:
         self.adds_eos = conventions.adds_eos
         self.num_reference_documents = 0
         self._read_vocabulary(self._reference)
-        self._require_usable()
+        if not proven:
+            self._require_usable()
         self._fast: FastEncoder | None = None
         self.slow_reason = self._load_fast(fast)
-        self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
+        if not proven:
+            self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
 
     @property
     def source(self) -> str:
@@ -287,7 +293,7 @@ class Tokenizer:
         ids, reported = encoded.report()
         if not np.array_equal(ids, encoded.ids):
             return "the reference tokenizer gave other ids for the same text the second time"
-        if first_non_monotone(reported, np.array([0, len(ids)], np.int64), np.zeros(1, bool)) >= 0:
+        if np.any(reported[1:] < reported[:-1]) or np.any(reported[:, 1] < reported[:, 0]):
             return "the tokenizer's offsets are not monotone"
         mended = self._mended_offsets(text, ids, reported)
         if mended is None:
@@ -314,7 +320,11 @@ class Tokenizer:
 
 
 def load_tokenizer(
-    source: str, *, special_strings: SpecialStrings = "plain", fast: bool = True
+    source: str,
+    *,
+    special_strings: SpecialStrings = "plain",
+    fast: bool = True,
+    proven: bool = False,
 ) -> Tokenizer:
     """Load a tokenizer and prove its fast path on the hard cases.
 
@@ -324,6 +334,8 @@ def load_tokenizer(
         special_strings: "plain" reads `<s>` or `<|endoftext|>` in a document as plain text, so
             that no document can forge a control token; "honoured" reads them as their tokens.
         fast: False never takes the fast path.
+        proven: nothing is tried, because the same bytes were loaded with the same options and
+            libraries before, as a job's launcher does for its workers.
 
     Raises:
         TokenizerError: not found, or a tokenizer that can't give offsets.
@@ -332,7 +344,7 @@ def load_tokenizer(
         raise TokenizerError(
             f'special_strings "{special_strings}" is unknown; use "plain" or "honoured"'
         )
-    return Tokenizer(find_tokenizer(source), special_strings, fast=fast)
+    return Tokenizer(find_tokenizer(source), special_strings, fast=fast, proven=proven)
 
 
 def _unusable(texts: Sequence[bytes]) -> dict[int, str]:

@@ -3,14 +3,14 @@
 `tokenizers` and `sentencepiece` are the references; `gigatoken` is the fast path.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import gigatoken
 import numpy as np
+import orjson
 import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
@@ -79,19 +79,20 @@ class Reference(Protocol):
 class HuggingFaceReference:
     """A `tokenizer.json`, read by `tokenizers`."""
 
-    def __init__(self, file: TokenizerFile, *, honour_special: bool) -> None:
-        """Load the tokenizer.
+    def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
+        """Load the tokenizer; a proven one is not looked at again.
 
         Raises:
             TokenizerError: the library does not load it, or would report wrong ids or offsets.
         """
-        original: Definition = json.loads(file.data)
+        original: Definition = orjson.loads(file.data)
         self.definition = bare_definition(original)
         self.control: dict[str, int] = {}
         try:
             if not honour_special:
                 self.definition, self.control = disarm_control_tokens(self.definition)
-            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(self.definition))
+            if not proven:
+                _ = self.tokenizer
             self.conventions = read_conventions(original, file.config)
         except Exception as error:  # the Rust library raises plain Exception
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {error!r}') from error
@@ -104,7 +105,13 @@ class HuggingFaceReference:
         self.added_strings: Sequence[str] = [
             token["content"] for token in added_tokens(original) if token["id"] not in hidden
         ]
-        self._require_usable(file.source)
+        if not proven:
+            self._require_usable(file.source)
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, built when it is first needed: on the fast path, seldom."""
+        return tokenizers.Tokenizer.from_str(orjson.dumps(self.definition).decode())
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts, once: the library's encodings hold offsets as well."""
@@ -242,7 +249,9 @@ class FastEncoder:
     def __init__(self, file: TokenizerFile, reference: Reference) -> None:
         """Load the tokenizer; any exception means that gigatoken does not support it."""
         if isinstance(reference, HuggingFaceReference):
-            self.tokenizer: Any = gigatoken.Tokenizer.from_json(json.dumps(reference.definition))
+            self.tokenizer: Any = gigatoken.Tokenizer.from_json(
+                orjson.dumps(reference.definition).decode()
+            )
         else:
             self.tokenizer = gigatoken.Tokenizer.from_sentencepiece(file.data)
 
@@ -255,10 +264,10 @@ class FastEncoder:
         return layout.content.data, layout.offsets.data
 
 
-def load_reference(file: TokenizerFile, *, honour_special: bool) -> Reference:
-    """Return the reference tokenizer for a file."""
+def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:
+    """Return the reference tokenizer for a file; see `pipeline.tokenization.load_tokenizer`."""
     if file.kind == "huggingface":
-        return HuggingFaceReference(file, honour_special=honour_special)
+        return HuggingFaceReference(file, honour_special=honour_special, proven=proven)
     return SentencePieceReference(file, honour_special=honour_special)
 
 

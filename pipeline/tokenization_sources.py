@@ -5,11 +5,12 @@ models. They are read directly: the loader classes of `transformers` silently ch
 tokenizers (its 5.x `LlamaTokenizer` discards the normaliser, for one).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import orjson
 
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model")
@@ -112,7 +113,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
     if data[:64].lstrip()[:1] not in (b"{", b"["):
         return TokenizerFile(source, _binary_kind(source, path), data, _config(path))
     try:
-        body = json.loads(data)
+        body = orjson.loads(data)
     except ValueError as error:
         raise TokenizerError(f'tokenizer "{path}" is no valid JSON: {error}') from error
     if not isinstance(body, dict) or not isinstance(body.get("model"), dict):
@@ -137,7 +138,7 @@ def _config(path: Path) -> Mapping[str, Any]:
     if not beside.is_file():
         return {}
     try:
-        body = json.loads(beside.read_bytes())
+        body = orjson.loads(beside.read_bytes())
     except ValueError as error:
         raise TokenizerError(f'"{beside}" is no valid JSON: {error}') from error
     return body if isinstance(body, dict) else {}
