@@ -86,4 +86,4 @@ def _load(stored: StoredTokenizer) -> Tokenizer:
 
 
 def _versions() -> tuple[str, ...]:
-    return tuple(map(version, ("gigatoken", "sentencepiece", "tokenizers", "vocag")))
+    return tuple(map(version, ("gigatoken", "sentencepiece", "tokenizers")))

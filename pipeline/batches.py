@@ -16,7 +16,7 @@ MAX_TEXT_BYTES = 2**31 - 1
 
 Ranges = NDArray[np.signedinteger[Any]]
 """Half-open ranges [N, 2]. Tokenizers and alignment make int32, half of what int64 moves through
-memory for each token (10 % of an alignment's time); decoded samples hold int64."""
+memory for each token, a tenth of the time beyond both encodes; decoded samples hold int64."""
 
 
 @dataclass(frozen=True, slots=True)
