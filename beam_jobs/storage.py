@@ -10,6 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Buffer, Iterable, Mapping
+from contextlib import suppress
 from typing import BinaryIO
 
 from apache_beam.io.filesystem import CompressionTypes
@@ -163,7 +164,8 @@ class _UncachedFile(io.FileIO):
 
     def write(self, data: Buffer, /) -> int | None:
         written = super().write(data)
-        os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # advice: a file system that takes none holds the same bytes
+            os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return written
 
 

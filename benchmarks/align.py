@@ -181,9 +181,12 @@ def workers(setup: Setup, report: Report) -> None:
     )
     for name in times.wall:
         report.say(name, times.show(name))
-    for name in ("in memory", "two processes"):
-        share = times.seconds(f"start-up {'of ' if name.startswith('two') else ''}{name}")
-        report.say(f"start-up's share, {name}", f"{100 * share / times.seconds(name):.0f} %")
+    for name, start in (
+        ("in memory", "start-up in memory"),
+        ("two processes", "start-up of two processes"),
+    ):
+        share = times.seconds(start) / times.seconds(name)
+        report.say(f"start-up's share, {name}", f"{100 * share:.0f} %")
     speedup = times.ratio("in memory", "two processes")
     report.check("two processes by one in memory", speedup, least=1.6)
 
