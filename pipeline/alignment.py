@@ -57,14 +57,12 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
                 "special tokens"
             )
     _require_offsets(student, teacher)
-    teacher_spans = np.empty((len(student.input_ids), 2), np.int32)
-    merge_spans(
+    teacher_spans: NDArray[np.int32] = merge_spans(
         student.byte_offsets,
         student.cu_tokens,
         teacher.byte_offsets,
         teacher.cu_tokens,
         student.tiles & teacher.tiles,
-        teacher_spans,
     )
     return teacher_spans
 

@@ -40,7 +40,8 @@ class TokenBatch:
         input_ids: uint32 [N].
         byte_offsets: int32 [N, 2], half-open byte ranges within each token's own document.
         cu_tokens: int64 [D + 1].
-        tiles: bool [D], whether a document's tokens cover its text without gap or overlap.
+        tiles: bool [D], whether a document's tokens cover its text without gap or overlap;
+            alignment takes it at its word, so whoever changes offsets says it anew.
         failures: why a document could not be tokenized, by its place in the batch; such a
             document has no tokens.
     """

@@ -119,8 +119,7 @@ def merge_spans(
     teacher_offsets: Ranges,
     teacher_cu: NDArray[np.int64],
     tiles: NDArray[np.bool_],
-    teacher_spans: Ranges,
-) -> None:
+) -> NDArray[np.int32]:
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
     One merge over both monotone sequences, O(N + M), with the answer of the paper's Algorithm 1
@@ -133,9 +132,12 @@ def merge_spans(
         teacher_offsets: int32 [M, 2], monotone within each document.
         teacher_cu: int64 [D + 1].
         tiles: bool [D], documents whose tokens tile the text on both sides: they take fewer steps.
-        teacher_spans: int32 [N, 2], written here; an unmapped token's empty span stands at the
-            start of the last span before it.
+
+    Returns:
+        teacher_spans, int32 [N, 2]; an unmapped token's empty span stands at the start of the
+        last span before it.
     """
+    teacher_spans = np.empty((len(student_offsets), 2), np.int32)
     for d in range(len(student_cu) - 1):
         student = student_offsets[student_cu[d] : student_cu[d + 1]]
         teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
@@ -144,6 +146,7 @@ def merge_spans(
             _merge_tiling(student, teacher, spans)
         else:
             _merge_monotone(student, teacher, spans)
+    return teacher_spans
 
 
 @njit(cache=True, nogil=True)

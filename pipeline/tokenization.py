@@ -99,11 +99,10 @@ class Tokenizer:
         self.adds_eos = conventions.adds_eos
         self.num_reference_documents = 0
         self._read_vocabulary(self._reference)
-        if not proven:
-            self._require_usable()
         self._fast: FastEncoder | None = None
         self.slow_reason = self._load_fast(fast)
         if not proven:
+            self._require_usable()
             self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
 
     @property

@@ -91,7 +91,7 @@ class HuggingFaceReference:
         try:
             if not honour_special:
                 self.definition, self.control = disarm_control_tokens(self.definition)
-            if not proven:
+            if not proven:  # the library itself says best what is wrong with a definition
                 _ = self.tokenizer
             self.conventions = read_conventions(original, file.config)
         except Exception as error:  # the Rust library raises plain Exception

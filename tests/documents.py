@@ -38,9 +38,8 @@ def make_document(
         )
         for ids, offsets in ((student_ids, student), (teacher_ids, teacher))
     ]
-    spans = np.empty((len(student), 2), np.int64)
     arrays = [array for s in sides for array in (s.byte_offsets, np.array([0, len(s)]))]
-    merge_spans(*arrays, np.zeros(1, np.bool_), spans)
+    spans = merge_spans(*arrays, np.zeros(1, np.bool_)).astype(np.int64)
     return AlignedDocument(
         document_id=document_id,
         text_sha256=sha256(text).hexdigest(),
