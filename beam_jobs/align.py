@@ -49,6 +49,7 @@ from beam_jobs.sharding import (
 )
 from beam_jobs.summary import library_versions, read_summary, summarise, write_report
 from beam_jobs.tokenizer_files import store_tokenizer
+from pipeline.conventions import NOTHING, describe_convention, name_tokens
 from pipeline.shards import read_manifest
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import SCHEMA_VERSION
@@ -120,7 +121,7 @@ def align(options: AlignOptions) -> Manifest:
     elif storage.num_bytes_of(storage.join(run_folder, SUMMARY_FILE)) is None:
         print(f"{options.output} is finished: the same input and options made it; nothing to do")
         return manifest
-    run = _describe_run(run_folder, configuration, beam_options, tokenizers)
+    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
     storage.remove_folder(run_folder)
     print(summarise(manifest, run, output=options.output, report=report))
@@ -130,7 +131,7 @@ def align(options: AlignOptions) -> Manifest:
 def configure(
     options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Any]:
-    """Return everything that determines the shards' bytes, and nothing else."""
+    """Return everything that determines the dataset, and nothing else."""
     buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -143,6 +144,7 @@ def configure(
         "teacher_sha256": tokenizers[1].sha256,
         **asdict(options.rules),
         **describe_inputs(files),
+        **_chosen_conventions(options, tokenizers),
     }
 
 
@@ -178,12 +180,10 @@ def prepare_job(
 ) -> Job:
     """Put both tokenizers into the dataset and return what the workers need to know."""
     run_folder = run_folder_of(options.output, configuration)
-    stored, records = [], []
+    stored = []
     for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
-        file = f"tokenizers/{side}/{tokenizer.file_name}"
         path = storage.join(options.output, "tokenizers", side, tokenizer.file_name)
         stored.append(store_tokenizer(tokenizer, path, scratch=run_folder))
-        records.append(_tokenizer_record(tokenizer, file))
     shuffle = options.shuffle
     if shuffle == "auto":
         shuffle = "files" if storage.is_local(options.output) else "runner"
@@ -198,10 +198,26 @@ def prepare_job(
         shuffle=shuffle,
         student=stored[0],
         teacher=stored[1],
-        tokenizer_records=(records[0], records[1]),
+        tokenizer_records=tokenizer_records(options, tokenizers),
         configuration=configuration,
         attempt=uuid.uuid4().hex,
         started=started,
+    )
+
+
+def tokenizer_records(
+    options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> tuple[TokenizerRecord, TokenizerRecord]:
+    """Return what the manifest says of both tokenizers.
+
+    Raises:
+        TokenizerError: an option names a token that isn't there.
+    """
+    student, teacher = tokenizers
+    return (
+        _tokenizer_record(student, "student", options.student_bos, options.student_eos),
+        # Rows end a teacher's text with nothing.
+        _tokenizer_record(teacher, "teacher", options.teacher_context, NOTHING),
     )
 
 
@@ -254,10 +270,22 @@ def _read_result(output: str, run_folder: str) -> Manifest:
     return read_manifest(output)
 
 
-def _tokenizer_record(tokenizer: Tokenizer, file: str) -> TokenizerRecord:
+def _chosen_conventions(
+    options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> dict[str, Any]:
+    """Return the conventions that are not the tokenizers' own; a dataset keeps the ones it has."""
+    plain = replace(options, student_bos=None, student_eos=None, teacher_context=None)
+    own, chosen = (tokenizer_records(o, tokenizers) for o in (plain, options))
+    pairs = zip(("student", "teacher"), own, chosen, strict=True)
+    return {f"{side}_convention": asdict(b.around_text) for side, a, b in pairs if a != b}
+
+
+def _tokenizer_record(
+    tokenizer: Tokenizer, side: str, before: str | None, after: str | None
+) -> TokenizerRecord:
     return TokenizerRecord(
         source=tokenizer.source,
-        file=file,
+        file=f"tokenizers/{side}/{tokenizer.file_name}",
         sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
         special_strings=tokenizer.special_strings,
@@ -265,6 +293,9 @@ def _tokenizer_record(tokenizer: Tokenizer, file: str) -> TokenizerRecord:
         eos_token_id=tokenizer.eos_token_id,
         adds_bos=tokenizer.adds_bos,
         adds_eos=tokenizer.adds_eos,
+        convention=name_tokens(
+            tokenizer.around_text, lambda: tokenizer, before=before, after=after
+        ),
     )
 
 
@@ -272,6 +303,7 @@ def _describe_run(
     run_folder: str,
     configuration: Mapping[str, Any],
     beam_options: PipelineOptions,
+    manifest: Manifest,
     tokenizers: tuple[Tokenizer, Tokenizer],
 ) -> RunSummary:
     student, teacher = tokenizers
@@ -283,6 +315,8 @@ def _describe_run(
         teacher_fast_path=teacher.fast,
         student_slow_reason=student.slow_reason,
         teacher_slow_reason=teacher.slow_reason,
+        student_convention=describe_convention(manifest.student, student),
+        teacher_convention=describe_convention(manifest.teacher, teacher),
         versions=library_versions(),
         **read_summary(storage.join(run_folder, SUMMARY_FILE)),
     )

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from beam_jobs.blocks import Shuffle
 from beam_jobs.reading import ReadingRules
 from beam_jobs.tokenizer_files import SpecialStrings
+from pipeline.conventions import add_convention_options
 
 MIN_SHARD_BYTES = 1 << 14
 MAX_DOCUMENT_BYTES = 1 << 30
@@ -65,6 +66,9 @@ class AlignOptions:
         output: folder of the dataset, local or in an object store.
         student: the student's tokenizer: repository, folder or file.
         teacher: the teacher's.
+        student_bos: token before a student's text, its id, or "none"; None: the tokenizer's own.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
         name: prefix of the shards.
         shard_bytes: about how large a shard is.
         keep_text: whether samples hold their text.
@@ -81,6 +85,9 @@ class AlignOptions:
     output: str
     student: str
     teacher: str
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
     name: str = "corpus"
     shard_bytes: int = 256 << 20
     keep_text: bool = False
@@ -161,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     tokenizer = "tokenizer: Hugging Face repository, folder, tokenizer.json or SentencePiece model"
     add("--student", required=True, metavar="TOKENIZER", help=f"the student's {tokenizer}")
     add("--teacher", required=True, metavar="TOKENIZER", help="the teacher's, likewise")
+    add_convention_options(add, default="BOS where the tokenizer puts one, else what separates "
+        "documents")  # fmt: skip
     add("--name", default="corpus", help="prefix of the shards (default: %(default)s)")
     add("--shard-bytes", type=parse_size, default=256 << 20, metavar="SIZE",
         help="about how large a shard is (default: 256MiB)")  # fmt: skip

@@ -64,6 +64,8 @@ class RunSummary:
         teacher_slow_reason: the same for the teacher.
         student_reference_documents: documents that took the reference path, None where unknown.
         teacher_reference_documents: the same for the teacher.
+        student_convention: which tokens stand around a student's text, in words.
+        teacher_convention: the same for the teacher.
         reused_buckets: parts taken over from an interrupted run.
         versions: version of each library that shaped the result.
     """
@@ -78,6 +80,8 @@ class RunSummary:
     teacher_slow_reason: str | None = None
     student_reference_documents: int | None = None
     teacher_reference_documents: int | None = None
+    student_convention: str = "unknown"
+    teacher_convention: str = "unknown"
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -277,12 +281,14 @@ def _tokenizers(manifest: Manifest, run: RunSummary) -> Element:
         run.student_fast_path,
         run.student_slow_reason,
         run.student_reference_documents,
+        run.student_convention,
     )
     teacher = _tokenizer_facts(
         manifest.teacher,
         run.teacher_fast_path,
         run.teacher_slow_reason,
         run.teacher_reference_documents,
+        run.teacher_convention,
     )
     return tag(
         "div",
@@ -293,7 +299,11 @@ def _tokenizers(manifest: Manifest, run: RunSummary) -> Element:
 
 
 def _tokenizer_facts(
-    record: TokenizerRecord, fast: bool, slow_reason: str | None, reference_documents: int | None
+    record: TokenizerRecord,
+    fast: bool,
+    slow_reason: str | None,
+    reference_documents: int | None,
+    convention: str,
 ) -> Element:
     state = "taken: proven exact on the probe texts" if fast else f"not taken: {slow_reason}"
     unknown = "not counted in this run"
@@ -306,6 +316,7 @@ def _tokenizer_facts(
             "Special strings": record.special_strings,
             "Begin of sequence": _special(record.bos_token_id, record.adds_bos),
             "End of document": _special(record.eos_token_id, record.adds_eos),
+            "In training rows": convention,
             "Fast path": tag("span", state, class_="good" if fast else "warn"),
             "Documents on the reference path": (
                 unknown if reference_documents is None else format_count(reference_documents)

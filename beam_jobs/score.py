@@ -22,6 +22,7 @@ from beam_jobs.score_options import ScoreOptions, parse_options
 from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.sharding import Gather, Spread
 from pipeline.context_rule import ContextRule
+from pipeline.conventions import choose_conventions
 from pipeline.formatting import (
     format_bytes,
     format_count,
@@ -71,7 +72,13 @@ def score(options: ScoreOptions) -> ScoreManifest:
     options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(options.beam_arguments, command="score")
     FileSystems.set_options(beam_options)
-    manifest = read_manifest(options.output)
+    manifest = choose_conventions(
+        read_manifest(options.output),
+        options.output,
+        student_bos=options.student_bos,
+        student_eos=options.student_eos,
+        teacher_context=options.teacher_context,
+    )
     teacher = find_teacher(options.teacher)
     teacher.require_tokenizer(options.output, manifest)
     rule = teacher_rule(options, manifest, teacher)
@@ -167,7 +174,8 @@ def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> 
     seconds = max(run["elapsed_seconds"], 1e-9)
     padding = format_share(run["num_places"] - run["num_placed_tokens"], run["num_places"])
     rate = run["num_operations"] / max(run["ideal_seconds"], 1e-9)
-    context = ContextRule.from_json(scores.rule.context).describe()
+    rule = ContextRule.from_json(scores.rule.context)
+    context = f"{rule.describe()}, {_name(rule.first_token_id)} before a text"
     path = storage.join(output, score_manifest_name(scores.rule.fingerprint))
     lines = [
         f"scored {format_plural(run['num_documents'], 'document')} in {format_duration(seconds)}: "
@@ -183,6 +191,10 @@ def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> 
     if run["num_reused_shards"]:
         lines.append(f"  resumed         {run['num_reused_shards']} shards were taken over")
     return "\n".join([*lines, f"next: train with --teacher-losses {path}"])
+
+
+def _name(token_id: int | None) -> str:
+    return "nothing" if token_id is None else f"token {token_id}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beam_jobs.options import OptionsError
+from pipeline.conventions import add_convention_options
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -54,6 +55,10 @@ class ScoreOptions:
         device: "" takes the GPU where there is one.
         batch_tokens: teacher tokens per batch; 0: the device's default.
         threads: of each worker on a CPU; 0: torch's default.
+        student_bos: token before a student's text, its id, or "none"; None: the dataset's. It and
+            the next take room in rows, so they decide where documents are split.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
         allow_untrained_teacher: accept one that predicts no better than chance.
         beam_arguments: options for Beam.
     """
@@ -68,6 +73,9 @@ class ScoreOptions:
     batch_tokens: int = 0
     threads: int = 0
     allow_untrained_teacher: bool = False
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
     beam_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stride", type=int, metavar="N",
         help="score documents longer than --teacher-seq-length in overlapping windows that "
         "advance by N tokens")  # fmt: skip
+    add_convention_options(add)
     add("--dtype", choices=DTYPES, default="",
         help="of the teacher (default: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
     add("--device", default="", help="such as cuda:1 (default: the GPU where there is one)")

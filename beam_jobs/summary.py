@@ -61,6 +61,8 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
         f"in {format_duration(run.elapsed_seconds)}: {format_short(speed)} student tokens/s",
         f"  student tokens  {format_count(student_tokens)}",
         f"  teacher tokens  {format_count(totals['num_teacher_tokens'])}",
+        f"  student text    {run.student_convention}",
+        f"  teacher text    {run.teacher_convention}",
         f"  shards          {len(manifest.shards)}, {format_bytes(totals['num_bytes'])}, "
         f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
         f"  dead letters    {_dead_letters(manifest)}",

@@ -31,6 +31,9 @@ class TrainConfig:
         seq_length: student tokens per row.
         global_batch_size: rows per step.
         micro_batch_size: rows at a time; the rest is accumulated.
+        student_bos: token before a student's text, its id, or none; by default the dataset's.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
         num_epochs: how often the data may be read.
         learning_rate: its maximum.
         warmup_steps: linear, from 0.
@@ -58,6 +61,9 @@ class TrainConfig:
     seq_length: int = 512
     global_batch_size: int = 8
     micro_batch_size: int = 4
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
     num_epochs: int = 1
     learning_rate: float = 1e-3
     warmup_steps: int = 50

@@ -119,7 +119,14 @@ def bits_per_byte(config: TrainConfig, student: PreTrainedModel) -> float:
     """
     student.eval()
     assert config.heldout is not None
-    rows = AlignedRows(StreamConfig(path=config.heldout, seq_length=config.seq_length))
+    rows = AlignedRows(
+        StreamConfig(
+            path=config.heldout,
+            seq_length=config.seq_length,
+            student_bos=config.student_bos,
+            student_eos=config.student_eos,
+        )
+    )
     if rows.plan.rules.student.first_token_id is None:
         raise ValueError(f"{config.heldout}: without a context token the first token has no loss")
     total = 0.0
@@ -219,6 +226,9 @@ def _open_rows(config: TrainConfig) -> AlignedRows:
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_epochs,
             teacher_losses=config.teacher_losses,
+            student_bos=config.student_bos,
+            student_eos=config.student_eos,
+            teacher_context=config.teacher_context,
         )
     )
     needed = config.num_steps * config.global_batch_size

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from pipeline.conventions import add_convention_options
 from pipeline.guidance import Aggregation, Expectation
 from pipeline.selection import Scope, SelectionRule, Selector, UnmappedStrategy
 
@@ -106,6 +107,9 @@ class VocagOptions:
         shuffle_shards: shards that are shuffled together.
         cache_folder: for remote shards and plans.
         cache_gigabytes: limit of the remote shards kept there.
+        student_bos: token before a student's text, its id, or "none"; None: the dataset's.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
     """
 
     data: str
@@ -119,6 +123,9 @@ class VocagOptions:
     shuffle_shards: int
     cache_folder: Path
     cache_gigabytes: int
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
 
     def __post_init__(self) -> None:
         """Check what concerns the guidance alone."""
@@ -189,6 +196,9 @@ def options_of(given: Namespace) -> VocagOptions:
         shuffle_shards=given.vocag_shuffle_shards,
         cache_folder=Path(given.vocag_cache_folder).expanduser(),
         cache_gigabytes=given.vocag_cache_gigabytes,
+        student_bos=given.vocag_student_bos,
+        student_eos=given.vocag_student_eos,
+        teacher_context=given.vocag_teacher_context,
     )
 
 
@@ -222,6 +232,7 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
         help="Hugging Face folder or repository to start from; it also sets Megatron's model "
         "arguments (default: random weights, model arguments as given)",
     )
+    add_convention_options(add, prefix="--vocag-")
     add(
         "--vocag-on-damage",
         choices=("raise", "quarantine"),

@@ -35,7 +35,8 @@ from megatron_plugin.student import StudentRun
 from megatron_plugin.teacher_world import serve
 from megatron_plugin.weight_sources import open_weights
 from megatron_plugin.worlds import enter_world
-from pipeline.shards import read_manifest
+from pipeline.conventions import choose_conventions
+from pipeline.dataset_files import open_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,14 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    manifest = read_manifest(options.data)
+    files = open_dataset(options.data)
+    manifest = choose_conventions(
+        files.manifest,
+        files.root,
+        student_bos=options.student_bos,
+        student_eos=options.student_eos,
+        teacher_context=options.teacher_context,
+    )
     num_teacher_ranks = options.teacher.world_size if options.teacher else 0
     world = enter_world(num_teacher_ranks)
     sys.argv[1:1] = _derived_arguments(options)

@@ -17,6 +17,7 @@ import sys
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from megatron_plugin.score_rows import pack_pieces, place_losses
 from megatron_plugin.teacher import Teacher
 from megatron_plugin.teacher_setup import load_teacher
 from pipeline.context_rule import ContextRule
+from pipeline.conventions import add_convention_options, choose_conventions
 from pipeline.dataset_files import DatasetFiles, open_dataset
 from pipeline.teacher_files import find_teacher
 from pipeline.teacher_tokens import accept_sidecar, make_sidecar, read_teacher_tokens
@@ -58,6 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = _parser().parse_args(argv)
     files = open_dataset(options.output)
+    manifest = choose_conventions(
+        files.manifest,
+        files.root,
+        student_bos=options.student_bos,
+        student_eos=options.student_eos,
+        teacher_context=options.teacher_context,
+    )
+    files = replace(files, manifest=manifest)
     if not files.is_local:
         raise ArgumentError(
             f"{options.output} is no folder that all ranks see: mount it, or run vocag score"
@@ -200,6 +210,7 @@ def _parser() -> ArgumentParser:
     add("--seq-length", type=int, required=True, help="student tokens per training row")
     add("--teacher-seq-length", type=int,
         help="teacher tokens per row (default: the dataset's ratio plus 12.5 %%)")  # fmt: skip
+    add_convention_options(add)
     for kind in ("tensor", "pipeline"):
         add(f"--{kind}-model-parallel-size", type=int, default=1,
             help=f"{kind}-parallel ranks of each copy of the teacher (default: 1)")  # fmt: skip

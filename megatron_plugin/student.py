@@ -32,6 +32,7 @@ from megatron_plugin.run_identity import RunIdentity, require_same_run
 from megatron_plugin.weight_sources import Weights, open_weights
 from megatron_plugin.worlds import World
 from pipeline.order import ReplicaBatches
+from pipeline.packing import Convention
 from pipeline.row_batch import Rows, collate_rows
 from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.manifest import Manifest
@@ -190,6 +191,9 @@ class StudentRun:
                 teacher_seq_length=checks.teacher_seq_length(
                     options.teacher, self._manifest, seq_length
                 ),
+                # … and its conventions, whichever those of the validation data are.
+                student=Convention.of_tokenizer(self._manifest.student, ends=True),
+                teacher=Convention.of_tokenizer(self._manifest.teacher, ends=False),
                 seed=get_args().seed,
                 global_batch_size=global_batch_size,
                 # Samples are numbers; the run's own length ends it.

@@ -38,11 +38,15 @@ def load_dataset_tokenizers(folder: str, manifest: Manifest) -> DatasetTokenizer
         >>> load_dataset_tokenizers("aligned", manifest).student.token_bytes(278)
         b' the'
     """
-    return DatasetTokenizers(_load(folder, manifest.student), _load(folder, manifest.teacher))
+    return DatasetTokenizers(
+        load_dataset_tokenizer(folder, manifest.student),
+        load_dataset_tokenizer(folder, manifest.teacher),
+    )
 
 
 @lru_cache(maxsize=2)
-def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
+def load_dataset_tokenizer(folder: str, record: TokenizerRecord) -> Tokenizer:
+    """Load one of them, see `load_dataset_tokenizers`."""
     url = f"{folder}/{record.file}"
     with fsspec.open(url, "rb") as file:
         data: bytes = file.read()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.conventions import add_convention_options
 from pipeline.dataset_files import DatasetFiles, open_dataset
 from pipeline.explore_info import describe_dataset, describe_plan
 from pipeline.formatting import printable
@@ -102,6 +103,9 @@ class PlanOptions:
         teacher_seq_length: teacher tokens per row; None takes the dataset's ratio, with room.
         global_batch_size: rows per step.
         replicas: student replicas that share a step.
+        student_bos: token before a student's text, its id, or "none"; None: the dataset's.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
     """
 
     dataset: str
@@ -109,6 +113,9 @@ class PlanOptions:
     teacher_seq_length: int | None = None
     global_batch_size: int = 1
     replicas: int = 1
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
 
     def __post_init__(self) -> None:
         """Check that replicas share a step evenly."""
@@ -131,8 +138,12 @@ class PlanOptions:
             seq_length=self.seq_length,
             teacher_seq_length=self.teacher_seq_length,
             global_batch_size=self.global_batch_size,
+            student_bos=self.student_bos,
+            student_eos=self.student_eos,
+            teacher_context=self.teacher_context,
         )
-        plan = plan_rows(_indices(files), config.rules(files.manifest))
+        manifest = config.choose_conventions(files.manifest, files.root)
+        plan = plan_rows(_indices(files), config.rules(manifest))
         return describe_plan(
             plan,
             files.manifest,
@@ -200,6 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--global-batch-size", type=int, default=1, metavar="N", help="rows per step")
     plan.add_argument("--replicas", type=int, default=1, metavar="N", help="that share a step")
+    add_convention_options(plan.add_argument)
     return parser
 
 

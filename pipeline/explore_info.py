@@ -115,15 +115,16 @@ def _facts(facts: dict[str, str]) -> Iterator[str]:
 
 
 def _tokenizers(manifest: Manifest) -> list[str]:
-    rows = [["tokenizer", "source", "ids", "BOS", "EOS", "special strings", "SHA-256"]]
+    rows = [["tokenizer", "source", "ids", "before a text", "after", "special strings", "SHA-256"]]
     for side, record in (("student", manifest.student), ("teacher", manifest.teacher)):
         rows.append(
             [
                 side,
                 printable(record.source),
                 format_count(record.vocab_size),
-                _special(record.bos_token_id, record.adds_bos),
-                _special(record.eos_token_id, record.adds_eos),
+                _name(record.around_text.first_token_id),
+                # Rows put nothing after a teacher's text.
+                _name(record.around_text.end_token_id if side == "student" else None),
                 record.special_strings,
                 record.sha256[:16] + "…",
             ]
@@ -131,8 +132,8 @@ def _tokenizers(manifest: Manifest) -> list[str]:
     return format_table(rows, align="<<>>><<")
 
 
-def _special(token_id: int | None, added: bool) -> str:
-    return "none" if token_id is None else f"{token_id}{' added' if added else ''}"
+def _name(token_id: int | None) -> str:
+    return "nothing" if token_id is None else f"token {token_id}"
 
 
 def _lengths(statistics: AlignmentStatistics) -> list[str]:

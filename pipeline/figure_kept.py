@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipeline.alignment import align_batch
 from pipeline.batches import Ranges, SourceDocument
+from pipeline.conventions import name_tokens
 from pipeline.cross_entropy import score_tokens
 from pipeline.formatting import format_count, format_share, format_table
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
@@ -74,6 +75,8 @@ def score_text(
     teacher: tuple[str, Tokenizer],
     keep_fraction: float = 0.4,
     aggregation: str = "max",
+    student_bos: str | None = None,
+    teacher_context: str | None = None,
 ) -> KeptTokens:
     """Score a text with both models and choose the tokens that count.
 
@@ -83,9 +86,13 @@ def score_text(
         teacher: likewise.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: Φ.
+        student_bos: stands before the student's text: a token, its id, or "none"; None: what its
+            tokenizer says, see `TokenizerRecord.around_text`.
+        teacher_context: stands before the teacher's text, likewise.
 
     Raises:
-        ValueError: an empty text, one that can't be tokenized, or is longer than a context.
+        ValueError: an unknown token, an empty text, one that can't be tokenized, or is longer than
+            a context.
 
     Example:
         >>> score_text("1 + 1 = 2", student=student, teacher=teacher).kept.sum()
@@ -98,8 +105,8 @@ def score_text(
         raise ValueError(f"the text can't be aligned: {reason}")
     if not len(batch.student.input_ids):
         raise ValueError("the text is empty")
-    student_losses, student_mask = _score(*student, batch.student.input_ids)
-    teacher_losses, teacher_mask = _score(*teacher, batch.teacher.input_ids)
+    student_losses, student_mask = _score(*student, batch.student.input_ids, student_bos)
+    teacher_losses, teacher_mask = _score(*teacher, batch.teacher.input_ids, teacher_context)
     guidance = aggregate_teacher_losses(
         teacher_losses,
         torch.from_numpy(batch.teacher_spans)[None],
@@ -161,10 +168,13 @@ def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
 
 
 @torch.inference_mode()
-def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
+def _score(
+    source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32], before: str | None
+) -> tuple[Tensor, Tensor]:
     """Return a model's losses of a text's tokens and where it has any, [1, T] each."""
     model = load_language_model(source)
-    context = _context_token(tokenizer)
+    around = name_tokens(tokenizer.around_text, lambda: tokenizer, before=before)
+    context = around.first_token_id
     tokens = [*([] if context is None else [context]), *ids.tolist()]
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and len(tokens) > limit:
@@ -177,13 +187,6 @@ def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[
     losses = score_tokens(hidden, output_weight(model), input_ids, teacher_loss_mask=mask)
     num_added = len(tokens) - len(ids)
     return losses[:, num_added:], mask[:, num_added:]
-
-
-def _context_token(tokenizer: Tokenizer) -> int | None:
-    """Return what stands before a text, as `pipeline.packing.Convention.of_tokenizer` has it."""
-    if tokenizer.adds_bos and tokenizer.bos_token_id is not None:
-        return tokenizer.bos_token_id
-    return tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
 def _pieces(text: bytes, byte_offsets: Ranges) -> list[str]:

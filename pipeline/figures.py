@@ -147,6 +147,8 @@ class KeptOptions:
         teacher_tokenizer: likewise.
         text: the text; or
         text_file: a file that holds it.
+        student_bos: token before the student's text, its id, or "none"; None: its tokenizer's.
+        teacher_context: token before the teacher's text, likewise.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: of the teacher's losses over a span.
         output: .html file; None prints only.
@@ -158,6 +160,8 @@ class KeptOptions:
     teacher_tokenizer: str | None = None
     text: str | None = None
     text_file: Path | None = None
+    student_bos: str | None = None
+    teacher_context: str | None = None
     keep_fraction: float = 0.4
     aggregation: str = "max"
     output: Path | None = None
@@ -180,6 +184,8 @@ class KeptOptions:
             teacher=(teacher[1], _load(self.teacher_tokenizer or self.teacher)),
             keep_fraction=self.keep_fraction,
             aggregation=self.aggregation,
+            student_bos=self.student_bos,
+            teacher_context=self.teacher_context,
         )
         yield from kept.describe_kept(tokens)
         if self.output is not None:
@@ -331,6 +337,9 @@ def _add_kept(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             f"--{side}", required=True, metavar="MODEL", help="folder, repository or .gguf file"
         )
         parser.add_argument(f"--{side}-tokenizer", metavar="TOKENIZER", help="if not in MODEL")
+    for name, side in (("--student-bos", "student"), ("--teacher-context", "teacher")):
+        text = f"stands before the {side}'s text: token, id or none (the tokenizer's)"
+        parser.add_argument(name, metavar="TOKEN", help=text)
     parser.add_argument("--keep-fraction", type=float, default=0.4, metavar="K", help="0.4")
     parser.add_argument("--aggregation", choices=("mean", "max", "sum"), default="max")
 

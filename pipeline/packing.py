@@ -66,11 +66,7 @@ class Convention:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: TokenizerRecord, *, ends: bool) -> "Convention":
-        """Return the default for a tokenizer.
-
-        A tokenizer that puts BOS before a text gets BOS before every segment. One that does not
-        (Qwen) belongs to a model that saw documents divided by the end-of-document token: that
-        token is then the first context, so that every token of the text has a loss.
+        """Return a dataset's convention for one side, see `TokenizerRecord.around_text`.
 
         Args:
             tokenizer: one side of the manifest.
@@ -81,9 +77,8 @@ class Convention:
             >>> Convention.of_tokenizer(manifest.student, ends=True)
             Convention(first_token_id=1, continued_token_id=1, end_token_id=2)
         """
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        context = bos if (tokenizer.adds_bos and bos is not None) or eos is None else eos
-        return cls(context, context, eos if ends else None)
+        own = tokenizer.around_text
+        return cls(own.first_token_id, own.continued_token_id, own.end_token_id if ends else None)
 
     @property
     def added_tokens(self) -> tuple[int, int, int]:

@@ -95,9 +95,9 @@ class AlignedRows(Dataset[Rows]):
             >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))
         """
         files = open_dataset(config.path)
-        rules = config.rules(files.manifest)
+        self.manifest = config.choose_conventions(files.manifest, files.root)
+        rules = config.rules(self.manifest)
         self.config = config
-        self.manifest = files.manifest
         self.plan, table = load_plan(files, rules, cache_folder=config.cache_folder)
         self.layout = RowLayout(
             rules.seq_length,

@@ -287,7 +287,8 @@ def _require_contexts(scores: ScoreFiles, plan: RowPlan) -> None:
         if then != now:
             raise ForeignLossesError(
                 f"{scores.path} was scored with {name} {json.dumps(then)}, these rows have "
-                f"{json.dumps(now)}: use the teacher convention of the scores, or {_AGAIN}"
+                f"{json.dumps(now)}: give both the same --teacher-context (the scores' is "
+                f"{'none' if then is None else then}), or {_AGAIN}"
             )
     if scored.first_token_id is not None and scored.continued_token_id is not None:
         _require_all_losses(scores)

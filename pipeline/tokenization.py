@@ -28,6 +28,7 @@ from pipeline.offsets import kept_byte_offsets, mend_offsets
 from pipeline.tokenization_backends import Encoded, FastEncoder, Reference, load_reference
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
 from schemas.document import tiles_text
+from schemas.manifest import ConventionRecord, default_convention
 
 __all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
 
@@ -61,6 +62,8 @@ PROBES: tuple[str, ...] = (
     "ø ö ú ÿ õ ÷ û ý À ù Á þ ü",
 )
 """Texts on which tokenizers and offsets are known to go wrong."""
+
+_NUM_CANDIDATES = 12
 
 _logger = logging.getLogger(__name__)
 
@@ -125,6 +128,11 @@ class Tokenizer:
         """Whether the fast path is taken."""
         return self._fast is not None
 
+    @property
+    def around_text(self) -> ConventionRecord:
+        """What rows put around a text unless the user says otherwise."""
+        return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for.
 
@@ -140,6 +148,43 @@ class Tokenizer:
         """
         pieces = self._reference.pieces()
         return {piece: self.token_bytes(token_id) for piece, token_id in pieces.items()}
+
+    def find_token(self, name: str) -> int:
+        """Return the id of a token that a user names.
+
+        Args:
+            name: its string as the tokenizer's file has it, or its id in digits.
+
+        Raises:
+            TokenizerError: no such token; the message lists those that could be meant.
+
+        Example:
+            >>> load_tokenizer("qwen2_5").find_token("<|endoftext|>")
+            151643
+        """
+        if name.isascii() and name.isdigit() and int(name) < self.vocab_size:
+            return int(name)
+        named = self._reference.named_tokens
+        token_id = named.get(name, self._reference.pieces().get(name))
+        if token_id is None:
+            first = ", ".join(list(named)[:_NUM_CANDIDATES]) or "none"
+            more = len(named) - _NUM_CANDIDATES
+            raise TokenizerError(
+                f'tokenizer "{self.source}" has no token "{name}" (ids are 0 … '
+                f"{self.vocab_size - 1}); its added and control tokens are {first}"
+                f"{f' and {more} more' if more > 0 else ''}"
+            )
+        return token_id
+
+    def token_name(self, token_id: int) -> str:
+        """Return a token's string as the tokenizer's file has it, "" where it has none.
+
+        Example:
+            >>> load_tokenizer("qwen2_5").token_name(151643)
+            '<|endoftext|>'
+        """
+        every = (*self._reference.named_tokens.items(), *self._reference.pieces().items())
+        return next((name for name, found in every if found == token_id), "")
 
     def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
         """Tokenize documents, each by itself, without special tokens around it.

@@ -3,7 +3,7 @@
 `tokenizers` and `sentencepiece` are the references; `gigatoken` is the fast path.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import product
 from typing import Any, NamedTuple, Protocol
@@ -49,6 +49,7 @@ class Reference(Protocol):
     Attributes:
         vocab_size: one greater than the largest id, added tokens included.
         conventions: which tokens the model expects around a text.
+        named_tokens: ids of added and control tokens, by the names that their file gives them.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether each ASCII character of a text reaches the tokens.
         lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
@@ -56,6 +57,7 @@ class Reference(Protocol):
 
     vocab_size: int
     conventions: Conventions
+    named_tokens: Mapping[str, int]
     added_strings: Sequence[str]
     keeps_ascii: bool
     lost_bytes: bytes
@@ -93,7 +95,7 @@ class HuggingFaceReference:
                 self.definition, self.control = disarm_control_tokens(self.definition)
             if not proven:  # the library itself says best what is wrong with a definition
                 _ = self.tokenizer
-            self.conventions = read_conventions(original, file.config)
+            self.conventions = read_conventions(original)
         except Exception as error:  # the Rust library raises plain Exception
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {error!r}') from error
         self.lost_bytes = lost_bytes(self.definition)
@@ -101,9 +103,12 @@ class HuggingFaceReference:
         self._pieces = model_pieces(original)
         ids = [*self._pieces.values(), *(token["id"] for token in added_tokens(original))]
         self.vocab_size = 1 + max(ids, default=-1)
+        self.named_tokens: Mapping[str, int] = {
+            token["content"]: token["id"] for token in added_tokens(original)
+        }
         hidden = set(self.control.values())
         self.added_strings: Sequence[str] = [
-            token["content"] for token in added_tokens(original) if token["id"] not in hidden
+            name for name, token_id in self.named_tokens.items() if token_id not in hidden
         ]
         if not proven:
             self._require_usable(file.source)
@@ -191,9 +196,13 @@ class SentencePieceReference:
         self.conventions = Conventions(
             bos_token_id=bos,
             eos_token_id=_non_negative(self.processor.eos_id()),
-            adds_bos=bool(file.config.get("add_bos_token", bos is not None)),
-            adds_eos=bool(file.config.get("add_eos_token", False)),
+            adds_bos=bos is not None,
+            adds_eos=False,
         )
+        control = filter(self.processor.is_control, range(self.vocab_size))
+        self.named_tokens: Mapping[str, int] = {
+            self.processor.id_to_piece(place): place for place in control
+        }
         self.keeps_ascii = self._keeps_ascii()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:

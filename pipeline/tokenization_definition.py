@@ -5,7 +5,7 @@ Pure functions on its parsed JSON; the library that encodes is in `pipeline.toke
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -14,8 +14,23 @@ Definition = dict[str, Any]
 
 SPACE_PIECE = "▁"
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
-BOS_NAMES = ("<s>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "[CLS]")
-EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[SEP]")
+# What begins a text, and what ends the same family's documents.
+_COUNTERPARTS = {
+    "<|begin_of_text|>": "<|end_of_text|>",
+    "<｜begin▁of▁sentence｜>": "<｜end▁of▁sentence｜>",
+    "<bos>": "<eos>",
+    "<s>": "</s>",
+    "[CLS]": "[SEP]",
+}
+# Post-processors of these may leave BOS out of a text that has one; they often say nothing of it.
+_OPTIONAL_BOS = ("<s>", "[CLS]")
+# What separates documents in pretraining, then what ends a turn of a chat. A model has seen the
+# latter only after its pretraining: before a text it is hardly better than nothing.
+_END_NAMES = (
+    *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|endofdocument|>", "<|eod|>"),
+    *("<eod>", "<eos>", "[EOS]", "<|eos|>", "<EOS_TOKEN>", "</s>", "[SEP]"),
+    *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"),
+)
 
 _ASCII_KEEPING_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "ByteLevel"}
 _TEXT_KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "UnicodeScripts"}
@@ -131,24 +146,31 @@ def loses_characters(definition: Definition) -> bool:
     return model.get("unk_token") is None and not fallback <= set(model_pieces(definition))
 
 
-def read_conventions(definition: Definition, config: Mapping[str, Any]) -> Conventions:
-    """Return a model's conventions: `tokenizer_config.json` first, then the post-processor."""
-    added = added_tokens(definition)
-    special = {token["content"]: token["id"] for token in added if token["special"]}
-    ids = model_pieces(definition) | {token["content"]: token["id"] for token in added}
+def read_conventions(definition: Definition) -> Conventions:
+    """Return a model's conventions, by its own vocabulary and post-processor.
+
+    Nothing beside the file counts, so that a file, a folder and a repository give one answer; and
+    `tokenizer_config.json` of a chat model names what ends a turn, not what ends a document.
+    """
+    ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
+    control = _control_tokens(definition)
     template = _template(definition.get("post_processor"), ids)
     before, after = template or ([], [])
-    bos = _named_token(config.get("bos_token"), ids, [n for n in BOS_NAMES if n in special])
-    eos = _named_token(config.get("eos_token"), ids, [n for n in EOS_NAMES if n in special])
-    bos = before[0] if before else bos
-    eos = after[0] if after and eos is None else eos
-    expected = bos is not None if template is None else bool(before)
+    bos_name = next((name for name in _COUNTERPARTS if name in control), None)
+    bos = before[0] if before else control.get(bos_name or "")
+    ends = (_COUNTERPARTS.get(_name_of(bos, control), ""), *_END_NAMES)
+    eos = next((control[name] for name in ends if name in control), None)
     return Conventions(
         bos_token_id=bos,
-        eos_token_id=eos,
-        adds_bos=bool(config.get("add_bos_token", expected)),
-        adds_eos=bool(config.get("add_eos_token", bool(after))),
+        eos_token_id=after[0] if after and eos is None else eos,
+        adds_bos=bos is not None
+        and (bool(before) or template is None or bos_name not in _OPTIONAL_BOS),
+        adds_eos=bool(after),
     )
+
+
+def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
+    return next((name for name, number in names.items() if number == token_id), "")
 
 
 def _control_tokens(definition: Definition) -> dict[str, int]:
@@ -270,11 +292,3 @@ def _template(
 def _template_ids(step: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> list[int]:
     listed = step.get("special_tokens") or {}
     return list(listed[name]["ids"]) if name in listed else [ids[name]]
-
-
-def _named_token(named: Any, ids: Mapping[str, int], candidates: Sequence[str]) -> int | None:
-    if isinstance(named, dict):
-        named = named.get("content")
-    if isinstance(named, str) and named in ids:
-        return ids[named]
-    return ids[candidates[0]] if candidates else None

@@ -5,16 +5,14 @@ models. They are read directly: the loader classes of `transformers` silently ch
 tokenizers (its 5.x `LlamaTokenizer` discards the normaliser, for one).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model")
-CONFIG_FILE = "tokenizer_config.json"
 
 
 class TokenizerError(ValueError):
@@ -29,13 +27,11 @@ class TokenizerFile:
         source: what the user named.
         kind: which library reads it.
         data: the file's bytes.
-        config: `tokenizer_config.json` beside it, empty where there is none.
     """
 
     source: str
     kind: Kind
     data: bytes
-    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -95,10 +91,6 @@ def _download(source: str) -> Path:
             found = hf_hub_download(repository, HUB_FILES[0], revision=revision or None)
         except EntryNotFoundError:
             found = hf_hub_download(repository, HUB_FILES[1], revision=revision or None)
-        try:
-            hf_hub_download(repository, CONFIG_FILE, revision=revision or None)
-        except EntryNotFoundError:
-            pass  # optional: only bos/eos conventions are read from it
     except Exception as error:  # the hub client raises many unrelated types
         raise TokenizerError(
             f'tokenizer "{source}": no such file or folder, and the Hugging Face hub gave no '
@@ -111,7 +103,7 @@ def _download(source: str) -> Path:
 def _read(source: str, path: Path) -> TokenizerFile:
     data = path.read_bytes()
     if data[:64].lstrip()[:1] not in (b"{", b"["):
-        return TokenizerFile(source, _binary_kind(source, path), data, _config(path))
+        return TokenizerFile(source, _binary_kind(source, path), data)
     try:
         body = orjson.loads(data)
     except ValueError as error:
@@ -121,7 +113,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
             f'tokenizer "{path}" is JSON but no tokenizer.json (no "model"): convert it to the '
             "Hugging Face format, whose library reports offsets"
         )
-    return TokenizerFile(source, "huggingface", data, _config(path))
+    return TokenizerFile(source, "huggingface", data)
 
 
 def _binary_kind(source: str, path: Path) -> Kind:
@@ -131,14 +123,3 @@ def _binary_kind(source: str, path: Path) -> Kind:
         f'tokenizer "{source}": {path.name} is neither a tokenizer.json nor a SentencePiece .model '
         "file; rank files such as .tiktoken carry no pre-tokenizer, so convert it with transformers"
     )
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    beside = path.parent / CONFIG_FILE
-    if not beside.is_file():
-        return {}
-    try:
-        body = orjson.loads(beside.read_bytes())
-    except ValueError as error:
-        raise TokenizerError(f'"{beside}" is no valid JSON: {error}') from error
-    return body if isinstance(body, dict) else {}

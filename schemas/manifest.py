@@ -16,6 +16,39 @@ SCHEMA_NAME = "vocag.aligned_dataset"
 
 
 @dataclass(frozen=True)
+class ConventionRecord:
+    """The tokens that rows put around a text of one side, as the dataset's maker chose them.
+
+    Attributes:
+        first_token_id: before a document's first token, None for nothing.
+        continued_token_id: before a piece that continues a document.
+        end_token_id: after a document's last token.
+    """
+
+    first_token_id: int | None
+    continued_token_id: int | None
+    end_token_id: int | None
+
+
+def default_convention(
+    bos_token_id: int | None, eos_token_id: int | None, *, adds_bos: bool
+) -> ConventionRecord:
+    """Return what rows put around a text where nobody says otherwise.
+
+    A tokenizer that puts BOS before a text gets BOS before every piece. One that does not (Qwen)
+    belongs to a model that saw documents divided by the end-of-document token: that token is then
+    the first context, so that every token of the text has a loss.
+
+    Example:
+        >>> default_convention(None, 151643, adds_bos=False)
+        ConventionRecord(first_token_id=151643, continued_token_id=151643, end_token_id=151643)
+    """
+    bos_stands = adds_bos and bos_token_id is not None
+    context = bos_token_id if bos_stands or eos_token_id is None else eos_token_id
+    return ConventionRecord(context, context, eos_token_id)
+
+
+@dataclass(frozen=True)
 class TokenizerRecord:
     """Which tokenizer made one side of the dataset.
 
@@ -30,6 +63,7 @@ class TokenizerRecord:
         eos_token_id: end-of-document id, None where unknown.
         adds_bos: whether the tokenizer's own convention puts BOS before a text.
         adds_eos: whether it puts EOS after one.
+        convention: what rows put around a text; None where the dataset is older than this field.
     """
 
     source: str
@@ -41,6 +75,14 @@ class TokenizerRecord:
     eos_token_id: int | None = None
     adds_bos: bool = False
     adds_eos: bool = False
+    convention: ConventionRecord | None = None
+
+    @property
+    def around_text(self) -> ConventionRecord:
+        """What rows put around a text: as recorded, else as the ids above say."""
+        if self.convention is not None:
+            return self.convention
+        return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
 
 
 @dataclass(frozen=True)
@@ -155,6 +197,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "totals": manifest.totals,
         **asdict(manifest),
     }
+    for side in ("student", "teacher"):
+        if body[side]["convention"] is None:  # an older dataset's manifest keeps its bytes
+            del body[side]["convention"]
     return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
@@ -178,8 +223,8 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
             raise SchemaVersionError(where, body["schema_version"], SCHEMA_VERSION)
         manifest = Manifest(
             name=body["name"],
-            student=_record(TokenizerRecord, body["student"]),
-            teacher=_record(TokenizerRecord, body["teacher"]),
+            student=_tokenizer(body["student"]),
+            teacher=_tokenizer(body["teacher"]),
             shards=tuple(_record(ShardRecord, shard) for shard in body["shards"]),
             dead_letters=_record(DeadLetterRecord, body["dead_letters"]),
             configuration=body["configuration"],
@@ -200,6 +245,18 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
                 f"({getattr(manifest, name)}): it was altered; restore it or run align again"
             )
     return manifest
+
+
+def _tokenizer(values: Mapping[str, Any]) -> TokenizerRecord:
+    """Return a tokenizer's record; `convention` is younger than the format, so it may be absent."""
+    convention = values.get("convention")
+    return _record(
+        TokenizerRecord,
+        {
+            **values,
+            "convention": None if convention is None else _record(ConventionRecord, convention),
+        },
+    )
 
 
 def _record[Record](kind: type[Record], values: Mapping[str, Any]) -> Record:

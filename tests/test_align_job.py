@@ -26,6 +26,7 @@ from beam_jobs.runners import make_beam_options
 from pipeline.shards import read_manifest
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import decode_index
+from schemas.manifest import ConventionRecord
 from tests.corpus import (
     PATTERN,
     STUDENT,
@@ -100,6 +101,30 @@ def test_the_manifest_names_what_is_there_and_nothing_else_is() -> None:
     assert found.pop("manifest.json")
     assert found == expected
     assert (output / "report.html").stat().st_size > 0
+
+
+def test_named_tokens_stand_around_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are in the summary and the manifest; another choice is another dataset."""
+    source = tmp_path / "one.jsonl"
+    source.write_text(json.dumps({"text": "a text of a few words"}) + "\n")
+    command = ["--input", str(source), "--output", str(tmp_path / "out")]
+    command += ["--student", str(STUDENT), "--teacher", str(TEACHER)]
+    named = ["--student-bos", "none", "--student-eos", "5", "--teacher-context", "7"]
+    assert main([*command, *named]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"student text +nothing before a text, .* \(5\) after it\n", shown)
+    assert re.search(r"teacher text .* \(7\) before a text, nothing after it\n", shown)
+    manifest = read_manifest(str(tmp_path / "out"))
+    assert manifest.student.convention == ConventionRecord(None, None, 5)
+    assert manifest.teacher.convention == ConventionRecord(7, 7, None)
+    assert main(command) == 2
+    assert "student_convention" in capsys.readouterr().err
+    assert main([*command, *named]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert main([*command, "--teacher-context", "<nothing>"]) == 2
+    assert 'has no token "<nothing>"' in capsys.readouterr().err
 
 
 def test_shards_are_sorted_by_key_and_about_as_large_as_asked() -> None:

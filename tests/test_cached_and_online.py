@@ -215,6 +215,27 @@ def test_another_convention_is_refused(world: Path) -> None:
         open_rows(world, teacher=Convention(5, 5, 7))
 
 
+def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
+    run_score(copied, "--teacher-context", "none")
+    found = {}
+    for path in (copied / "data").glob("teacher-*.json"):
+        found[json.loads(path.read_text())["rule"]["context"]["first_token_id"]] = str(path)
+    assert None in found
+    assert len(found) == 2
+    with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
+        open_rows(copied, teacher_losses=found[None])
+    rows = open_rows(copied, teacher_losses=found[None], teacher_context="none")
+    assert rows.plan.rules.teacher == Convention()
+    batch = all_rows(rows)
+    online = online_losses(copied / "teacher", batch)
+    has_loss = ~batch["teacher_losses"].isnan()
+    torch.testing.assert_close(
+        batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
+    )
+    num_pieces = rows.manifest.totals["num_teacher_tokens"] - int(has_loss.sum())
+    assert num_pieces >= rows.manifest.totals["num_documents"]
+
+
 def test_losses_of_other_data_are_refused(world: Path, tmp_path: Path) -> None:
     build_dataset(tmp_path / "other" / "data", make_texts(40, seed=9))
     (scores,) = (world / "data").glob("teacher-*.json")

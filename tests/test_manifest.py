@@ -1,12 +1,13 @@
 import json
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
 from schemas.errors import DatasetError, ForeignTokenizerError, SchemaVersionError
 from schemas.manifest import (
+    ConventionRecord,
     DeadLetterRecord,
     Manifest,
     ShardRecord,
@@ -195,4 +196,16 @@ def test_every_field_is_written(kind: type[Any]) -> None:
         ShardRecord: body["shards"][0],
         DeadLetterRecord: body["dead_letters"],
     }
-    assert set(places[kind]) == {field.name for field in fields(kind)}
+    younger = {"convention"}  # than the format: written where it is known
+    assert set(places[kind]) == {field.name for field in fields(kind)} - younger
+
+
+def test_conventions_are_kept_and_may_be_absent() -> None:
+    assert decode_manifest(encode_manifest(MANIFEST)).student.convention is None
+    chosen = ConventionRecord(None, 5, 7)
+    manifest = replace(MANIFEST, teacher=replace(MANIFEST.teacher, convention=chosen))
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert manifest.fingerprint == MANIFEST.fingerprint
+    wrong = {**asdict(chosen), "first_token_id": "<s>"}
+    with pytest.raises(DatasetError, match=r"ConventionRecord\.first_token_id is '<s>'"):
+        decode_manifest(rewritten(lambda body: body["student"].update(convention=wrong)))

@@ -400,7 +400,7 @@ class TestVocabulary:
             ("unigram", "<s>", "</s>", False, True),
             ("word_pieces", "[CLS]", "[SEP]", True, True),
             pytest.param(
-                *("deepseek", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", False, False),
+                *("deepseek", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", True, False),
                 marks=pytest.mark.slow,
             ),
             shared("llama2", "<s>", "</s>", True, False),
@@ -422,14 +422,6 @@ class TestVocabulary:
         tokenizer = load("mistral_v1")
         assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
         assert (tokenizer.adds_bos, tokenizer.adds_eos) == (True, False)
-
-    def test_tokenizer_config_overrides_conventions(self, tmp_path: Path) -> None:
-        write_definition(definition("llama_like"), tmp_path)
-        config = {"add_bos_token": False, "add_eos_token": True, "eos_token": {"content": "<unk>"}}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        tokenizer = load_tokenizer(str(tmp_path))
-        assert (tokenizer.adds_bos, tokenizer.adds_eos) == (False, True)
-        assert tokenizer.eos_token_id == 0
 
 
 def test_every_small_tokenizer_is_tried() -> None:

@@ -18,7 +18,6 @@ def test_a_file() -> None:
     file = find_tokenizer(str(source("qwen_like")))
     assert (file.kind, file.file_name) == ("huggingface", "tokenizer.json")
     assert file.data == source("qwen_like").read_bytes()
-    assert file.config == {}
 
 
 def test_a_file_that_starts_with_white_space(tmp_path: Path) -> None:
@@ -39,10 +38,8 @@ def test_a_sentencepiece_model(name: str) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     write_definition(definition("qwen_like"), tmp_path)
     shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
-    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true}')
     file = find_tokenizer(str(tmp_path))
     assert file.kind == "huggingface"
-    assert file.config == {"add_bos_token": True}
     assert load_tokenizer(f"{tmp_path}/").sha256 == load("qwen_like").sha256
 
 
@@ -81,7 +78,6 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     snapshot = tmp_path / "models--owner--name" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     write_definition(definition("llama_like"), snapshot)
-    (snapshot / "tokenizer_config.json").write_text('{"add_bos_token": false}')
     references = snapshot.parents[1] / "refs"
     references.mkdir()
     (references / "main").write_text(COMMIT)
@@ -89,7 +85,6 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tokenizer = load_tokenizer(name)
     assert tokenizer.source == name
     assert tokenizer.sha256 == load("llama_like").sha256
-    assert not tokenizer.adds_bos
 
 
 @pytest.mark.parametrize("path", RANK_FILES, ids=lambda path: path.name)
@@ -125,13 +120,6 @@ def test_broken_json(data: bytes, message: str, tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(str(path))
-
-
-def test_broken_config(tmp_path: Path) -> None:
-    write_definition(definition("qwen_like"), tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json\" is no valid JSON"):
-        load_tokenizer(str(tmp_path))
 
 
 def test_a_cut_sentencepiece_model(tmp_path: Path) -> None:
