@@ -1,7 +1,6 @@
 """`python -m beam_jobs.align`: documents in, verified aligned shards out."""
 
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.records import Job
 from beam_jobs.report import RunSummary
+from beam_jobs.run_options import RunOptions, configure_logging
 from beam_jobs.runners import (
     describe_runner,
     exit_status,
@@ -48,6 +48,7 @@ from beam_jobs.sharding import (
     WriteManifest,
 )
 from beam_jobs.summary import library_versions, read_summary, summarise, write_report
+from beam_jobs.supervision import leave
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.conventions import NOTHING, describe_convention, name_tokens
 from pipeline.shards import read_manifest
@@ -101,7 +102,7 @@ def align(options: AlignOptions) -> Manifest:
     """
     started = time.time()
     options = replace(options, output=storage.absolute(options.output))
-    beam_options = make_beam_options(options.beam_arguments)
+    beam_options = make_beam_options(options.beam_arguments, run=options.run)
     FileSystems.set_options(beam_options)
     files = find_inputs(options.input, text_field=options.text_field)
     _require_separate(files, options.output)
@@ -116,15 +117,17 @@ def align(options: AlignOptions) -> Manifest:
             tokenizer.check_fast_path(probes)
         with open_run(run_folder, configuration):
             job = prepare_job(options, configuration, tokenizers, started=started)
-            run_job(tasks, job, beam_options, text_bytes=_text_bytes(files))
+            run_job(tasks, job, beam_options, run=options.run, text_bytes=_text_bytes(files))
         manifest = _read_result(options.output, run_folder)
     elif storage.num_bytes_of(storage.join(run_folder, SUMMARY_FILE)) is None:
-        print(f"{options.output} is finished: the same input and options made it; nothing to do")
+        options.run.say(
+            f"{options.output} is finished: the same input and options made it; nothing to do"
+        )
         return manifest
     run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
     storage.remove_folder(run_folder)
-    print(summarise(manifest, run, output=options.output, report=report))
+    options.run.say(summarise(manifest, run, output=options.output, report=report))
     return manifest
 
 
@@ -222,7 +225,12 @@ def tokenizer_records(
 
 
 def run_job(
-    tasks: Sequence[str], job: Job, beam_options: PipelineOptions, *, text_bytes: int
+    tasks: Sequence[str],
+    job: Job,
+    beam_options: PipelineOptions,
+    *,
+    run: RunOptions,
+    text_bytes: int,
 ) -> None:
     """Run the pipeline to its end, with a live bar where the run's folder is local.
 
@@ -233,12 +241,18 @@ def run_job(
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, tasks, job)
     bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes)
-    run_to_end(pipeline, job.run_folder, with_bar=bar)
+    run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status, see `exit_status`."""
-    return exit_status("align", lambda: align(parse_options(arguments)))
+
+    def work() -> None:
+        options = parse_options(arguments)
+        configure_logging("align", options.run)
+        align(options)
+
+    return exit_status("align", work)
 
 
 def _load(source: str, options: AlignOptions) -> Tokenizer:
@@ -323,4 +337,4 @@ def _describe_run(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from beam_jobs.blocks import Shuffle
 from beam_jobs.reading import ReadingRules
+from beam_jobs.run_options import HERE, RunOptions, add_run_options, take_run_options
 from beam_jobs.tokenizer_files import SpecialStrings
 from pipeline.conventions import add_convention_options
 
@@ -32,7 +33,7 @@ examples:
   # two worker processes; parquet with other column names; texts kept in the samples
   vocag align --input 'corpus/**.parquet' --text-field content --id-field url --keep-text \\
       --student student/tokenizer.json --teacher teacher/tokenizer.model --output aligned \\
-      --direct_num_workers=2 --direct_running_mode=multi_processing
+      --workers 2
 
   # Dataflow, from bucket to bucket (docs/dataflow.md has the worker image)
   vocag align --input 'gs://bucket/corpus/*.jsonl.gz' --output gs://bucket/aligned \\
@@ -50,7 +51,7 @@ and stops nothing.
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/ and report.html.
 
-Every other option goes to Apache Beam (--runner, --direct_num_workers, --region, ...)."""
+Every other option goes to Apache Beam (--runner, --region, ...)."""
 
 
 class OptionsError(ValueError):
@@ -78,6 +79,7 @@ class AlignOptions:
         special_strings: "plain" or "honoured".
         fast: False never takes the fast path.
         shuffle: how documents travel to their buckets: "auto", "files" or "runner".
+        run: how many processes, and what they say.
         beam_arguments: options for Beam.
     """
 
@@ -97,6 +99,7 @@ class AlignOptions:
     special_strings: SpecialStrings = "plain"
     fast: bool = True
     shuffle: Shuffle | Literal["auto"] = "auto"
+    run: RunOptions = HERE
     beam_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -138,6 +141,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
     known, unknown = _parser().parse_known_args(arguments)
     values = vars(known)
     values["input"] = tuple(values["input"])
+    values["run"] = take_run_options(values)
     return AlignOptions(**values, beam_arguments=tuple(unknown))
 
 
@@ -189,4 +193,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--shuffle", choices=["auto", *get_args(Shuffle)], default="auto",
         help="how texts travel to their shards: files in OUTPUT, or the runner's own shuffle "
         "(default: files where OUTPUT is a local or shared folder)")  # fmt: skip
+    add_run_options(parser)
     return parser

@@ -4,6 +4,7 @@ import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
@@ -19,36 +20,46 @@ from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from beam_jobs import storage
 from beam_jobs.options import OptionsError
+from beam_jobs.run_options import HERE, RunOptions
+from beam_jobs.supervision import Terminated, run_supervised, terminate_by_exception
+from beam_jobs.workers import WorkerDiedError
 
 
 class JobError(RuntimeError):
     """The Beam job failed; what it finished is kept for the next attempt."""
 
 
+RESUME = "run the same command again to resume"
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 
 
-def make_beam_options(arguments: Sequence[str], *, command: str = "align") -> PipelineOptions:
+def make_beam_options(
+    arguments: Sequence[str], *, run: RunOptions = HERE, command: str = "align"
+) -> PipelineOptions:
     """Return Beam's options.
 
     Args:
         arguments: those that are not the command's own.
+        run: how many processes of this machine.
         command: its name, for errors.
 
     Raises:
-        OptionsError: an argument that Beam does not know either, or an unknown runner.
+        OptionsError: an argument that Beam does not know either, an unknown runner, or one that
+            --workers is not for.
 
     Example:
         >>> make_beam_options(["--runner=DirectRunner"]).get_all_options()["runner"]
         'DirectRunner'
     """
-    options = PipelineOptions(list(arguments))
+    options = PipelineOptions([*arguments, *run.beam_arguments()])
     make_runner(options)  # importing a runner's module makes its options known
     unknown = _unknown_arguments(arguments)
     if unknown:
         raise OptionsError(
             f"neither {command} nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
         )
+    if run.workers > 1:
+        _require_ours_to_start(options, arguments, run.workers)
     options.view_as(SetupOptions).save_main_session = False
     return options
 
@@ -77,6 +88,7 @@ def run_to_end(
     pipeline: beam.Pipeline,
     run_folder: str,
     *,
+    run: RunOptions,
     with_bar: Callable[[Callable[[], None]], None],
 ) -> None:
     """Run a pipeline to its end, with a live bar where the run's folder is local.
@@ -84,6 +96,7 @@ def run_to_end(
     Args:
         pipeline: described, not yet running.
         run_folder: where the traceback of a failure goes.
+        run: what the job says.
         with_bar: runs what it is given, and draws meanwhile.
 
     Raises:
@@ -93,38 +106,34 @@ def run_to_end(
     def work() -> None:
         pipeline.run().wait_until_finish()
 
+    is_ours = isinstance(pipeline.runner, fn_runner.FnApiRunner)
+    supervised = partial(run_supervised, work, verbose=run.verbose) if is_ours else work
     try:
         if storage.is_local(run_folder):
-            with_bar(work)
+            with_bar(supervised)
         else:
-            work()
+            supervised()
     except Exception as error:  # whatever a runner or a worker raises
-        path = storage.join(run_folder, "error.txt")
-        storage.write_atomically(path, traceback.format_exc().encode(), scratch=run_folder)
-        cause = (str(error).strip() or repr(error)).splitlines()[-1]
-        raise JobError(
-            f"the job failed: {cause} (traceback in {path}); run the same command again to resume"
-        ) from error
+        raise _job_error(error, run_folder) from error
 
 
 def exit_status(command: str, work: Callable[[], object]) -> int:
     """Run a command's work; return 0, 1 where the job failed, 2 where it was asked for wrongly.
 
-    What went wrong is said on stderr, without a traceback.
+    What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a
+    command that Ctrl-C or SIGTERM ended.
     """
     try:
-        work()
+        with terminate_by_exception():
+            work()
     except (ValueError, OSError) as error:
-        print(f"vocag {command}: error: {error}", file=sys.stderr)
-        return 2
+        return _say(f"vocag {command}: error: {error}", 2)
     except JobError as error:
-        print(f"vocag {command}: {error}", file=sys.stderr)
-        return 1
+        return _say(f"vocag {command}: {error}", 1)
     except KeyboardInterrupt:
-        print(
-            f"vocag {command}: interrupted; run the same command again to resume", file=sys.stderr
-        )
-        return 130
+        return _say(f"vocag {command}: interrupted; {RESUME}", 130)
+    except Terminated:
+        return _say(f"vocag {command}: terminated; {RESUME}", 143)
     return 0
 
 
@@ -143,6 +152,36 @@ def describe_runner(options: PipelineOptions) -> str:
     if mode == "in_memory":
         return "DirectRunner"
     return f"DirectRunner, {mode} with {direct.direct_num_workers} workers"
+
+
+def _say(message: str, status: int) -> int:
+    print(message, file=sys.stderr)
+    return status
+
+
+def _job_error(error: Exception, run_folder: str) -> JobError:
+    """Return one sentence about a failure, and leave the rest in the run's folder."""
+    path = storage.join(run_folder, "error.txt")
+    details = error.log if isinstance(error, WorkerDiedError) else traceback.format_exc()
+    cause = (str(error).strip() or repr(error)).splitlines()[-1]
+    storage.write_atomically(path, f"{cause}\n\n{details}".encode(), scratch=run_folder)
+    if isinstance(error, WorkerDiedError):
+        return JobError(f"{cause}; {RESUME} (its log is in {path})")
+    return JobError(f"the job failed: {cause} (traceback in {path}); {RESUME}")
+
+
+def _require_ours_to_start(
+    options: PipelineOptions, arguments: Sequence[str], workers: int
+) -> None:
+    if not isinstance(make_runner(options), fn_runner.FnApiRunner):
+        name = options.view_as(StandardOptions).runner
+        raise OptionsError(
+            f"--workers {workers} starts processes on this machine, and --runner {name} has its "
+            "own; leave one of the two out"
+        )
+    both = [name for name in arguments if name.startswith(("--direct_num", "--direct_running"))]
+    if both:
+        raise OptionsError(f"--workers {workers} says what {both[0]} says; leave one of them out")
 
 
 def _unknown_arguments(arguments: Sequence[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """`python -m beam_jobs.score`: a teacher's losses of a dataset, once, beside its shards."""
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +15,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import storage
 from beam_jobs.options import OptionsError
 from beam_jobs.progress import reset_progress, run_with_token_bar
+from beam_jobs.run_options import RunOptions, configure_logging
 from beam_jobs.runners import JobError, exit_status, make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import open_run, run_folder_of
 from beam_jobs.score_options import ScoreOptions, parse_options
 from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.sharding import Gather, Spread
+from beam_jobs.supervision import leave
 from pipeline.context_rule import ContextRule
 from pipeline.conventions import choose_conventions
 from pipeline.formatting import (
@@ -70,7 +71,7 @@ def score(options: ScoreOptions) -> ScoreManifest:
     """
     started = time.time()
     options = replace(options, output=storage.absolute(options.output))
-    beam_options = make_beam_options(options.beam_arguments, command="score")
+    beam_options = make_beam_options(options.beam_arguments, run=options.run, command="score")
     FileSystems.set_options(beam_options)
     manifest = choose_conventions(
         read_manifest(options.output),
@@ -85,7 +86,9 @@ def score(options: ScoreOptions) -> ScoreManifest:
     finished = find_finished(options.output, manifest, rule)
     if finished is not None:
         name = score_manifest_name(rule.fingerprint)
-        print(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
+        options.run.say(
+            f"{name} is finished: the same teacher, rule and data made it; nothing to do"
+        )
         return finished
     configuration = {"scores": rule.fingerprint, "dataset": manifest.fingerprint}
     job = ScoreJob(
@@ -101,13 +104,13 @@ def score(options: ScoreOptions) -> ScoreManifest:
         started=started,
     )
     with open_run(job.run_folder, configuration):
-        run_job(job, beam_options, manifest)
+        run_job(job, beam_options, manifest, run=options.run)
         scores = find_finished(options.output, manifest, rule)
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
         run = json.loads(storage.read_bytes(storage.join(job.run_folder, SUMMARY_FILE)))
     storage.remove_folder(job.run_folder)
-    print(summarise(scores, run, output=options.output))
+    options.run.say(summarise(scores, run, output=options.output))
     return scores
 
 
@@ -149,7 +152,9 @@ def find_finished(output: str, manifest: Manifest, rule: TeacherRule) -> ScoreMa
     return scores if complete and same else None
 
 
-def run_job(job: ScoreJob, beam_options: PipelineOptions, manifest: Manifest) -> None:
+def run_job(
+    job: ScoreJob, beam_options: PipelineOptions, manifest: Manifest, *, run: RunOptions
+) -> None:
     """Run the pipeline to its end.
 
     Raises:
@@ -160,7 +165,7 @@ def run_job(job: ScoreJob, beam_options: PipelineOptions, manifest: Manifest) ->
     build_pipeline(pipeline, len(manifest.shards), job)
     num_tokens = manifest.totals["num_teacher_tokens"]
     bar = partial(run_with_token_bar, job.run_folder, num_tokens=num_tokens)
-    run_to_end(pipeline, job.run_folder, with_bar=bar)
+    run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
 
 
 def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> str:
@@ -199,7 +204,13 @@ def _name(token_id: int | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status, see `exit_status`."""
-    return exit_status("score", lambda: score(parse_options(arguments)))
+
+    def work() -> None:
+        options = parse_options(arguments)
+        configure_logging("score", options.run)
+        score(options)
+
+    return exit_status("score", work)
 
 
 def _default_dtype(device: str) -> str:
@@ -209,4 +220,4 @@ def _default_dtype(device: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beam_jobs.options import OptionsError
+from beam_jobs.run_options import HERE, RunOptions, add_run_options, take_run_options
 from pipeline.conventions import add_convention_options
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,8 +21,7 @@ examples:
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
 
   # a quantised model in a file, on two processes of this machine with one thread each
-  vocag score aligned --teacher models/smollm2.gguf --seq-length 512 --threads 1 \\
-      --direct_num_workers=2 --direct_running_mode=multi_processing
+  vocag score aligned --teacher models/smollm2.gguf --seq-length 512 --threads 1 --workers 2
 
   # overlapping windows for documents that are longer than the teacher's window
   vocag score aligned --teacher models/teacher --teacher-seq-length 4096 --stride 2048
@@ -37,7 +37,7 @@ while training with the same lengths; training with rows that split a document e
 output: NAME-000000-of-000012.teacher-FINGERPRINT.safetensors beside every shard and, last,
 teacher-FINGERPRINT.json.
 
-Every other option goes to Apache Beam (--runner, --direct_num_workers, --region, ...)."""
+Every other option goes to Apache Beam (--runner, --region, ...)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class ScoreOptions:
         student_eos: token after a student's document, likewise.
         teacher_context: token before a teacher's text, likewise.
         allow_untrained_teacher: accept one that predicts no better than chance.
+        run: how many processes, and what they say.
         beam_arguments: options for Beam.
     """
 
@@ -76,6 +77,7 @@ class ScoreOptions:
     student_bos: str | None = None
     student_eos: str | None = None
     teacher_context: str | None = None
+    run: RunOptions = HERE
     beam_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -113,7 +115,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
         2048
     """
     known, unknown = _parser().parse_known_args(arguments)
-    return ScoreOptions(**vars(known), beam_arguments=tuple(unknown))
+    values = vars(known)
+    values["run"] = take_run_options(values)
+    return ScoreOptions(**values, beam_arguments=tuple(unknown))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,4 +150,5 @@ def _parser() -> argparse.ArgumentParser:
         "(default: torch's)")  # fmt: skip
     add("--allow-untrained-teacher", action="store_true",
         help="accept a teacher that predicts a plain text no better than chance")  # fmt: skip
+    add_run_options(parser)
     return parser

@@ -120,38 +120,6 @@ def test_a_killed_job_then_a_second_start(
     assert (tmp_path / "report.html").exists()
 
 
-@pytest.mark.slow
-def test_a_killed_worker_process_then_a_second_start(tmp_path: Path) -> None:
-    corpus, reference = reference_dataset()
-    two = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
-    options = align_options(corpus, tmp_path, *two)
-    package = tmp_path / "package"  # workers import it before anything else
-    package.mkdir()
-    (package / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if 'sdk_worker_main' in ' '.join(sys.orig_argv):\n"
-        "    import os, signal\n"
-        "    from beam_jobs import buckets\n"
-        "    original, calls = buckets.align_batch, []\n"
-        "    def die(*arguments):\n"
-        "        calls.append(1)\n"
-        "        if len(calls) == 9:\n"
-        "            os.kill(os.getppid(), signal.SIGKILL)\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return original(*arguments)\n"
-        "    buckets.align_batch = die\n"
-    )
-    output = tmp_path / "out"
-    options = align_options(corpus, output, *two)
-    environment = {**os.environ, "PYTHONPATH": f"{package}:{os.getcwd()}"}
-    command = [sys.executable, "-m", "beam_jobs.align", *command_line(options)]
-    dead = subprocess.run(command, env=environment, capture_output=True, check=False)
-    assert dead.returncode != 0
-    assert not (output / "manifest.json").exists()
-    align(options)
-    assert digests(output) == digests(reference)
-
-
 def test_documents_that_changed_between_two_starts_are_aligned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -305,7 +305,7 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
         parse_options(["--help"])
     assert left.value.code == 0
     shown = capsys.readouterr().out
-    for part in ("examples:", "--direct_num_workers=2", "DataflowRunner", "vocag validate", ".zst"):
+    for part in ("examples:", "--workers 2", "DataflowRunner", "vocag validate", ".zst"):
         assert part in shown
     assert max(map(len, shown.splitlines())) <= 100
 

@@ -1,0 +1,108 @@
+"""A job that its launcher can leave: at once when it is told to end, or when a worker has died.
+
+The runner works in a thread, and the main thread waits for the first of three: its end, the death
+of a worker, a signal. Beam has no way to cancel a local job, so a thread that does not end within a
+moment is left behind, and `leave` ends the process without waiting for it.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import FrameType
+from typing import NoReturn
+
+import grpc
+
+from beam_jobs.workers import Workers, supervise_workers
+
+_PATIENCE_SECONDS = 1.0
+_left_behind: list[threading.Thread] = []
+
+
+class Terminated(BaseException):
+    """SIGTERM has arrived; like KeyboardInterrupt, nothing but the command's end catches it."""
+
+
+def run_supervised(work: Callable[[], None], *, verbose: bool = False) -> None:
+    """Run a local job's `work`, in a thread, until it ends or must end.
+
+    Raises:
+        WorkerDiedError: a worker process ended before the job did.
+        Exception: what `work` raised.
+        KeyboardInterrupt, Terminated: as they arrived; no worker is left then.
+    """
+    outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # handed to the thread that waits
+            outcomes.put(error)
+        else:
+            outcomes.put(None)
+
+    workers = Workers(outcomes.put, verbose=verbose)
+    thread = threading.Thread(target=run, name="job", daemon=True)
+    with supervise_workers(workers), _quiet_threads(verbose):
+        thread.start()
+        try:
+            outcome = outcomes.get()
+            if outcome is not None:
+                raise workers.await_death() or outcome
+        except BaseException:
+            _end(thread, workers)
+            raise
+    thread.join()
+
+
+@contextmanager
+def terminate_by_exception() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, without waiting for the threads of a job that was left."""
+    if any(thread.is_alive() for thread in _left_behind):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _end(thread: threading.Thread, workers: Workers) -> None:
+    workers.kill()
+    thread.join(_PATIENCE_SECONDS)
+    if thread.is_alive():
+        _left_behind.append(thread)
+
+
+@contextmanager
+def _quiet_threads(verbose: bool) -> Iterator[None]:
+    """Let Beam's threads end without a traceback each where a worker is gone."""
+    before = threading.excepthook
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        if verbose or not issubclass(failure.exc_type, grpc.RpcError):
+            before(failure)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _raise_terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise Terminated
