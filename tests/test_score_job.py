@@ -136,7 +136,7 @@ def test_two_processes_write_the_same_bytes(world: Path) -> None:
     reference = sidecars(world)
     for name in reference:
         (world / "data" / name).unlink()
-    workers = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+    workers = ("--workers", "2")
     command = [sys.executable, "-m", "beam_jobs.score", *score_arguments(world, *workers)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
