@@ -37,7 +37,7 @@ for seed in ${seeds:-0}; do
     run="$demo/runs/seed-$seed/$method"
     runs+=("$run")
     echo "== $method, seed $seed"
-    $python "$here/train_hf.py" --data "$demo/train" --heldout "$demo/heldout" \
+    $python -m pipeline.training --data "$demo/train" --heldout "$demo/heldout" \
       --student "$here/student_10m" --random-init --teacher "$demo/smollm2" --method "$method" \
       --seed "$seed" --num-steps 300 --warmup-steps 15 --learning-rate 2e-3 \
       --seq-length 512 --global-batch-size 2 --micro-batch-size 2 "${precision[@]}" \
@@ -46,8 +46,8 @@ for seed in ${seeds:-0}; do
   done
 done
 
-$python "$here/plot_runs.py" "${runs[@]}" --output "$demo/selectors.html"
-$python "$here/plot_runs.py" "${runs[@]}" --output "$demo/selectors.svg" | tail -n 1
+$python -m pipeline.figures runs "${runs[@]}" --output "$demo/selectors.html"
+$python -m pipeline.figures runs "${runs[@]}" --output "$demo/selectors.svg" | tail -n 1
 # What the teacher would choose in a text that neither has seen, for the student that it guided.
 $python -m pipeline.figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
   --student-tokenizer "$($python "$here/packaged_tokenizer.py" mistral)" --output "$demo/kept.html" \

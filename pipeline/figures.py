@@ -18,6 +18,7 @@ from pipeline.figure_alignment import (
     measure_chunking,
 )
 from pipeline.figure_charts import write_figure
+from pipeline.figure_runs import compare_runs
 from pipeline.figure_tokens import describe_text, draw_text, tokenize_text
 from pipeline.figure_vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 from pipeline.formatting import printable
@@ -33,6 +34,8 @@ examples:
       Fig. 3: IoU and IoS of equal chunks against alignment by token.
   vocag figures kept --student ./student --teacher ./teacher --text-file text.txt --output fig8.html
       Fig. 8: which tokens of a text the teacher keeps.
+  vocag figures runs runs/full runs/random runs/teacher --output selectors.svg
+      Runs of vocag train: held-out bits per byte by step.
 
 A tokenizer is a tokenizer.json, a SentencePiece model, a folder that holds one, or a Hugging Face
 repository; NAME=SOURCE names it in the figure.
@@ -193,6 +196,27 @@ class KeptOptions:
             yield f"wrote {self.output}"
 
 
+@dataclass(frozen=True)
+class RunsOptions:
+    """Which runs to compare.
+
+    Attributes:
+        runs: folders that `vocag train` has written.
+        heldout: name of the held-out set, where the runs have several.
+        output: .svg or .html file; None prints only.
+    """
+
+    runs: Sequence[Path]
+    heldout: str = ""
+    output: Path | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to print, and write the figure where one is wanted."""
+        yield from compare_runs(self.runs, self.output, heldout=self.heldout)
+        if self.output is not None:
+            yield f"wrote {self.output}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
     arguments = vars(_parser().parse_args(argv))
@@ -276,6 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tokens(commands)
     _add_alignment(commands)
     _add_kept(commands)
+    _add_runs(commands)
     return parser
 
 
@@ -342,6 +367,14 @@ def _add_kept(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         parser.add_argument(name, metavar="TOKEN", help=text)
     parser.add_argument("--keep-fraction", type=float, default=0.4, metavar="K", help="0.4")
     parser.add_argument("--aggregation", choices=("mean", "max", "sum"), default="max")
+
+
+def _add_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = _command(
+        commands, "runs", RunsOptions, "runs of vocag train, compared", ".svg or .html"
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--heldout", default="", metavar="NAME", help="of several held-out sets")
 
 
 if __name__ == "__main__":

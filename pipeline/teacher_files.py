@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.dataset_tokenizers import load_dataset_tokenizers
+from pipeline.tokenization import Tokenizer
 from schemas.errors import ForeignTokenizerError
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, TokenizerRecord
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model"]
@@ -48,8 +49,10 @@ class TeacherFiles:
         stats = [path.stat() for path in self.files]
         return _hash_files(self.files, tuple((s.st_size, s.st_mtime_ns) for s in stats))
 
-    def require_tokenizer(self, folder: str, manifest: Manifest) -> None:
-        """Check that a dataset's teacher tokens are this teacher's.
+    def require_tokenizer(
+        self, folder: str, manifest: Manifest, *, side: Literal["student", "teacher"] = "teacher"
+    ) -> None:
+        """Check that a dataset's tokens are this model's.
 
         A folder's tokenizer must be the file that the dataset was made with; a folder that holds
         none is taken at its word. A GGUF file holds its vocabulary, which is compared token by
@@ -58,38 +61,45 @@ class TeacherFiles:
         Args:
             folder: the dataset's.
             manifest: the dataset's.
+            side: which of its two models this is.
 
         Raises:
             ForeignTokenizerError: the dataset was made with another tokenizer.
         """
         if self.is_gguf:
-            self._require_vocabulary(folder, manifest)
+            self._require_vocabulary(folder, manifest, side)
             return
-        path = self.path / Path(manifest.teacher.file).name
+        record: TokenizerRecord = getattr(manifest, side)
+        path = self.path / Path(record.file).name
         if path.is_file():
-            manifest.require_tokenizers(teacher_sha256=sha256(path.read_bytes()).hexdigest())
+            found = {f"{side}_sha256": sha256(path.read_bytes()).hexdigest()}
+            manifest.require_tokenizers(**found)
 
-    def _require_vocabulary(self, folder: str, manifest: Manifest) -> None:
-        tokenizer = load_dataset_tokenizers(folder, manifest).teacher
+    def _require_vocabulary(
+        self, folder: str, manifest: Manifest, side: Literal["student", "teacher"]
+    ) -> None:
+        tokenizer: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
         if tokenizer.file.kind != "huggingface":
             return
         own = _gguf_tokens(self.path)
         for token_id, text in _vocabulary(json.loads(tokenizer.file_bytes)):
             found = own[token_id] if token_id < len(own) else None
             if found != text:
+                source = getattr(manifest, side).source
                 raise ForeignTokenizerError(
-                    f"token {token_id} is {text!r} in the dataset's teacher tokenizer "
-                    f'("{manifest.teacher.source}") and {found!r} in {self.path}: name the model '
+                    f"token {token_id} is {text!r} in the dataset's {side} tokenizer "
+                    f'("{source}") and {found!r} in {self.path}: name the model '
                     "that the tokenizer belongs to, or run beam_jobs.align again with the model's"
                 )
 
 
-def find_teacher(source: str) -> TeacherFiles:
-    """Return the files of the teacher that a user names; a repository's are downloaded first.
+def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
+    """Return the files of the model that a user names; a repository's are downloaded first.
 
     Args:
         source: a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
             `owner/name@revision`.
+        role: what errors call it.
 
     Raises:
         ValueError: nothing there, or no weights.
@@ -102,21 +112,21 @@ def find_teacher(source: str) -> TeacherFiles:
     if path.suffix == ".gguf" and path.is_file():
         return TeacherFiles(source, path, (path,))
     if not path.is_dir():
-        path = _download(source)
+        path = _download(source, role)
     for pattern in _WEIGHTS:
         weights = sorted(path.glob(pattern))
         if weights and (path / "config.json").is_file():
             return TeacherFiles(source, path, (path / "config.json", *weights))
     raise ValueError(
-        f'teacher "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
+        f'{role} "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
         "folder in the layout of Hugging Face, a repository or a .gguf file"
     )
 
 
-def _download(source: str) -> Path:
+def _download(source: str, role: str) -> Path:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise ValueError(
-            f'teacher "{source}": no such folder or .gguf file, and no Hugging Face repository '
+            f'{role} "{source}": no such folder or .gguf file, and no Hugging Face repository '
             "name (owner/name); name one of the three"
         )
     from huggingface_hub import snapshot_download
@@ -126,7 +136,7 @@ def _download(source: str) -> Path:
         found = snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES)
     except Exception as error:  # the hub client raises many unrelated types
         raise ValueError(
-            f'teacher "{source}": no such folder or .gguf file, and the Hugging Face hub gave no '
+            f'{role} "{source}": no such folder or .gguf file, and the Hugging Face hub gave no '
             f"model ({type(error).__name__}: {error}); check the name, the network, or HF_TOKEN "
             "for a gated repository"
         ) from error

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,10 @@ from pipeline.guidance import aggregate_teacher_losses, select_tokens
 from pipeline.hf_models import hidden_states, load_language_model, output_weight
 from pipeline.packing import Convention
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.training.command import main as train_main
+from pipeline.training.config import TrainConfig
+from pipeline.training.loop import train
+from pipeline.training.method import Method
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from tests.datasets import build_dataset, byte_level, make_texts
 from tests.scored_data import (
@@ -25,13 +28,6 @@ from tests.scored_data import (
     score_arguments,
     write_world,
 )
-
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
-
-from train_config import TrainConfig
-from train_hf import main as train_main
-from train_hf import train
-from train_methods import Method
 
 HALF_STEP = 2.0**-11
 """Relative distance of fp16 numbers to what they stand for."""
@@ -144,6 +140,7 @@ def test_cached_and_online_training_curves_agree(copied: Path, tmp_path: Path) -
         seq_length=SEQ_LENGTH,
         global_batch_size=4,
         num_epochs=2,
+        learning_rate=1e-3,
     )
     train(config)
     cached = replace(config, teacher=None, teacher_losses=str(teacher), output=tmp_path / "cached")

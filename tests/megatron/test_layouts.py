@@ -1,6 +1,7 @@
 """The real trainer on the CPU: every layout takes the step that one process would take."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,12 @@ pytest.importorskip("megatron.core")
 
 from megatron_plugin.export_hf import export_student
 from pipeline.hf_models import load_language_model
-from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+from pipeline.streaming import AlignedRows, load_batches
+from pipeline.training.config import TrainConfig
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.loop import Run, train_step
+from pipeline.training.method import Method
+from pipeline.training.ranks import Ranks
 from tests.datasets import build_dataset, byte_level, make_texts
 from tests.megatron.launch import ROOT, torchrun
 from tests.megatron.models import FAMILIES, save_model
@@ -105,15 +111,15 @@ def require_equal(folder, inputs, expected):
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6 * scale, msg=name)
 
 
-def test_the_reference_is_the_plain_trainers_step(inputs, references, monkeypatch):
-    found = plain_trainer_gradients(inputs, monkeypatch)
+def test_the_reference_is_the_plain_trainers_step(inputs, references):
+    found = plain_trainer_gradients(inputs)
     expected, _ = references[MICRO_BATCH]
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_a_checkpoint_of_the_students_vocabulary_is_rho1s_reference(tmp_path, monkeypatch):
+def test_a_checkpoint_of_the_students_vocabulary_is_rho1s_reference(tmp_path):
     one = byte_level(400)
     build_dataset(tmp_path / "data", make_texts(80), num_shards=2, student=one, teacher=one)
     save_model(tmp_path / "student", "qwen2_tied", vocab_size=400, seed=1, num_hidden_layers=4)
@@ -132,18 +138,13 @@ def test_a_checkpoint_of_the_students_vocabulary_is_rho1s_reference(tmp_path, mo
         save_interval=1,
     )
     export_student(checkpoint, exported)
-    expected = plain_trainer_gradients(inputs(exported), monkeypatch, name="rho1")
+    expected = plain_trainer_gradients(inputs(exported), name="rho1")
     train_forked(inputs(checkpoint), 1, tmp_path / "dump", vocag_unmapped="exclude")
     require_equal(tmp_path / "dump", inputs(checkpoint), expected)
 
 
-def plain_trainer_gradients(inputs, monkeypatch, **method):
-    """Return the gradients of the first step of `examples/train_hf.py`, on Megatron's rows."""
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    from train_config import TrainConfig
-    from train_hf import train_step
-    from train_methods import Method
-
+def plain_trainer_gradients(inputs, **method):
+    """Return the gradients of the first step of the plain trainer, on Megatron's rows."""
     config = TrainConfig(
         data=str(inputs.data),
         student=str(inputs.student),
@@ -155,19 +156,20 @@ def plain_trainer_gradients(inputs, monkeypatch, **method):
         micro_batch_size=MICRO_BATCH,
         seed=1234,
         clip_norm=1e9,
-        device="cpu",
     )
-    rows = AlignedRows(
-        StreamConfig(
-            path=config.data,
-            seq_length=SEQ_LENGTH,
-            seed=config.seed,
-            global_batch_size=GLOBAL_BATCH,
-        )
-    )
+    stream = replace(config.stream(config.data), global_batch_size=GLOBAL_BATCH)
+    rows = AlignedRows(stream)
     student, teacher = (load_language_model(folder) for folder in (config.student, config.teacher))
-    loader = iter(load_batches(rows, micro_batch_size=MICRO_BATCH))
-    train_step(config, student, teacher, Unmoved(student.parameters()), loader, 0)
+    run = Run(
+        config,
+        Ranks(torch.device("cpu")),
+        rows,
+        student,
+        GuidedStudent(student, config.method),
+        teacher,
+        Unmoved(student.parameters()),
+    )
+    train_step(run, iter(load_batches(rows, micro_batch_size=MICRO_BATCH)), 0)
     return {name: parameter.grad for name, parameter in student.named_parameters()}
 
 

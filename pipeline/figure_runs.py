@@ -1,16 +1,11 @@
-"""Compare runs of `train_hf.py`: held-out bits per byte by step, as a table and a chart.
-
-    python examples/plot_runs.py runs/full runs/random runs/teacher --output selectors.svg
-    python examples/plot_runs.py runs/seed-*/* --output selectors.svg
+"""Runs of `vocag train` compared: held-out bits per byte by step, as a table and a chart.
 
 A run is named by its folder. Runs of one name are seeds of one method: the table has each of them,
 the chart their mean.
 """
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -23,27 +18,48 @@ COLOURS = 5
 TICKS = 5
 
 
-def read_run(folder: Path) -> dict[int, float]:
+_METRIC = "heldout_bits_per_byte"
+
+
+def read_run(folder: Path, heldout: str = "") -> dict[int, float]:
     """Return a run's held-out bits per byte by step.
 
+    Args:
+        folder: the run's.
+        heldout: name of the held-out set, where the run has several.
+
     Raises:
-        ValueError: the run measured nothing.
+        ValueError: the run did not measure that.
     """
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
-    name = "heldout_bits_per_byte"
+    name = f"{_METRIC}/{heldout}" if heldout else _METRIC
     values = {record["step"]: record[name] for record in records if name in record}
     if not values:
-        raise ValueError(f"{folder} has no held-out measurements: train with --heldout")
+        found = sorted({key for record in records for key in record if key.startswith(_METRIC)})
+        sets = [
+            key.removeprefix(_METRIC).lstrip("/") or "(one set, without a name)" for key in found
+        ]
+        known = f"it measured {', '.join(sets)}: see --heldout" if sets else "train with --heldout"
+        raise ValueError(
+            f"{folder} has no held-out measurements {heldout or 'of one set'}: {known}"
+        )
     return values
 
 
-def compare_runs(folders: Sequence[Path], output: Path) -> list[str]:
+def compare_runs(
+    folders: Sequence[Path], output: Path | None = None, *, heldout: str = ""
+) -> list[str]:
     """Draw runs that were measured at the same steps; return a table.
+
+    Args:
+        folders: of the runs.
+        output: .svg or .html file; None draws nothing.
+        heldout: as in `read_run`.
 
     Raises:
         ValueError: runs measured at different steps.
     """
-    runs = {folder: read_run(folder) for folder in folders}
+    runs = {folder: read_run(folder, heldout) for folder in folders}
     first, *others = runs
     for folder in others:
         if runs[folder].keys() != runs[first].keys():
@@ -60,7 +76,8 @@ def compare_runs(folders: Sequence[Path], output: Path) -> list[str]:
         for name, seeds in methods.items()
     }
     table = _table(steps, methods, means)
-    write_figure(_chart(steps, means), output, notes=table)
+    if output is not None:
+        write_figure(_chart(steps, means), output, notes=table)
     return table
 
 
@@ -102,22 +119,3 @@ def _round_range(values: Sequence[float]) -> tuple[float, float]:
         if low + TICKS * step >= max(values):
             break
     return round(low, 2), round(low + TICKS * step, 2)
-
-
-def main() -> int:
-    """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(description="Compare runs of train_hf.py.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--output", required=True, type=Path, help=".svg or .html file")
-    options = parser.parse_args()
-    try:
-        print("\n".join(compare_runs(options.runs, options.output)))
-    except (ValueError, OSError) as error:
-        print(f"plot_runs: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {options.output}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,8 @@
-"""The reference trainer: exact resume, exact accumulation, and each method against a slow count."""
+"""The trainer: exact resume, exact accumulation, and each method against a slow count."""
 
 import json
 import math
-import sys
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,17 +15,20 @@ from pipeline.guidance import NonFiniteLossError
 from pipeline.hf_models import load_language_model
 from pipeline.shards import read_samples
 from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.training.command import main
+from pipeline.training.config import TrainConfig
+from pipeline.training.evaluation import bits_per_byte
+from pipeline.training.loop import train
+from pipeline.training.losses import batch_loss, teacher_losses
+from pipeline.training.method import Method
+from pipeline.training.models import mean_teacher_loss
+from pipeline.training.options import parse_config
+from pipeline.training.ranks import Ranks
+from pipeline.training.schedule import learning_rate
 from schemas.document import AlignedDocument, decode_document
+from schemas.errors import ForeignTokenizerError
 from tests.datasets import build_dataset, byte_level, make_texts
 from tests.hf_folders import write_model
-
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
-
-from hold_out import hold_out
-from plot_runs import compare_runs
-from train_config import TrainConfig, parse_config
-from train_hf import bits_per_byte, learning_rate, main, mean_teacher_loss, train
-from train_methods import Method, batch_loss, teacher_losses
 
 SEQ_LENGTH = 64
 
@@ -70,6 +73,7 @@ def _config(world: Path, output: Path, method: Method, **changes: object) -> Tra
         global_batch_size=4,
         micro_batch_size=2,
         num_epochs=4,
+        learning_rate=1e-3,
     )
     return replace(config, **changes)
 
@@ -81,7 +85,7 @@ def _weights(output: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", ["teacher", "random"])
 def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, name: str) -> None:
     method = Method(name)
-    heldout = {"heldout": str(world / "heldout"), "evaluate_every": 2}
+    heldout = {"heldout": (str(world / "heldout"),), "evaluate_every": 2}
     train(_config(world, tmp_path / "six", method, **heldout))
     train(_config(world, tmp_path / "three", method, **heldout, exit_after=3))
     assert not (tmp_path / "three" / "model").exists()
@@ -149,15 +153,15 @@ def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -
 
 def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
     student = load_language_model(str(world / "student"))
-    config = _config(world, tmp_path, Method("full"), heldout=str(world / "heldout"))
+    config = _config(world, tmp_path, Method("full"), seq_length=512)
     rows = AlignedRows(StreamConfig(path=str(world / "heldout"), seq_length=512))
     documents = _documents(world / "heldout")
     nats = sum(sum(_losses(student, document, "student", rows)) for document in documents)
     num_bytes = sum(document.num_text_bytes for document in documents)
     # Whole documents in a row, as the slow count has them.
-    assert bits_per_byte(replace(config, seq_length=512), student) == pytest.approx(
-        nats / math.log(2) / num_bytes, rel=1e-4
-    )
+    alone = Ranks(torch.device("cpu"))
+    measured = bits_per_byte(config, student, str(world / "heldout"), alone)
+    assert measured == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["full", "random", "student_loss", "student_entropy", "uld",
@@ -200,7 +204,13 @@ def test_random_choices_differ_between_steps(world: Path) -> None:
 
 def test_learning_rate_warms_up_and_ends(tmp_path: Path) -> None:
     config = TrainConfig(
-        data="", student="", output=tmp_path, method=Method("full"), num_steps=100, warmup_steps=10
+        data="",
+        student="",
+        output=tmp_path,
+        method=Method("full"),
+        num_steps=100,
+        warmup_steps=10,
+        learning_rate=1e-3,
     )
     rates = [learning_rate(config, step) for step in range(100)]
     assert rates[0] == pytest.approx(1e-4)
@@ -222,10 +232,36 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
     untrained = str(world / "teacher_start")
     with pytest.raises(ValueError, match="as if its weights had not been loaded"):
         train(_config(world, tmp_path, Method("teacher"), teacher=untrained))
+    small = shutil.copytree(world / "student", tmp_path / "small")
+    (small / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="teacher tokens up to 479"):
-        train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
+        train(_config(world, tmp_path, Method("teacher"), teacher=str(small)))
     with pytest.raises(ValueError, match="raise --num-epochs or lower --num-steps"):
         train(_config(world, tmp_path, Method("full"), num_steps=10**6))
+
+
+def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> None:
+    """As Megatron does; it was taken without a word."""
+    other = str(world / "teacher_start")
+    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
+        train(_config(world, tmp_path, Method("full"), student=other))
+    with pytest.raises(ForeignTokenizerError, match=r"tokenizer\.json is not the dataset's"):
+        train(_config(world, tmp_path, Method("full"), student=other, random_init=True))
+    with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
+        train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
+    small = shutil.copytree(world / "student", tmp_path / "small")
+    (small / "tokenizer.json").unlink()
+    same = {"data": str(world / "same"), "student": str(small)}
+    with pytest.raises(ValueError, match=r"the data has student tokens up to 479, .* knows 400"):
+        train(_config(world, tmp_path, Method("full"), **same))
+
+
+def test_held_out_data_of_another_student_tokenizer_are_refused(
+    world: Path, tmp_path: Path
+) -> None:
+    heldout = (str(world / "heldout"), f"other={world / 'same'}")
+    with pytest.raises(ForeignTokenizerError, match=r"--heldout .*same was made with student tok"):
+        train(_config(world, tmp_path, Method("full"), heldout=heldout))
 
 
 @pytest.mark.parametrize("side", ["student", "teacher"])
@@ -269,58 +305,6 @@ def test_command_line_has_an_option_for_every_field(
     assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
     assert main([*needed, "--method", "teacher"]) == 2
     assert "--method teacher needs --teacher" in capsys.readouterr().err
-
-
-def _write_log(folder: Path, values: list[float]) -> Path:
-    folder.mkdir(parents=True)
-    records = [
-        {"step": 10 * n, "loss": 1.0, "heldout_bits_per_byte": value}
-        for n, value in enumerate(values, start=1)
-    ]
-    lines = "".join(json.dumps(record) + "\n" for record in [{"step": 1}, *records])
-    (folder / "log.jsonl").write_text(lines)
-    return folder
-
-
-def test_runs_are_compared_at_equal_steps(tmp_path: Path) -> None:
-    full = _write_log(tmp_path / "full", [3.0, 2.0])
-    teacher = _write_log(tmp_path / "teacher", [3.0, 2.5])
-    table = compare_runs([full, teacher], tmp_path / "runs.svg")
-    assert [line.split() for line in table] == [
-        ["step", "10", "20"],
-        ["full", "3.000", "2.000"],
-        ["teacher", "3.000", "2.500"],
-    ]
-    assert (tmp_path / "runs.svg").read_text().count("<circle") == 4
-    short = _write_log(tmp_path / "short", [3.0])
-    with pytest.raises(ValueError, match=r"measured at steps \[10, 20\], .*short at \[10\]"):
-        compare_runs([full, short], tmp_path / "runs.svg")
-
-
-def test_runs_of_one_name_are_seeds(tmp_path: Path) -> None:
-    seeds = {"seed-0/full": [3.0, 2.0], "seed-1/full": [3.2, 2.5], "seed-0/random": [4.0, 3.0]}
-    folders = [_write_log(tmp_path / name, values) for name, values in seeds.items()]
-    table = compare_runs(folders, tmp_path / "runs.html")
-    assert [line.split() for line in table[1:]] == [
-        ["full,", "1", "3.000", "2.000"],
-        ["full,", "2", "3.200", "2.500"],
-        ["full,", "mean", "3.100", "2.250"],
-        ["random", "4.000", "3.000"],
-    ]
-    page = (tmp_path / "runs.html").read_text()
-    assert page.count("<circle") == 4
-    assert "full, 20: 2.25" in page
-
-
-def test_held_out_documents_are_in_one_part_only(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"\u2028 {n}"}, ensure_ascii=False) + "\n" for n in range(25)]
-    (tmp_path / "all.jsonl").write_text("".join(lines), "utf-8")
-    assert hold_out(tmp_path / "all.jsonl", tmp_path, every=10) == {"heldout": 2, "train": 23}
-    parts = [(tmp_path / f"{name}.jsonl").read_text("utf-8") for name in ("train", "heldout")]
-    assert sorted("".join(parts).split("\n")) == sorted("".join(lines).split("\n"))
-    assert parts[1] == lines[9] + lines[19]
-    with pytest.raises(ValueError, match=r"--every 26 must lie in 2\.\.25"):
-        hold_out(tmp_path / "all.jsonl", tmp_path, every=26)
 
 
 def _documents(folder: Path) -> list[AlignedDocument]:

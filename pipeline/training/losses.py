@@ -1,9 +1,9 @@
 """A batch's loss by each method: the selectors of the paper and the systems it compares with."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -22,56 +22,7 @@ from pipeline.guidance import LossResult, aggregate_teacher_losses, guided_loss,
 from pipeline.hf_models import hidden_states, output_weight
 from pipeline.selection import Selection, SelectionRule
 from pipeline.streaming import Rows
-
-MethodName = Literal[
-    "teacher", "full", "random", "student_loss", "student_entropy",
-    "kld", "uld", "rho1", "rho1_entropy", "chunks", "chunks_random",
-]  # fmt: skip
-NEED_TEACHER = ("teacher", "kld", "uld", "rho1", "rho1_entropy", "chunks")
-NEED_LOSSES = ("teacher", "chunks")  # of the teacher's own tokens, and nothing else of it
-ONE_VOCABULARY = ("kld", "rho1", "rho1_entropy")
-
-
-@dataclass(frozen=True)
-class Method:
-    """How the student's loss is made; the defaults are the paper's.
-
-    Attributes:
-        name: a selector of `pipeline.selection`, or a baseline of `pipeline.baselines`.
-        keep_fraction: share of the competing tokens (or chunks) to keep.
-        unmapped: what happens to tokens without guidance: include, exclude or mean.
-        scope: where the share is counted: row or microbatch.
-        aggregation: Φ over a token's teacher losses: mean, max or sum.
-        expectation: divide by the kept tokens or by all of them.
-        num_chunks: of each document segment; methods chunks and chunks_random.
-        weight: λ of kld and uld.
-        seed: of random choices.
-    """
-
-    name: MethodName = "teacher"
-    keep_fraction: float = 0.4
-    unmapped: Literal["include", "exclude", "mean"] = "include"
-    scope: Literal["row", "microbatch"] = "microbatch"
-    aggregation: Literal["mean", "max", "sum"] = "max"
-    expectation: Literal["kept", "all"] = "kept"
-    num_chunks: int = 32
-    weight: float = 0.5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the name; the rest is checked where it is used."""
-        if self.name not in get_args(MethodName):
-            raise ValueError(f"--method {self.name}: choose of {', '.join(get_args(MethodName))}")
-        _ = self.rule
-
-    @property
-    def rule(self) -> SelectionRule:
-        """The selection rule."""
-        selectors = {"chunks": "teacher", "chunks_random": "random"}
-        selector = selectors.get(self.name, self.name)
-        if self.name in ("kld", "uld", "rho1", "rho1_entropy"):
-            selector = "full"
-        return SelectionRule(selector, self.keep_fraction, self.unmapped, self.scope, self.seed)
+from pipeline.training.method import NEED_TEACHER, Method
 
 
 def batch_loss(
@@ -80,6 +31,8 @@ def batch_loss(
     teacher: PreTrainedModel | None,
     batch: Rows,
     step: int,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> LossResult:
     """Run the student, and the teacher if the method needs it, over a micro-batch.
 
@@ -89,6 +42,8 @@ def batch_loss(
         teacher: frozen; for rho1 the reference model; None also where rows hold its losses.
         batch: rows of `pipeline.streaming`, on the models' device.
         step: of training; random choices are drawn anew for each.
+        group: the processes that choose together where the method's scope is "group"; None: this
+            one alone, whose micro-batch is then the group's.
 
     Example:
         >>> batch_loss(Method("full"), student, None, batch, 0).loss_sum.backward()
@@ -110,7 +65,7 @@ def batch_loss(
             loss_mask=batch["loss_mask"],
             weight=method.weight,
         )
-    selection = _select(method, scores, teacher, batch, step)
+    selection = _select(method, scores, teacher, batch, step, group)
     result = guided_loss(scores.losses, selection, expectation=method.expectation)
     if method.name not in NEED_TEACHER:
         # Its zeros only stand for "mapped".
@@ -130,12 +85,18 @@ def teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
 
 
 def _select(
-    method: Method, scores: TokenScores, teacher: PreTrainedModel | None, batch: Rows, step: int
+    method: Method,
+    scores: TokenScores,
+    teacher: PreTrainedModel | None,
+    batch: Rows,
+    step: int,
+    group: dist.ProcessGroup | None,
 ) -> Selection:
     losses, mask = scores.losses, batch["loss_mask"]
+    rule, group = _rule_of(method, group)
     if method.name in ("rho1", "rho1_entropy"):
         assert teacher is not None
-        return _select_by_reference(method, scores, teacher, batch)
+        return _select_by_reference(method, scores, teacher, batch, group)
     has_context = batch["teacher_position_ids"] > 0
     if "teacher_losses" in batch:
         of_teacher = batch["teacher_losses"]
@@ -147,7 +108,7 @@ def _select(
         # These selectors need to know which tokens are mapped, but no teacher.
         of_teacher = torch.where(has_context, 0.0, torch.nan)
     if method.name in ("chunks", "chunks_random"):
-        return _select_chunks(method, losses, of_teacher, batch, step)
+        return _select_chunks(method, losses, of_teacher, batch, step, group)
     guidance = aggregate_teacher_losses(
         of_teacher, batch["teacher_spans"], method.aggregation, teacher_loss_mask=has_context
     )
@@ -155,15 +116,29 @@ def _select(
         losses,
         guidance,
         loss_mask=mask,
-        rule=method.rule,
+        rule=rule,
+        group=group,
         student_entropies=scores.entropies,
         step=step,
     )
 
 
+def _rule_of(
+    method: Method, group: dist.ProcessGroup | None
+) -> tuple[SelectionRule, dist.ProcessGroup | None]:
+    """Return the rule and the group that it is for; one process is a group of its own."""
+    if method.scope != "group":
+        return method.rule, None
+    return (method.rule if group else replace(method.rule, scope="microbatch")), group
+
+
 @torch.no_grad()
 def _select_by_reference(
-    method: Method, scores: TokenScores, teacher: PreTrainedModel, batch: Rows
+    method: Method,
+    scores: TokenScores,
+    teacher: PreTrainedModel,
+    batch: Rows,
+    group: dist.ProcessGroup | None,
 ) -> Selection:
     reference = linear_cross_entropy(
         _student_states(teacher, batch),
@@ -179,12 +154,18 @@ def _select_by_reference(
         scoring="entropy_and_excess_loss" if with_entropy else "excess_loss",
         student_entropies=scores.entropies,
         keep_fraction=method.keep_fraction,
-        scope=method.scope,
+        scope=_rule_of(method, group)[0].scope,
+        group=group,
     )
 
 
 def _select_chunks(
-    method: Method, losses: Tensor, of_teacher: Tensor, batch: Rows, step: int
+    method: Method,
+    losses: Tensor,
+    of_teacher: Tensor,
+    batch: Rows,
+    step: int,
+    group: dist.ProcessGroup | None,
 ) -> Selection:
     def ids(bounds: Tensor) -> Tensor:
         return torch.stack([equal_chunk_ids(row.diff(), method.num_chunks) for row in bounds])
@@ -198,7 +179,8 @@ def _select_chunks(
         teacher_chunk_ids=ids(batch["teacher_cu_seqlens"]),
         num_chunks=method.num_chunks * (batch["cu_seqlens"].shape[1] - 1),
         loss_mask=batch["loss_mask"],
-        rule=method.rule,
+        rule=_rule_of(method, group)[0],
+        group=group,
         step=step,
     )
 

@@ -1,0 +1,78 @@
+"""A run's checkpoint: one file, replaced whole, from which the run goes on bit for bit."""
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.streaming import AlignedRows, StreamState
+from pipeline.training.config import TrainConfig
+
+CHECKPOINT = "checkpoint.pt"
+# What may change when a run goes on: none of it decides the weights.
+_FREE = (
+    *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
+    *("tensorboard", "wandb", "num_workers", "device"),
+    "data",  # `StreamState` knows what it holds
+)
+
+
+def save_checkpoint(
+    config: TrainConfig,
+    rows: AlignedRows,
+    student: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+) -> None:
+    """Write the state of a run after `step` steps.
+
+    Random numbers need no state: `loop.train_step` seeds them by the step.
+    """
+    checkpoint = {
+        "step": step,
+        "run": _identity(config),
+        "data": asdict(rows.state(step * config.global_batch_size)),
+        "student": student.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    temporary = config.output / f"{CHECKPOINT}.tmp"
+    torch.save(checkpoint, temporary)
+    os.replace(temporary, config.output / CHECKPOINT)
+
+
+def load_checkpoint(
+    config: TrainConfig,
+    rows: AlignedRows,
+    student: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+) -> int:
+    """Load the run's checkpoint where there is one; return the step to go on from.
+
+    Raises:
+        ValueError: it was made with options, or from data, that decide other weights.
+    """
+    path = config.output / CHECKPOINT
+    if not path.exists():
+        return 0
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    then = checkpoint["run"]
+    for name, now in _identity(config).items():
+        if now != then.get(name):
+            raise ValueError(
+                f"{path} was made with {name} {then.get(name)}, this run has {now}: give another "
+                "--output, or the same options"
+            )
+    student.load_state_dict(checkpoint["student"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    consumed = rows.restore(StreamState(**checkpoint["data"]))
+    assert consumed == checkpoint["step"] * config.global_batch_size
+    return int(checkpoint["step"])
+
+
+def _identity(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that decide the weights, method by method option."""
+    values = {name: value for name, value in asdict(config).items() if name not in _FREE}
+    method = values.pop("method")
+    return values | {f"method.{name}": value for name, value in method.items()}

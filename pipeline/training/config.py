@@ -1,0 +1,159 @@
+"""One training run, as `vocag train` and programs describe it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from pipeline.stream_config import StreamConfig
+from pipeline.training.method import NEED_LOSSES, Method
+
+Schedule = Literal["cosine", "linear", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run; the command line has an option for every field.
+
+    Attributes:
+        data: aligned dataset to train on.
+        student: folder, Hugging Face repository or .gguf file.
+        output: folder of this run; the same command again goes on from its checkpoint.
+        random_init: use only the student's configuration.
+        heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
+        seq_length: student tokens per row.
+        teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
+        student_bos: token before a student's text, its id, or none; by default the dataset's.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
+        num_epochs: how often the data may be read.
+        num_workers: processes that read ahead.
+        teacher: folder, repository or .gguf file; for rho1 the reference model.
+        teacher_losses: what vocag score has stored, in place of a teacher: a score manifest or a
+            teacher's name.
+        method: how the loss is made.
+        num_steps: of the whole run; the learning rate's schedule ends there.
+        exit_after: stop after this step, with a checkpoint, to go on later.
+        global_batch_size: rows per step, over all processes.
+        micro_batch_size: rows at a time in each process; the rest is accumulated.
+        learning_rate: its maximum; the paper's where pretraining is continued. A student with
+            random weights wants 10 times as much.
+        schedule: of the learning rate after the warm-up.
+        warmup_steps: linear, from 0.
+        min_lr_fraction: of the maximum, where cosine and linear end.
+        weight_decay: of matrices.
+        clip_norm: of the gradient.
+        seed: of the order, the initial weights and random choices.
+        device: such as cpu or cuda:1, by default the GPU where there is one.
+        bf16: compute in bfloat16; weights stay fp32.
+        evaluate_every: steps between measurements of --heldout; 0: at the end only.
+        checkpoint_every: steps between checkpoints; 0: at the end only.
+        export_every: steps between Hugging Face folders OUTPUT/step-N; 0: only OUTPUT/model at the
+            end.
+        tensorboard: also write TensorBoard's events.
+        wandb: also log to this project of Weights & Biases.
+    """
+
+    data: str
+    student: str
+    output: Path
+    random_init: bool = False
+    heldout: tuple[str, ...] = ()
+    seq_length: int = 512
+    teacher_seq_length: int | None = None
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
+    num_epochs: int = 1
+    num_workers: int = 0
+    teacher: str | None = None
+    teacher_losses: str | None = None
+    method: Method = field(default_factory=Method)
+    num_steps: int = 1000
+    exit_after: int | None = None
+    global_batch_size: int = 8
+    micro_batch_size: int = 4
+    learning_rate: float = 8e-5
+    schedule: Schedule = "cosine"
+    warmup_steps: int = 50
+    min_lr_fraction: float = 0.1
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    seed: int = 0
+    device: str = ""
+    bf16: bool = False
+    evaluate_every: int = 0
+    checkpoint_every: int = 500
+    export_every: int = 0
+    tensorboard: bool = False
+    wandb: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the data.
+
+        Raises:
+            ValueError: with the option, its value and the remedy.
+        """
+        self._check_teacher()
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(
+                f"--schedule {self.schedule}: choose of {', '.join(get_args(Schedule))}"
+            )
+        for name in ("num_steps", "global_batch_size", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} {getattr(self, name)} is below 1")
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"--global-batch-size {self.global_batch_size} is no multiple of "
+                f"--micro-batch-size {self.micro_batch_size}"
+            )
+        if not 0 <= self.warmup_steps < self.num_steps:
+            raise ValueError(
+                f"--warmup-steps {self.warmup_steps} must be below --num-steps {self.num_steps}"
+            )
+        names = list(self.heldout_sets)
+        if len(names) < len(self.heldout):
+            raise ValueError(
+                f"two of --heldout {' '.join(self.heldout)} have one name: write NAME=DATASET"
+            )
+
+    @property
+    def heldout_sets(self) -> dict[str, str]:
+        """The held-out datasets by their names: what stands before "=", or the folder's name."""
+        return dict(map(_split_name, self.heldout))
+
+    def stream(self, data: str) -> StreamConfig:
+        """Return how rows of a dataset are read, in the conventions of this run.
+
+        Example:
+            >>> AlignedRows(config.stream(config.data))
+        """
+        return StreamConfig(
+            path=data,
+            seq_length=self.seq_length,
+            teacher_seq_length=self.teacher_seq_length,
+            student_bos=self.student_bos,
+            student_eos=self.student_eos,
+            teacher_context=self.teacher_context,
+            seed=self.seed,
+        )
+
+    def _check_teacher(self) -> None:
+        name = self.method.name
+        if self.teacher_losses is not None and name not in NEED_LOSSES:
+            raise ValueError(
+                f"--teacher-losses serves --method {' and '.join(NEED_LOSSES)}; {name} needs a "
+                "--teacher, or none"
+            )
+        if self.teacher_losses is not None and self.teacher is not None:
+            raise ValueError("--teacher and --teacher-losses are given: choose one")
+        if self.method.needs_teacher and not (self.teacher or self.teacher_losses):
+            stored = ", or --teacher-losses" if name in NEED_LOSSES else ""
+            raise ValueError(f"--method {name} needs --teacher{stored}")
+
+
+def _split_name(source: str) -> tuple[str, str]:
+    name, equals, path = source.partition("=")
+    if equals and name and not Path(source).exists():
+        return name, path
+    return Path(source.removesuffix("manifest.json")).name, source

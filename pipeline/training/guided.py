@@ -1,0 +1,102 @@
+"""A student whose forward pass is its loss.
+
+Whatever hooks into a module's forward pass then works: DistributedDataParallel, FSDP2, adapters of
+peft, torch.compile, and every trainer that wraps modules with them.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.streaming import Rows
+from pipeline.training.losses import batch_loss
+from pipeline.training.method import Method
+
+
+class StudentLoss(NamedTuple):
+    """A loss as a sum and a count: a tuple, since wrappers look for tensors in tuples.
+
+    Attributes:
+        loss_sum: fp32 scalar, nats, differentiable.
+        num_tokens: int64 scalar, what to divide by.
+        metrics: as in `pipeline.guidance.LossResult`.
+    """
+
+    loss_sum: Tensor
+    num_tokens: Tensor
+    metrics: dict[str, Tensor]
+
+
+class GuidedStudent(nn.Module):
+    """A causal language model and the method by which it learns.
+
+    Attributes:
+        model: the student, the only parameters; a model of transformers, or one of peft around it.
+        method: how its loss is made.
+        group: the processes that choose tokens together; method scope "group" only.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Wrap a student.
+
+        Raises:
+            ValueError: a student whose adapter is not part of its layers (prompt tuning).
+        """
+        super().__init__()
+        self.model = model
+        self.method = method or Method()
+        self.group = group
+        language_model(model)
+
+    def forward(
+        self,
+        batch: Rows,
+        *,
+        teacher: PreTrainedModel | None = None,
+        step: int = 0,
+    ) -> StudentLoss:
+        """Return the loss of a batch.
+
+        Args:
+            batch: rows of `pipeline.streaming`, on the model's device; with `teacher_losses` no
+                teacher runs.
+            teacher: frozen, for methods that need one. An argument, so that no wrapper takes it for
+                a part of the student.
+            step: of training; random choices are drawn anew for each.
+
+        Example:
+            >>> loss = GuidedStudent(student)(batch, teacher=teacher)
+            >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
+        """
+        result = batch_loss(
+            self.method, language_model(self.model), teacher, batch, step, group=self.group
+        )
+        return StudentLoss(result.loss_sum, result.count, result.metrics)
+
+
+def language_model(model: nn.Module) -> PreTrainedModel:
+    """Return the model of transformers inside a model of peft, or the model itself.
+
+    peft puts LoRA and its kin into the layers, so that the inner model computes with them.
+
+    Raises:
+        ValueError: an adapter beside the layers, which the inner model would leave out.
+    """
+    inner = cast(Any, model)
+    if not hasattr(inner, "get_base_model"):
+        return cast(PreTrainedModel, model)
+    for name, adapter in inner.peft_config.items():
+        if adapter.is_prompt_learning:
+            raise ValueError(
+                f"adapter {name!r} ({adapter.peft_type}) puts learned prompts before a text, where "
+                "rows are packed: use an adapter that lies in the layers, such as LoRA"
+            )
+    return cast(PreTrainedModel, inner.get_base_model())

@@ -1,0 +1,247 @@
+"""Train a Hugging Face student on aligned rows, in one process or in many, by any method.
+
+Rows are packed; attention stays within each document (`pipeline.hf_models`). The kept losses of a
+step are summed over its micro-batches and over all processes, and divided by the tokens kept: so
+accumulation and data parallelism change nothing but memory and time. A run that is started again
+goes on from its last checkpoint, bit for bit, with as many processes as there are then.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+from pipeline.guidance import metric_values
+from pipeline.streaming import AlignedRows, Rows, load_batches
+from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
+from pipeline.training.config import TrainConfig
+from pipeline.training.evaluation import evaluate
+from pipeline.training.export import export_model
+from pipeline.training.guided import GuidedStudent, StudentLoss
+from pipeline.training.log import RunLog
+from pipeline.training.models import load_student, load_teacher, require_heldout
+from pipeline.training.ranks import Ranks
+from pipeline.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run trains, and on what.
+
+    Attributes:
+        config: how.
+        ranks: this process among the run's.
+        rows: of the training data.
+        student: its weights.
+        guided: the student with its loss, wrapped for data parallelism where there are processes.
+        teacher: frozen; None where the method runs none.
+        optimizer: of the student's weights.
+    """
+
+    config: TrainConfig
+    ranks: Ranks
+    rows: AlignedRows
+    student: PreTrainedModel
+    guided: nn.Module
+    teacher: PreTrainedModel | None
+    optimizer: torch.optim.Optimizer
+
+
+def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
+    """Train, or go on training; return the last measurements.
+
+    Args:
+        config: the run.
+        ranks: of `joined_ranks`; None: this process alone. All processes of a run must call.
+
+    Raises:
+        ValueError: data, models, checkpoint and options that don't fit together.
+
+    Example:
+        >>> train(TrainConfig(data="aligned", student="s", teacher="t", output=Path("run")))["loss"]
+        2.41
+    """
+    ranks = ranks or Ranks(torch.device(config.device or "cpu"))
+    with ranks.first_alone():
+        run, step = _start(config, ranks)
+    log = RunLog(config, step) if ranks.is_first else None
+    try:
+        return _train_from(run, step, log)
+    finally:
+        if log is not None:
+            log.close()
+
+
+def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
+    """Make one update from a global batch; return its metrics, of all processes.
+
+    Args:
+        run: whose student is updated.
+        loader: of this process's micro-batches.
+        step: from 0.
+    """
+    config, ranks = run.config, run.ranks
+    run.student.train()
+    # Dropout, where a student has any, then needs no state in a checkpoint.
+    torch.manual_seed((config.seed << 40) + step * ranks.count + ranks.number)
+    sums: dict[str, Tensor] = {}
+    num_own = config.global_batch_size // config.micro_batch_size // ranks.count
+    for number in range(num_own):
+        batch = next(loader).to(ranks.device)
+        # Random choices differ between the micro-batches of a step, whoever computes them.
+        draw = (step * num_own + number) * ranks.count + ranks.number
+        with _synchronised(run.guided, number == num_own - 1):
+            with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
+                loss: StudentLoss = run.guided(batch, teacher=run.teacher, step=draw)
+            cast(Any, loss.loss_sum).backward()
+        _add(sums, loss)
+    added = ranks.add_up(torch.stack(list(sums.values())))
+    sums = dict(zip(sums, added.unbind(), strict=True))
+    _divide_gradients(run, int(sums["loss"][1]))
+    norm = torch.nn.utils.clip_grad_norm_(run.student.parameters(), config.clip_norm)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return {
+        "num_counted_tokens": float(sums["loss"][1]),
+        "gradient_norm": float(norm),
+        "learning_rate": run.optimizer.param_groups[0]["lr"],
+        **metric_values(sums),
+    }
+
+
+def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
+    """Open data and models, go on from the checkpoint; return the run and its step."""
+    rows = _open_rows(config, ranks)
+    require_heldout(config, rows.manifest)
+    student = load_student(config, rows, ranks.device)
+    teacher = load_teacher(config, rows, ranks.device)
+    optimizer = _optimizer(student, config)
+    step = load_checkpoint(config, rows, student, optimizer)
+    guided = GuidedStudent(student, config.method, group=ranks.group)
+    return Run(config, ranks, rows, student, guided, teacher, optimizer), step
+
+
+def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
+    config, ranks = run.config, run.ranks
+    _require_one_step(step, ranks)
+    run = _wrapped(run)
+    loader = iter(
+        load_batches(
+            run.rows,
+            micro_batch_size=config.micro_batch_size,
+            replica=ranks.number,
+            num_replicas=ranks.count,
+            consumed_samples=step * config.global_batch_size,
+            num_workers=config.num_workers,
+            pin_memory=ranks.device.type == "cuda",
+        )
+    )
+    values: dict[str, float] = {}
+    last = min(config.num_steps, config.exit_after or config.num_steps)
+    while step < last:
+        for group in run.optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        started = time.perf_counter()
+        values = train_step(run, loader, step)
+        values["seconds"] = time.perf_counter() - started
+        step += 1
+        if config.heldout and (step == config.num_steps or _is_due(step, config.evaluate_every)):
+            values |= evaluate(config, run.student, ranks)
+        if log is not None:
+            log.write(step, values)
+            _keep(run, step, last)
+    return values
+
+
+def _keep(run: Run, step: int, last: int) -> None:
+    """Write the checkpoint and the models that are due, in the first process."""
+    config = run.config
+    if step == last or _is_due(step, config.checkpoint_every):
+        save_checkpoint(config, run.rows, run.student, run.optimizer, step)
+    if step == config.num_steps:
+        export_model(run.student, config, config.output / "model")
+    elif _is_due(step, config.export_every):
+        export_model(run.student, config, config.output / f"step-{step:06d}")
+
+
+def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
+    stream = replace(
+        config.stream(config.data),
+        global_batch_size=config.global_batch_size,
+        num_epochs=config.num_epochs,
+        teacher_losses=config.teacher_losses,
+    )
+    rows = AlignedRows(stream)
+    needed = config.num_steps * config.global_batch_size
+    if len(rows) < needed:
+        raise ValueError(
+            f"{config.num_steps} steps need {needed} rows, {config.num_epochs} epochs have "
+            f"{len(rows)}: raise --num-epochs or lower --num-steps"
+        )
+    share = config.micro_batch_size * ranks.count
+    if config.global_batch_size % share:
+        raise ValueError(
+            f"--global-batch-size {config.global_batch_size} is no multiple of {share}, "
+            f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
+        )
+    return rows
+
+
+def _optimizer(student: PreTrainedModel, config: TrainConfig) -> torch.optim.AdamW:
+    parameters = [p for p in student.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
+
+
+def _wrapped(run: Run) -> Run:
+    if run.ranks.count == 1:
+        return run
+    device = run.ranks.device
+    devices = [device] if device.type == "cuda" else None
+    return replace(run, guided=DistributedDataParallel(run.guided, device_ids=devices))
+
+
+def _require_one_step(step: int, ranks: Ranks) -> None:
+    """Check that all processes go on from the same step."""
+    ahead = torch.tensor([step, step * step], dtype=torch.float64, device=ranks.device)
+    total, squares = ranks.add_up(ahead).tolist()
+    if squares * ranks.count != total * total:
+        raise ValueError(
+            f"process {ranks.number} found a checkpoint of step {step}, others of another: "
+            "--output must be one folder that all processes see"
+        )
+
+
+def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+    """Add gradients up over the processes after a step's last micro-batch only."""
+    if is_last or not isinstance(guided, DistributedDataParallel):
+        return nullcontext()
+    return cast(AbstractContextManager[None], guided.no_sync())
+
+
+def _add(sums: dict[str, Tensor], loss: StudentLoss) -> None:
+    """Add a micro-batch's (numerator, denominator) pairs, the loss's among them."""
+    own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
+    for name, value in {"loss": own, **loss.metrics}.items():
+        sums[name] = sums[name] + value if name in sums else value
+
+
+def _divide_gradients(run: Run, count: int) -> None:
+    """Turn sums into means over the counted tokens; wrapped, gradients are means over processes."""
+    tokens = max(count, 1) / run.ranks.count
+    for parameter in run.student.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= tokens
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

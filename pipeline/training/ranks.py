@@ -1,0 +1,97 @@
+"""The processes of a data-parallel run: one alone, or those that torchrun has started."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# A rank may wait while another downloads a model.
+_TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of a run.
+
+    Attributes:
+        device: that this process computes on.
+        number: of this process, from 0.
+        count: of processes.
+    """
+
+    device: torch.device
+    number: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the log, the checkpoints and the models."""
+        return self.number == 0
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """All processes; None for one alone."""
+        return dist.group.WORLD if self.count > 1 else None
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes; all must call."""
+        values = values.to(self.device)
+        if self.count > 1:
+            dist.all_reduce(values)
+        return values
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first process go through a block before the others enter it.
+
+        What fails for all then fails once: torchrun ends those that wait.
+        """
+        if self.count > 1 and not self.is_first:
+            dist.barrier()
+        yield
+        if self.count > 1 and self.is_first:
+            dist.barrier()
+
+
+@contextmanager
+def joined_ranks(device: str = "") -> Iterator[Ranks]:
+    """Join the other processes where torchrun has started this one; leave them at the end.
+
+    Args:
+        device: such as "cpu" or "cuda:1"; "": the GPU where there is one, under torchrun that of
+            this process's number on the machine.
+
+    Raises:
+        ValueError: one device for several processes.
+
+    Example:
+        >>> with joined_ranks() as ranks:
+        ...     train(config, ranks)
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Ranks(torch.device(device or _default_device()))
+        return
+    place = torch.device(device or _default_device())
+    if place.type == "cuda":
+        if place.index is not None:
+            raise ValueError(
+                f"--device {device} would be shared by {count} processes: leave it out under "
+                "torchrun, each process takes the GPU of its number"
+            )
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    try:
+        yield Ranks(place, dist.get_rank(), count)
+    finally:
+        dist.destroy_process_group()
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
