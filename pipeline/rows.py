@@ -15,6 +15,17 @@ from numpy.typing import NDArray
 PADDING_ID = 0
 """Stands where no token does. Every vocabulary has it; masks keep it out of every loss."""
 
+INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
+TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
+NUM_QUARANTINED = 9
+"""Places of the fields in `RowLayout.kernel_starts`."""
+
+STUDENT, TEACHER, SEGMENT = range(3)
+"""Places in `at`: the next student place, the next teacher place, the number of segments."""
+
+STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH = range(4)
+"""Places in `SampleTensors`."""
+
 _ONE = int(np.float32(1.0).view(np.int32))
 
 SampleTensors = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
@@ -100,29 +111,39 @@ def fill_segment(
     """
     student_start, student_stop, teacher_start, teacher_stop = tokens
     text = _fill_tokens(
-        row[starts[0] :], at[0], sample, tensors[0], (student_start, student_stop), added[:2]
+        row[starts[INPUT_IDS] :],
+        at[STUDENT],
+        sample,
+        tensors[STUDENT_IDS],
+        (student_start, student_stop),
+        added[:2],
     )
     end = text + student_stop - student_start + (added[1] >= 0)
     teacher_text = _fill_tokens(
-        row[starts[5] :], at[1], sample, tensors[1], (teacher_start, teacher_stop), added[2:]
+        row[starts[TEACHER_INPUT_IDS] :],
+        at[TEACHER],
+        sample,
+        tensors[TEACHER_IDS],
+        (teacher_start, teacher_stop),
+        added[2:],
     )
     teacher_end = teacher_text + teacher_stop - teacher_start + (added[3] >= 0)
-    _fill_positions(row[starts[3] :], at[0], end)
-    _fill_positions(row[starts[6] :], at[1], teacher_end)
-    _fill_labels(row, starts, at[0], end)
-    spans = row[starts[4] : starts[5]]
+    _fill_positions(row[starts[POSITION_IDS] :], at[STUDENT], end)
+    _fill_positions(row[starts[TEACHER_POSITION_IDS] :], at[TEACHER], teacher_end)
+    _fill_labels(row, starts, at[STUDENT], end)
+    spans = row[starts[TEACHER_SPANS] : starts[TEACHER_INPUT_IDS]]
     # Without a context token nothing predicts the segment's first token: its span has no place.
-    predicted = min(student_stop, student_start + (1 if text == at[0] else 0))
-    spans[2 * at[0] + 2 * (student_stop - predicted) : 2 * end] = 0
+    predicted = min(student_stop, student_start + (1 if text == at[STUDENT] else 0))
+    spans[2 * at[STUDENT] + 2 * (student_stop - predicted) : 2 * end] = 0
     bad = _fill_spans(
-        spans[2 * at[0] :],
+        spans[2 * at[STUDENT] :],
         sample,
         tensors,
         (predicted, student_stop, teacher_start, teacher_stop),
         teacher_text - teacher_start,
     )
-    row[starts[7] + at[2] + 1] = end
-    row[starts[8] + at[2] + 1] = teacher_end
+    row[starts[CU_SEQLENS] + at[SEGMENT] + 1] = end
+    row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 1] = teacher_end
     return 0 if forced else bad
 
 
@@ -137,15 +158,17 @@ def fill_nothing(
 
     Its positions count from 0 like any segment's.
     """
-    for field in (0, 1):
-        row[starts[field] + at[0] : starts[field] + stop[0]] = PADDING_ID
-    row[starts[2] + at[0] : starts[2] + stop[0]] = 0
-    row[starts[4] + 2 * at[0] : starts[4] + 2 * stop[0]] = 0
-    row[starts[5] + at[1] : starts[5] + stop[1]] = PADDING_ID
-    _fill_positions(row[starts[3] :], at[0], stop[0])
-    _fill_positions(row[starts[6] :], at[1], stop[1])
-    row[starts[7] + at[2] + 1] = stop[0]
-    row[starts[8] + at[2] + 1] = stop[1]
+    for field in (INPUT_IDS, LABELS):
+        row[starts[field] + at[STUDENT] : starts[field] + stop[STUDENT]] = PADDING_ID
+    row[starts[LOSS_MASK] + at[STUDENT] : starts[LOSS_MASK] + stop[STUDENT]] = 0
+    row[starts[TEACHER_SPANS] + 2 * at[STUDENT] : starts[TEACHER_SPANS] + 2 * stop[STUDENT]] = 0
+    row[starts[TEACHER_INPUT_IDS] + at[TEACHER] : starts[TEACHER_INPUT_IDS] + stop[TEACHER]] = (
+        PADDING_ID
+    )
+    _fill_positions(row[starts[POSITION_IDS] :], at[STUDENT], stop[STUDENT])
+    _fill_positions(row[starts[TEACHER_POSITION_IDS] :], at[TEACHER], stop[TEACHER])
+    row[starts[CU_SEQLENS] + at[SEGMENT] + 1] = stop[STUDENT]
+    row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 1] = stop[TEACHER]
 
 
 @njit(cache=True, nogil=True)
@@ -153,13 +176,16 @@ def finish_row(
     row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], num_quarantined: int
 ) -> None:
     """Write the padding after the last segment as a segment, and what does not depend on them."""
-    ends = (starts[1] - starts[0], starts[6] - starts[5])
+    ends = (
+        starts[LABELS] - starts[INPUT_IDS],
+        starts[TEACHER_POSITION_IDS] - starts[TEACHER_INPUT_IDS],
+    )
     fill_nothing(row, starts, at, ends)
-    row[starts[7]] = 0
-    row[starts[8]] = 0
-    row[starts[7] + at[2] + 2 : starts[8]] = ends[0]
-    row[starts[8] + at[2] + 2 : starts[9]] = ends[1]
-    row[starts[9]] = num_quarantined
+    row[starts[CU_SEQLENS]] = 0
+    row[starts[TEACHER_CU_SEQLENS]] = 0
+    row[starts[CU_SEQLENS] + at[SEGMENT] + 2 : starts[TEACHER_CU_SEQLENS]] = ends[STUDENT]
+    row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 2 : starts[NUM_QUARANTINED]] = ends[TEACHER]
+    row[starts[NUM_QUARANTINED]] = num_quarantined
 
 
 @njit(cache=True, nogil=True)
@@ -228,7 +254,11 @@ def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: 
     """Write labels and loss_mask: each token predicts the next, the last one nothing."""
     if end == at:
         return
-    input_ids, labels, loss_mask = row[starts[0] :], row[starts[1] :], row[starts[2] :]
+    input_ids, labels, loss_mask = (
+        row[starts[INPUT_IDS] :],
+        row[starts[LABELS] :],
+        row[starts[LOSS_MASK] :],
+    )
     labels[at : end - 1] = input_ids[at + 1 : end]
     loss_mask[at : end - 1] = _ONE
     labels[end - 1] = PADDING_ID
@@ -252,9 +282,9 @@ def _fill_spans(
     student_start, student_stop, low, high = tokens
     length = student_stop - student_start
     advances, widths = np.empty(length, np.int32), np.empty(length, np.int32)
-    _read(advances, sample, tensors[2], student_start)
-    _read(widths, sample, tensors[3], student_start)
-    starts, start = advances, np.int32(_sum(sample, tensors[2], student_start))
+    _read(advances, sample, tensors[ADVANCE], student_start)
+    _read(widths, sample, tensors[WIDTH], student_start)
+    starts, start = advances, np.int32(_sum(sample, tensors[ADVANCE], student_start))
     for i in range(length):
         start += advances[i]
         starts[i] = start

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from pipeline.damage import QuarantinedSample
@@ -19,13 +18,14 @@ from pipeline.dataset_files import DatasetFiles
 from pipeline.rows import SampleTensors
 from pipeline.shard_cache import ShardCache
 from pipeline.shards import check_crc32
-from schemas.document import DTYPES, SCHEMA_VERSION
+from schemas.document import SCHEMA_VERSION
 from schemas.errors import (
     DamagedSampleError,
     DamagedShardError,
     DatasetError,
     SchemaVersionError,
 )
+from schemas.safetensors_view import read_header, tensor_place
 
 _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
 _MAX_OPEN_SHARDS = 64
@@ -190,8 +190,7 @@ class SampleReader:
 
     def _read_header(self, document: int, sample: NDArray[np.uint8]) -> SampleTensors:
         """Return where the tensors lie; checks all that the row's kernels rely on."""
-        body = 8 + int(sample[:8].view("<u8")[0])
-        header = orjson.loads(sample[8:body].data)
+        header, body = read_header(sample.data)
         version = header["__metadata__"]["schema_version"]
         if version != str(SCHEMA_VERSION):
             raise SchemaVersionError(self._where(document), version, SCHEMA_VERSION)
@@ -200,12 +199,10 @@ class SampleReader:
         lengths = (num_student, num_teacher, num_student, num_student)
         tensors = []
         for name, length in zip(_TENSORS, lengths, strict=True):
-            entry = header[name]
-            start, stop = entry["data_offsets"]
-            size = DTYPES[entry["dtype"]].itemsize
-            if stop - start != size * length or body + stop > len(sample) or start < 0:
-                raise ValueError(f"{name} holds bytes {start}:{stop} for {length} tokens")
-            tensors.append((body + start, size))
+            start, dtype, shape = tensor_place(header[name], body, len(sample))
+            if shape != (length,):
+                raise ValueError(f"{name} has shape {shape}, the index says {length} tokens")
+            tensors.append((start, dtype.itemsize))
         return tuple(tensors)  # type: ignore[return-value]
 
     def _names(self, document: int) -> tuple[str, str, str]:

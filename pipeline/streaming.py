@@ -49,7 +49,15 @@ from pipeline.packing import ENDS, FORCED, STARTS, PackingRules
 from pipeline.plan_cache import load_plan, plan_folder
 from pipeline.row_batch import Rows, collate_rows
 from pipeline.row_loader import RowLoader
-from pipeline.rows import RowLayout, fill_nothing, fill_segment, finish_row
+from pipeline.rows import (
+    SEGMENT,
+    STUDENT,
+    TEACHER,
+    RowLayout,
+    fill_nothing,
+    fill_segment,
+    finish_row,
+)
 from pipeline.samples import SampleReader
 from pipeline.shard_cache import ShardCache
 from pipeline.stream_config import StreamConfig
@@ -203,7 +211,10 @@ class AlignedRows(Dataset[Rows]):
         document, s_start, s_stop, t_start, t_stop, flags = segment
         whole = STARTS | ENDS
         added = self._added[flags & whole]
-        stop = (at[0] + s_stop - s_start + added.student, at[1] + t_stop - t_start + added.teacher)
+        stop = (
+            at[STUDENT] + s_stop - s_start + added.student,
+            at[TEACHER] + t_stop - t_start + added.teacher,
+        )
         num_masked = 0
         try:
             sample, tensors = self._reader.locate(document, keep=flags & whole != whole)
@@ -226,10 +237,10 @@ class AlignedRows(Dataset[Rows]):
         else:
             if self._losses is not None:
                 # They come after the context token and, since no end token has one, end at `stop`.
-                end = self.layout.starts["teacher_losses"] + stop[1]
+                end = self.layout.starts["teacher_losses"] + stop[TEACHER]
                 losses = row[end - (t_stop - t_start) : end].view(float32)
                 losses[:] = self._losses.read(document, t_start, t_stop)
-        return (*stop, at[2] + 1), num_masked
+        return (*stop, at[SEGMENT] + 1), num_masked
 
     def _prefetch(self, epoch: int, position: int) -> None:
         """Fetch this group's shards and the next group's when a group is entered."""

@@ -16,18 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
+from schemas.safetensors_view import DTYPES, read_header, view_tensor
 
 SCHEMA_VERSION = 1
 MEMBER_SUFFIX = ".safetensors"
-DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {
-    "U8": np.dtype("<u1"),
-    "U16": np.dtype("<u2"),
-    "U32": np.dtype("<u4"),
-}
-_UNREADABLE = (
-    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-    struct.error,
-)
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading altered JSON may raise."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -168,11 +161,11 @@ def decode_tensors(
         SchemaVersionError: another version of the format.
     """
     try:
-        header, body = _read_header(sample)
+        header, body = read_header(sample)
         metadata = header.pop("__metadata__")
         if metadata.get("schema_version") != str(SCHEMA_VERSION):
             raise SchemaVersionError("sample", metadata.get("schema_version"), SCHEMA_VERSION)
-        tensors = {name: _view(sample, body, entry) for name, entry in header.items()}
+        tensors = {name: view_tensor(sample, body, entry) for name, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except DatasetError:
         raise
@@ -320,18 +313,6 @@ def _span_tensors(teacher_spans: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _read_header(sample: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    """Return the header's JSON and where the tensors start."""
-    (header_size,) = struct.unpack_from("<Q", sample)
-    body = 8 + header_size
-    if body > len(sample):
-        raise DamagedSampleError(
-            f"sample header claims {header_size} bytes of {len(sample)}: the sample is cut or "
-            "altered; restore the shard or run beam_jobs.align again"
-        )
-    return dict(json.loads(bytes(sample[8:body]))), body
-
-
 def _decode_tokens(
     side: str, tensors: Mapping[str, NDArray[np.unsignedinteger[Any]]], num_text_bytes: int
 ) -> Tokens:
@@ -349,14 +330,3 @@ def _decode_tokens(
     if byte_offsets.shape != (len(input_ids), 2):
         raise ValueError(f"{side} has {len(input_ids)} ids but offsets {byte_offsets.shape}")
     return Tokens(input_ids, byte_offsets)
-
-
-def _view(
-    sample: bytes | memoryview, body: int, entry: Mapping[str, Any]
-) -> NDArray[np.unsignedinteger[Any]]:
-    start, end = entry["data_offsets"]
-    dtype = DTYPES[entry["dtype"]]
-    if body + end > len(sample) or (end - start) % dtype.itemsize:
-        raise ValueError(f"tensor at bytes {start}:{end} of {len(sample) - body}")
-    flat = np.frombuffer(sample, dtype, (end - start) // dtype.itemsize, body + start)
-    return flat.reshape(entry["shape"])

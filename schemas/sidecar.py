@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
+from schemas.safetensors_view import read_header, view_tensor
 
 SIDECAR_VERSION = 1
 SCHEMA_NAME = "vocag.teacher_losses"
@@ -162,15 +162,14 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         SchemaVersionError: another version of the format.
     """
     try:
-        body = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(bytes(data[8:body]))
+        header, body = read_header(data)
         metadata = json.loads(header["__metadata__"][_METADATA_KEY])
         version = metadata["sidecar_version"]
         if version != SIDECAR_VERSION:
             raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
-        starts = _read_tensor(data, body, header["starts"], "U32", np.dtype("<u4"))
+        starts = _vector(data, body, header["starts"], "U32")
         scores = ShardLosses(
-            losses=_read_tensor(data, body, header["losses"], "F16", np.dtype("<f2")),
+            losses=_vector(data, body, header["losses"], "F16"),
             starts=starts.astype(np.int64),
             teacher=metadata["teacher"],
             shard_sha256=metadata["shard_sha256"],
@@ -192,14 +191,10 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
     return scores
 
 
-def _read_tensor(
-    data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str, dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    start, stop = entry["data_offsets"]
-    count = prod(entry["shape"])
-    if entry["dtype"] != code or len(entry["shape"]) != 1 or stop - start != count * dtype.itemsize:
+def _vector(data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str) -> Any:
+    if entry["dtype"] != code or len(entry["shape"]) != 1:
         raise ValueError(f"{entry} is no vector of {code}")
-    return np.frombuffer(data, dtype, count, body + start)
+    return view_tensor(data, body, entry)
 
 
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:

@@ -192,9 +192,11 @@ class TestDamage:
             (lambda h: h.update(__metadata__=[]), "no readable safetensors header"),
             (lambda h: h["span.width"].update(dtype="I64"), "no readable safetensors header"),
             (
-                lambda h: h["span.width"].update(data_offsets=[0, 1 << 80]),
-                "tensor at bytes 0:12089",
+                lambda h: h["span.width"].update(data_offsets=[0, 1 << 40]),
+                "tensor at bytes 0:1099511627776",
             ),
+            (lambda h: h["span.width"].update(data_offsets=[0, 1 << 80]), "tensor at bytes 0:"),
+            (lambda h: h["span.width"].update(data_offsets=[0.0, 4]), "tensor at bytes 0.0:"),
             (lambda h: h["span.width"].update(data_offsets=[-(1 << 80), 4]), "no readable"),
             (lambda h: h["span.width"].update(data_offsets=4), "no readable safetensors header"),
             (lambda h: h["span.width"].update(shape=[5]), "no readable safetensors header"),

@@ -23,7 +23,7 @@ OWNERS = {
     "gigatoken": "pipeline/tokenization*.py",
     "sentencepiece": "pipeline/tokenization*.py",
 }
-SCHEMA_LIBRARIES = {"numpy", "pyarrow", "safetensors"}
+SCHEMA_LIBRARIES = {"numpy", "orjson", "pyarrow", "safetensors"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 WORKER_MODULES = (
     *("pipeline", "pipeline.alignment", "pipeline.shards", "pipeline.tokenization"),
