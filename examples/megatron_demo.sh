@@ -53,7 +53,7 @@ import sys
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 demo = Path(sys.argv[1])
 model, report = AutoModelForCausalLM.from_pretrained(demo / "student", output_loading_info=True)
@@ -65,6 +65,10 @@ losses = [event.value for event in events.Scalars("lm loss")]
 first, last = sum(losses[:3]) / 3, sum(losses[-3:]) / 3
 if not last < first - 1:
     sys.exit(f"the student did not learn: loss {first:.2f} at first, {last:.2f} at last")
+tokenizer = AutoTokenizer.from_pretrained(demo / "student")
+prompt = tokenizer("Returns the", return_tensors="pt")
+written = model.generate(**prompt, max_new_tokens=12, do_sample=False)
+print(f"It writes (after 30 steps): {tokenizer.decode(written[0], skip_special_tokens=True)!r}")
 size = sum(parameter.numel() for parameter in model.parameters())
 print(f"The student ({size / 1e6:.1f} M parameters) went from {first:.2f} to {last:.2f} nats per "
       f"token and loads in transformers: {demo}/student   Curves: tensorboard --logdir {demo}/tensorboard")

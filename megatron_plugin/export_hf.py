@@ -3,20 +3,19 @@
     python -m megatron_plugin.export_hf CHECKPOINT OUT
 
 Reads a checkpoint of `megatron_plugin.pretrain_gpt`, whatever parallelism saved it, on one CPU
-process. The tokenizer comes along from the dataset that the student was trained on.
+process. The tokenizer comes along from the dataset that the student was trained on, complete for
+`AutoTokenizer` and proven to give the dataset's ids.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,7 +26,9 @@ from megatron_plugin.weight_sources import (
     newest_iteration,
     open_megatron_checkpoint,
 )
+from pipeline.conventions import choose_conventions
 from pipeline.dataset_files import open_dataset
+from pipeline.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from schemas.errors import DatasetError
 
 _ARCHITECTURES = {
@@ -82,7 +83,7 @@ def export_student(
         checkpoint: a run's `--save` folder (its newest iteration) or one iteration's folder.
         output: folder to make; must not hold a model yet.
         dtype: of the tensors; None: as in the checkpoint.
-        with_tokenizer: copy the student's tokenizer from the run's dataset.
+        with_tokenizer: bring the student's tokenizer from the run's dataset, proven on its texts.
 
     Returns:
         What was exported.
@@ -91,6 +92,7 @@ def export_student(
         WeightsError: no checkpoint of this trainer.
         FileExistsError: the folder holds a model.
         DatasetError: the run's dataset isn't there any more.
+        TokenizerError: transformers would split the dataset's texts otherwise.
 
     Example:
         >>> export_student(Path("checkpoints"), Path("student")).shape.family
@@ -104,13 +106,15 @@ def export_student(
         for name, tensor in weights.tensors.items()
         if isinstance(tensor, Tensor)
     }
+    config = exported_config(weights, next(iter(tensors.values())).dtype)
+    # First, because it may be refused.
+    tokenizer = _tokenizer(checkpoint, config) if with_tokenizer else None
     output.mkdir(parents=True, exist_ok=True)
     _write_tensors(tensors, output)
-    if with_tokenizer:
-        run = checkpoint_args(newest_iteration(checkpoint))
-        copy_tokenizer(run.vocag_data, output)
+    if tokenizer is not None:
+        tokenizer.write(output)
+        print(tokenizer)
     # Last, because it makes the folder a model.
-    config = exported_config(weights, next(iter(tensors.values())).dtype)
     (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return weights
 
@@ -124,25 +128,29 @@ def exported_config(weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def copy_tokenizer(data: str | os.PathLike[str], output: Path) -> None:
-    """Copy a dataset's student tokenizer beside a model.
+def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer:
+    """Make and prove the tokenizer of a run's dataset.
 
     Raises:
         DatasetError: the dataset isn't there.
+        TokenizerError: it gives other ids in transformers.
     """
+    args = checkpoint_args(newest_iteration(checkpoint))
+    data = args.vocag_data
     try:
         files = open_dataset(data)
-    except FileNotFoundError as error:
+    except DatasetError as error:
         raise DatasetError(
-            f"the run's dataset {data} isn't there, so its tokenizer isn't either: pass "
-            "--no-tokenizer"
+            f"the run's dataset {data} can't be read, so its tokenizer can't either ({error}): "
+            "bring it back, or pass --no-tokenizer"
         ) from error
-    record = files.manifest.student
-    with fsspec.open(f"{files.root}/{record.file}", "rb") as file:
-        (output / Path(record.file).name).write_bytes(file.read())
-    special = {"bos_token_id": record.bos_token_id, "eos_token_id": record.eos_token_id}
-    given = {name: value for name, value in special.items() if value is not None}
-    (output / "generation_config.json").write_text(json.dumps(given, indent=2) + "\n")
+    manifest = choose_conventions(
+        files.manifest,
+        files.root,
+        student_bos=getattr(args, "vocag_student_bos", None),
+        student_eos=getattr(args, "vocag_student_eos", None),
+    )
+    return export_tokenizer(files, config=config, record=manifest.student)
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], output: Path) -> None:

@@ -58,7 +58,7 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
     Unigram model would find it there. Leaving them out instead would shift the ids that
     `tokenizers` (0.23) gives to the added tokens behind them.
     """
-    control = _control_tokens(definition)
+    control = control_tokens(definition)
     names = {content: f"{content}{token_hex(16)}" for content in control}
     model = dict(definition["model"])
     if isinstance(model["vocab"], dict):
@@ -153,8 +153,8 @@ def read_conventions(definition: Definition) -> Conventions:
     `tokenizer_config.json` of a chat model names what ends a turn, not what ends a document.
     """
     ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
-    control = _control_tokens(definition)
-    template = _template(definition.get("post_processor"), ids)
+    control = control_tokens(definition)
+    template = read_template(definition.get("post_processor"), ids)
     before, after = template or ([], [])
     bos_name = next((name for name in _COUNTERPARTS if name in control), None)
     bos = before[0] if before else control.get(bos_name or "")
@@ -173,7 +173,7 @@ def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
     return next((name for name, number in names.items() if number == token_id), "")
 
 
-def _control_tokens(definition: Definition) -> dict[str, int]:
+def control_tokens(definition: Definition) -> dict[str, int]:
     """Return the added tokens that a document must not be able to forge.
 
     Those marked special, and those in control markup (starting with `<|` or holding `｜`) such as
@@ -269,7 +269,7 @@ def _puts_space_first(definition: Definition) -> bool:
     )
 
 
-def _template(
+def read_template(
     processor: Mapping[str, Any] | None, ids: Mapping[str, int]
 ) -> tuple[list[int], list[int]] | None:
     """Return the tokens put before and after a single text, None where no processor says."""

@@ -16,6 +16,7 @@ pytest.importorskip("megatron.core")
 
 from megatron_plugin.export_hf import export_student
 from megatron_plugin.weight_sources import open_weights
+from pipeline.dataset_files import open_dataset
 from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.index import decode_index
 from tests.megatron.launch import ROOT, job_environment, torchrun_command
@@ -121,7 +122,21 @@ def test_export_is_what_megatron_holds(inputs, interrupted, tmp_path):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert torch.equal(model.get_input_embeddings().weight, held["model.embed_tokens.weight"])
-    assert (tmp_path / "student" / "tokenizer.json").is_file()
+
+
+def test_the_exported_student_writes_with_its_own_tokenizer(inputs, interrupted, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export_student(interrupted / "checkpoint", tmp_path / "student")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+    # Beside a qwen2 model, which this student is, transformers would change another's tokenizer.
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student" / "tokenizer")
+    prompt = tokenizer("A fair coin", return_tensors="pt")
+    written = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert written[0, : prompt["input_ids"].shape[1]].tolist() == prompt["input_ids"][0].tolist()
+    assert "A fair coin" in tokenizer.decode(written[0])
+    eos = open_dataset(inputs.data).manifest.student.eos_token_id
+    assert model.generation_config.pad_token_id == tokenizer.eos_token_id == eos
 
 
 def test_exported_losses_are_those_of_megatron(interrupted, tmp_path):
