@@ -22,6 +22,7 @@ from beam_jobs.inputs import (
     find_inputs,
     plan_tasks,
 )
+from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.options import AlignOptions, parse_options
 from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
@@ -108,27 +109,16 @@ def align(options: AlignOptions) -> Manifest:
     _require_separate(files, options.output)
     tokenizers = (_load(options.student, options), _load(options.teacher, options))
     configuration = configure(options, files, tokenizers)
-    run_folder = run_folder_of(options.output, configuration)
-    manifest = find_finished(options.output, configuration)
-    if manifest is None:
-        tasks = plan_tasks(files)
-        probes = probe_documents(tasks, options.rules)
-        for tokenizer in tokenizers:
-            tokenizer.check_fast_path(probes)
-        with open_run(run_folder, configuration):
-            job = prepare_job(options, configuration, tokenizers, started=started)
-            run_job(tasks, job, beam_options, run=options.run, text_bytes=_text_bytes(files))
-        manifest = _read_result(options.output, run_folder)
-    elif storage.num_bytes_of(storage.join(run_folder, SUMMARY_FILE)) is None:
-        options.run.say(
-            f"{options.output} is finished: the same input and options made it; nothing to do"
+    if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
+        finished = _find_finished(options, configuration)
+        if finished is not None:
+            return finished
+    with hold_lock(storage.join(options.output, OUTPUT_LOCK), options.output):
+        # Who held the lock until now may have finished the same dataset.
+        finished = _find_finished(options, configuration)
+        return finished or _make(
+            options, beam_options, files, tokenizers, configuration, started=started
         )
-        return manifest
-    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers)
-    report = write_report(manifest, run, output=options.output, scratch=run_folder)
-    storage.remove_folder(run_folder)
-    options.run.say(summarise(manifest, run, output=options.output, report=report))
-    return manifest
 
 
 def configure(
@@ -253,6 +243,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         align(options)
 
     return exit_status("align", work)
+
+
+def _find_finished(options: AlignOptions, configuration: Mapping[str, Any]) -> Manifest | None:
+    """Return the dataset if nothing is left to do, and say so."""
+    manifest = find_finished(options.output, configuration)
+    summary = storage.join(run_folder_of(options.output, configuration), SUMMARY_FILE)
+    if manifest is None or storage.num_bytes_of(summary) is not None:
+        return None
+    options.run.say(
+        f"{options.output} is finished: the same input and options made it; nothing to do"
+    )
+    return manifest
+
+
+def _make(
+    options: AlignOptions,
+    beam_options: PipelineOptions,
+    files: Sequence[InputFile],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    configuration: dict[str, Any],
+    *,
+    started: float,
+) -> Manifest:
+    """Make the dataset, or what an attempt that died last has left to do."""
+    run_folder = run_folder_of(options.output, configuration)
+    manifest = find_finished(options.output, configuration)
+    if manifest is None:
+        tasks = plan_tasks(files)
+        probes = probe_documents(tasks, options.rules)
+        for tokenizer in tokenizers:
+            tokenizer.check_fast_path(probes)
+        open_run(run_folder, configuration)
+        job = prepare_job(options, configuration, tokenizers, started=started)
+        run_job(tasks, job, beam_options, run=options.run, text_bytes=_text_bytes(files))
+        manifest = _read_result(options.output, run_folder)
+    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers)
+    report = write_report(manifest, run, output=options.output, scratch=run_folder)
+    storage.remove_folder(run_folder)
+    options.run.say(summarise(manifest, run, output=options.output, report=report))
+    return manifest
 
 
 def _load(source: str, options: AlignOptions) -> Tokenizer:

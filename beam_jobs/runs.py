@@ -1,12 +1,9 @@
 """One output folder, one configuration: refuse, resume or start."""
 
-import fcntl
 import glob
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +12,7 @@ from apache_beam.io.filesystems import FileSystems
 from beam_jobs import storage
 from beam_jobs.blocks import BLOCKS_PREFIX
 from beam_jobs.options import OptionsError
-from beam_jobs.sharding import CONFIGURATION_FILE, LOCK_FILE
+from beam_jobs.sharding import CONFIGURATION_FILE
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
 _RUN_PREFIX = ".vocag-"
@@ -53,29 +50,14 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     return None
 
 
-@contextmanager
-def open_run(folder: str, configuration: Mapping[str, Any]) -> Iterator[None]:
-    """Create a run's folder, and hold its lock where it is local.
-
-    Raises:
-        OptionsError: another process is writing the same dataset.
-    """
+def open_run(folder: str, configuration: Mapping[str, Any]) -> None:
+    """Create a run's folder, and remove what an earlier attempt has left there to no use."""
     storage.make_folder(folder)
     body = (json.dumps(configuration, indent=1, sort_keys=True) + "\n").encode()
     storage.write_atomically(storage.join(folder, CONFIGURATION_FILE), body, scratch=folder)
-    if not storage.is_local(folder):
-        yield
-        return
-    with open(storage.join(folder, LOCK_FILE), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OptionsError(
-                f"another process is writing to {os.path.dirname(folder)}; wait until it has ended"
-            ) from None
+    if storage.is_local(folder):
         left = [name for name in storage.list_folder(folder) if name.startswith(BLOCKS_PREFIX)]
-        storage.delete_files(folder, left)  # an earlier attempt's texts, as large as the corpus
-        yield
+        storage.delete_files(folder, left)  # texts, as large as the corpus
 
 
 def _find_runs(output: str) -> list[str]:

@@ -13,6 +13,7 @@ from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
+from beam_jobs.locks import hold_lock
 from beam_jobs.options import OptionsError
 from beam_jobs.progress import reset_progress, run_with_token_bar
 from beam_jobs.run_options import RunOptions, configure_logging
@@ -20,7 +21,7 @@ from beam_jobs.runners import JobError, exit_status, make_beam_options, make_run
 from beam_jobs.runs import open_run, run_folder_of
 from beam_jobs.score_options import ScoreOptions, parse_options
 from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
-from beam_jobs.sharding import Gather, Spread
+from beam_jobs.sharding import LOCK_FILE, Gather, Spread
 from beam_jobs.supervision import leave
 from pipeline.context_rule import ContextRule
 from pipeline.conventions import choose_conventions
@@ -103,7 +104,8 @@ def score(options: ScoreOptions) -> ScoreManifest:
         allow_untrained=options.allow_untrained_teacher,
         started=started,
     )
-    with open_run(job.run_folder, configuration):
+    with hold_lock(storage.join(job.run_folder, LOCK_FILE), options.output):
+        open_run(job.run_folder, configuration)
         run_job(job, beam_options, manifest, run=options.run)
         scores = find_finished(options.output, manifest, rule)
         if scores is None:

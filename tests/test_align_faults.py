@@ -217,18 +217,12 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
     assert digests(tmp_path) == digests(reference)
 
 
-def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
-    folder = str(tmp_path / ".vocag-0")
-    with open_run(folder, {"name": "a"}):
-        second = open_run(folder, {"name": "a"})
-        with pytest.raises(OptionsError, match=f"another process is writing to {tmp_path}"):
-            second.__enter__()
-    (tmp_path / ".vocag-0" / "blocks-0.bin").write_bytes(b"left by a killed job")
-    with open_run(folder, {"name": "a"}):
-        assert {path.name for path in (tmp_path / ".vocag-0").iterdir()} == {
-            "configuration.json",
-            "lock",
-        }
+def test_what_a_killed_attempt_read_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / ".vocag-0"
+    open_run(str(folder), {"name": "a"})
+    (folder / "blocks-0.bin").write_bytes(b"left by a killed job")
+    open_run(str(folder), {"name": "a"})
+    assert {path.name for path in folder.iterdir()} == {"configuration.json"}
 
 
 def test_an_unfinished_run_of_another_configuration_is_refused(

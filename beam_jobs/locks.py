@@ -1,0 +1,170 @@
+"""One job at a time in one output folder.
+
+On a file system the operating system holds the lock, and it goes with the process that has it. An
+object store has no locks: there an object says who writes, is renewed while they do, and counts for
+nothing once it has not been renewed for a while. Two jobs that start within the same second are
+told apart by who wrote last; nothing that Beam's file systems offer is stricter.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from beam_jobs import storage
+from beam_jobs.options import OptionsError
+
+OUTPUT_LOCK = ".align-lock"
+"""The lock's name in a dataset's folder; it is gone when the job is."""
+
+RENEW_SECONDS = 30.0
+STALE_SECONDS = 300.0
+_SETTLE_SECONDS = 2.0
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def hold_lock(path: str, folder: str) -> Iterator[None]:
+    """Hold a lock, or refuse to wait for who has it.
+
+    Args:
+        path: the lock's file or object, which is removed in the end.
+        folder: what it guards, for messages.
+
+    Raises:
+        OptionsError: another job holds it; it is named.
+    """
+    hold = _hold_local if storage.is_local(path) else hold_remote
+    with hold(path, folder):
+        yield
+
+
+@contextmanager
+def hold_remote(path: str, folder: str) -> Iterator[None]:
+    """Hold a lock that is an object; see `hold_lock`."""
+    owner = _describe_owner()
+    _require_free(path, folder)
+    _write(path, owner)
+    time.sleep(_SETTLE_SECONDS)  # long enough for one who saw no lock either to write theirs
+    other = _read(path)
+    if other is not None and other["id"] != owner["id"]:
+        raise OptionsError(_refuse(other, folder))
+    ended = threading.Event()
+    thread = threading.Thread(target=_renew, args=(path, owner, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if (_read(path) or owner)["id"] == owner["id"]:
+            storage.delete_files(*os.path.split(path)[:1], [os.path.basename(path)])
+
+
+@contextmanager
+def _hold_local(path: str, folder: str) -> Iterator[None]:
+    storage.make_folder(os.path.dirname(path))
+    file = _open_locked(path, folder)
+    try:
+        json.dump(_describe_owner(), file)
+        file.flush()
+        yield
+    finally:
+        if os.path.exists(path):
+            os.remove(path)  # before the lock goes: who opens it later finds another file
+        file.close()
+
+
+def _open_locked(path: str, folder: str) -> TextIO:
+    while True:
+        file = open(path, "a+")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = _read(path)
+            file.close()
+            raise OptionsError(_refuse(other, folder)) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _logger.warning("%s knows no locks: start no other job with this output", folder)
+        if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            file.truncate(0)
+            return file
+        file.close()  # its holder has just removed it
+
+
+def _require_free(path: str, folder: str) -> None:
+    other = _read(path)
+    if other is None:
+        return
+    age = time.time() - other["renewed"]
+    if other["host"] == socket.gethostname() and not _is_alive(other["process"]):
+        return
+    if age >= STALE_SECONDS:
+        _logger.warning("taking over %s: %s, and no more for %.0f s", folder, _who(other), age)
+        return
+    raise OptionsError(
+        f"{_refuse(other, folder)}; if that job was killed, this command works "
+        f"{STALE_SECONDS - max(0.0, age):.0f} s from now, or once {path} is deleted"
+    )
+
+
+def _renew(path: str, owner: dict[str, Any], ended: threading.Event) -> None:
+    while not ended.wait(RENEW_SECONDS):
+        other = _read(path)
+        if other is not None and other["id"] != owner["id"]:
+            _logger.warning("%s took over %s; stop one of the two jobs", _who(other), path)
+            return
+        _write(path, owner)
+
+
+def _refuse(other: dict[str, Any] | None, folder: str) -> str:
+    who = "another job writes" if other is None else f"{_who(other)} writes"
+    return f"{who} to --output {folder}; wait until it has ended, or choose another --output"
+
+
+def _who(owner: dict[str, Any]) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner["started"]))
+    return f"process {owner['process']} on {owner['host']}, started {started},"
+
+
+def _describe_owner() -> dict[str, Any]:
+    host, now = socket.gethostname(), time.time()
+    return {"id": uuid.uuid4().hex, "process": os.getpid(), "host": host, "started": now}
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    """Return a lock's owner; None where there is no lock, or none that says whose it is."""
+    try:
+        if storage.num_bytes_of(path) is None:
+            return None
+        owner = json.loads(storage.read_bytes(path))
+    except (ValueError, OSError):  # being written or removed
+        return None
+    return {"renewed": owner["started"], **owner}
+
+
+def _write(path: str, owner: dict[str, Any]) -> None:
+    with storage.open_to_write(path) as file:
+        file.write(json.dumps({**owner, "renewed": time.time()}).encode())
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
