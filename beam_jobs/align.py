@@ -49,13 +49,13 @@ from beam_jobs.sharding import (
     WriteManifest,
 )
 from beam_jobs.summary import library_versions, read_summary, summarise, write_report
-from beam_jobs.supervision import leave
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.conventions import NOTHING, describe_convention, name_tokens
 from pipeline.shards import read_manifest
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
+from vocag_cli import leave
 
 PROBE_TASKS = 4
 PROBE_DOCUMENTS = 32

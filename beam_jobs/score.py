@@ -22,7 +22,6 @@ from beam_jobs.runs import open_run, run_folder_of
 from beam_jobs.score_options import ScoreOptions, parse_options
 from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.sharding import LOCK_FILE, Gather, Spread
-from beam_jobs.supervision import leave
 from pipeline.context_rule import ContextRule
 from pipeline.conventions import choose_conventions
 from pipeline.formatting import (
@@ -42,6 +41,7 @@ from schemas.sidecar import (
     decode_score_manifest,
     score_manifest_name,
 )
+from vocag_cli import leave
 
 
 def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> None:

@@ -2,25 +2,22 @@
 
 The runner works in a thread, and the main thread waits for the first of three: its end, the death
 of a worker, a signal. Beam has no way to cancel a local job, so a thread that does not end within a
-moment is left behind, and `leave` ends the process without waiting for it.
+moment is left behind, and `vocag_cli.leave` ends the process without waiting for it.
 """
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
-from typing import NoReturn
 
 import grpc
 
 from beam_jobs.workers import Workers, supervise_workers
+from vocag_cli import left_behind
 
 _PATIENCE_SECONDS = 1.0
-_left_behind: list[threading.Thread] = []
 
 
 class Terminated(BaseException):
@@ -72,20 +69,11 @@ def terminate_by_exception() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def leave(status: int) -> NoReturn:
-    """End this process, without waiting for the threads of a job that was left."""
-    if any(thread.is_alive() for thread in _left_behind):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 def _end(thread: threading.Thread, workers: Workers) -> None:
     workers.kill()
     thread.join(_PATIENCE_SECONDS)
     if thread.is_alive():
-        _left_behind.append(thread)
+        left_behind.append(thread)
 
 
 @contextmanager

@@ -45,7 +45,13 @@ def main(argv: list[str] | None = None) -> int:
 def _usage() -> str:
     lines = [f"  {name:<10} {help_text}" for name, (_, _, help_text) in COMMANDS.items()]
     return "\n".join(
-        ["usage: vocag COMMAND …", "", *lines, "", "vocag COMMAND --help tells the rest."]
+        [
+            "usage: vocag COMMAND …",
+            "",
+            *lines,
+            "",
+            "vocag COMMAND --help tells the rest; vocag --version.",
+        ]
     )
 
 

@@ -1,0 +1,99 @@
+"""Where the `vocag` command starts: a module whose name nobody else's folder bears.
+
+A user's own `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages
+of these names. So this module imports none of them before it has looked where they would come from;
+`beam_jobs` and `megatron_plugin`, which Beam's workers and torchrun import first, ask it to look.
+"""
+
+import importlib.util
+import logging
+import os
+import sys
+import threading
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
+
+left_behind: list[threading.Thread] = []
+"""Threads of a job that was left, which `leave` does not wait for."""
+
+
+class HiddenPackageError(ImportError):
+    """Something else bears the name of one of our packages, and is found first."""
+
+
+def require_own_packages() -> None:
+    """Check that our packages are those that belong to this module.
+
+    Raises:
+        HiddenPackageError: with what hides which, and what to do.
+    """
+    ours = os.path.dirname(os.path.abspath(__file__))
+    for name in PACKAGES:
+        found = _find(name)
+        if found is not None and os.path.dirname(found) != os.path.realpath(ours):
+            raise HiddenPackageError(_explain(name, found))
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run `vocag COMMAND …` and end the process with its status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["--version"]:
+        print(f"vocag {_version()}")
+        leave(0)
+    name = " ".join(["vocag", *arguments[:1]])
+    # Before anything is imported: Beam logs while it is, and would set its own format.
+    logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
+    try:
+        require_own_packages()
+        from pipeline.commands import main as run
+
+        leave(run(arguments))
+    except HiddenPackageError as error:
+        leave(2, f"vocag: error: {error}")
+    except KeyboardInterrupt:
+        leave(130, f"{name}: interrupted")
+
+
+def leave(status: int, message: str = "") -> NoReturn:
+    """End this process, without waiting for the threads of a job that was left."""
+    if message:
+        print(message, file=sys.stderr)
+    if any(thread.is_alive() for thread in left_behind):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _find(name: str) -> str | None:
+    """Return the file or folder that a package would come from, links resolved."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # being imported by hand, without a spec
+        return None
+    if spec is None:
+        return None  # a part that is not installed
+    places = list(spec.submodule_search_locations or [])
+    return os.path.realpath(places[0] if places else spec.origin or name)
+
+
+def _explain(name: str, found: str) -> str:
+    folder = os.path.dirname(found)
+    if folder == os.path.realpath(os.getcwd()):
+        remedy = "rename it, or run the command in another folder"
+    else:
+        remedy = f"rename it, or take {folder} off PYTHONPATH"
+    return f'{found} hides vocag\'s own package "{name}": {remedy}'
+
+
+def _version() -> str:
+    try:
+        return version("vocag")
+    except PackageNotFoundError:
+        return "from a checkout that is not installed"
+
+
+if __name__ == "__main__":
+    main()
