@@ -234,7 +234,8 @@ def _log_normalisers(
 ) -> tuple[Tensor, Tensor | None]:
     """Walk the vocabulary once: each token's log sum exp, and its entropy if asked for."""
     hidden = _operand(hidden)
-    maximum = label_logits.clone()  # any finite start will do
+    # Any finite start will do; a label's logit is -inf where the model excludes it.
+    maximum = label_logits.clamp_min(torch.finfo(label_logits.dtype).min)
     total = torch.zeros_like(maximum)  # sum of exp(logit - maximum)
     weighted = torch.zeros_like(maximum)  # sum of exp(logit - maximum) * (logit - maximum)
     for chunk in _row_chunks(weight.shape[0], chunk_rows):

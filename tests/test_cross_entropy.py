@@ -48,6 +48,23 @@ def test_losses_and_entropies_equal_the_float64_oracle(chunk_elements, dtype, to
     np.testing.assert_allclose(scores.entropies, entropies, atol=tolerance)
 
 
+@pytest.mark.parametrize("chunk_elements", [1, None])
+def test_excluded_tokens_have_no_entropy(chunk_elements):
+    """Logits of -inf: of whole chunks of the vocabulary, and of the label itself."""
+    hidden, weight, labels = make_inputs(dtype=torch.float64)
+    hidden, weight = hidden[:, :1].abs() + 0.1, weight[:, :1].clone()
+    weight[:300] = weight[500::3] = -torch.inf
+    labels[:4] = torch.tensor([0, 299, 500, 301])
+    scores = linear_cross_entropy(
+        hidden, weight, labels, with_entropy=True, chunk_elements=chunk_elements
+    )
+    losses, entropies = reference.token_losses(hidden.numpy(), weight.numpy(), labels.numpy())
+    np.testing.assert_allclose(scores.losses, losses, atol=1e-12)
+    np.testing.assert_allclose(scores.entropies, entropies, atol=1e-12)
+    assert scores.losses.isinf().tolist()[:4] == [True, True, True, False]
+    assert (scores.entropies > 1).all()
+
+
 def test_gradients_equal_finite_differences():
     hidden, weight, labels = make_inputs(num_tokens=4, dtype=torch.float64)
     weight = weight[:300]
