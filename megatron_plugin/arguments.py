@@ -10,7 +10,13 @@ from typing import get_args
 
 from pipeline.conventions import add_convention_options
 from pipeline.guidance import Aggregation, Expectation
-from pipeline.selection import Scope, SelectionRule, Selector, UnmappedStrategy
+from pipeline.selection import (
+    RANKED_BY_TEACHER,
+    Scope,
+    SelectionRule,
+    Selector,
+    UnmappedStrategy,
+)
 
 CACHED = "cached"
 _DTYPES = ("fp32", "bf16")
@@ -129,10 +135,10 @@ class VocagOptions:
 
     def __post_init__(self) -> None:
         """Check what concerns the guidance alone."""
-        if self.teacher is None and self.rule.selector == "teacher":
+        if self.teacher is None and self.rule.selector in RANKED_BY_TEACHER:
             raise ArgumentError(
-                "--vocag-selector teacher needs --vocag-teacher; without one use --vocag-selector "
-                "full, random, student_loss or student_entropy"
+                f"--vocag-selector {self.rule.selector} needs --vocag-teacher; without one use "
+                "--vocag-selector full, random, student_loss or student_entropy"
             )
 
 

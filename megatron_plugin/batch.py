@@ -17,7 +17,7 @@ from torch import distributed as dist
 
 from megatron_plugin.attention import RowSegments, row_segments
 from megatron_plugin.bridge import PendingScores, Scores, StudentBridge, TeacherRows
-from pipeline.guidance import Aggregation, aggregate_teacher_losses
+from pipeline.guidance import Aggregation, aggregate_teacher_losses, mapped_tokens
 from pipeline.row_batch import Rows
 
 
@@ -50,6 +50,8 @@ class MicroBatch:
         rows: as read, on the CPU.
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
             that compute no loss.
+        teacher_losses: fp32 [rows, teacher_seq_length], nats, what guidance was made of; NaN for a
+            token without a loss.
         times: of the teacher.
     """
 
@@ -61,6 +63,7 @@ class MicroBatch:
     segments: RowSegments
     rows: Rows
     guidance: Tensor | None = None
+    teacher_losses: Tensor | None = None
     times: ServiceTimes = ServiceTimes()
 
     def guided_by(self, losses: Tensor, how: Aggregation, times: ServiceTimes) -> MicroBatch:
@@ -72,13 +75,12 @@ class MicroBatch:
             times: of the teacher.
         """
         device = losses.device
+        has_loss = self.rows.teacher_has_loss.to(device)
         guidance = aggregate_teacher_losses(
-            losses,
-            self.rows["teacher_spans"].to(device),
-            how,
-            teacher_loss_mask=(self.rows["teacher_position_ids"] > 0).to(device),
+            losses, self.rows["teacher_spans"].to(device), how, teacher_loss_mask=has_loss
         )
-        return replace(self, guidance=guidance, times=times)
+        losses = losses.masked_fill(~has_loss, torch.nan)
+        return replace(self, guidance=guidance, teacher_losses=losses, times=times)
 
     def guided_by_stored(self, how: Aggregation) -> MicroBatch:
         """Return the micro-batch with guidance from the losses that its rows hold.
@@ -86,11 +88,16 @@ class MicroBatch:
         Args:
             how: Φ.
         """
-        device = self.tokens.device
-        losses = self.rows["teacher_losses"].to(device)
-        spans = self.rows["teacher_spans"].to(device)
-        # NaN: padding, or a token without context. Others were counted when the rows were opened.
-        return replace(self, guidance=aggregate_teacher_losses(losses, spans, how))
+        # Not stored: padding, or a token without context. Others were counted when the rows were
+        # opened.
+        return self.guided_by(
+            self.rows["teacher_losses"].to(self.tokens.device), how, ServiceTimes()
+        )
+
+    def mapped(self) -> Tensor:
+        """Return which labels a teacher token with a loss covers, bool [rows, seq_length]."""
+        mapped = mapped_tokens(self.rows["teacher_spans"], self.rows.teacher_has_loss)
+        return mapped.to(self.tokens.device)
 
 
 def micro_batch(rows: Rows, number: int, device: torch.device) -> MicroBatch:

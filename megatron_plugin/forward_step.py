@@ -87,18 +87,18 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
 
 def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
     losses, entropies = (output[0], output[1]) if rules.needs_entropy else (output, None)
-    guidance = batch.guidance
-    if guidance is None and rules.rule.selector != "full":
-        # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors
-        # differ in nothing but their ranking.
-        guidance = batch.guided_by(_no_losses(batch), "max", batch.times).guidance
+    # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
+    # in nothing but their ranking.
+    mapped = batch.mapped() if batch.guidance is None and rules.rule.selector != "full" else None
     shared = rules.rule.scope == "group"
     selection = select_tokens(
         losses,
-        guidance,
+        batch.guidance,
         loss_mask=batch.loss_mask,
         rule=rules.rule,
         group=parallel_state.get_data_parallel_group() if shared else None,
+        teacher_losses=batch.teacher_losses,
+        mapped=mapped,
         student_entropies=entropies,
         step=batch.number,
     )
@@ -109,9 +109,8 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     """Return sums and counts; Megatron adds them over micro-batches and replicas, then divides."""
     reported = {"lm loss": result.metrics["student_loss"].float()}
     reported["guided loss"] = _pair(result.loss_sum.detach(), result.count)
-    has_teacher = batch.guidance is not None
     for name, value in result.metrics.items():
-        if name != "student_loss" and (has_teacher or name != "teacher_loss"):
+        if name != "student_loss":
             reported[f"vocag/{name}"] = value.float()
     device = result.count.device
     # Mean over the replicas of the sum over a step's micro-batches.
@@ -119,7 +118,7 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     quarantined = batch.rows["num_quarantined_tokens"].sum().to(device)
     replicas = parallel_state.get_data_parallel_world_size()
     reported["vocag/quarantined_tokens"] = _pair(quarantined, per_step / replicas)
-    if has_teacher and batch.times.seconds:  # stored losses take none
+    if batch.times.seconds:  # stored losses take none
         times = torch.tensor(
             [1000 * batch.times.waited_seconds, batch.times.num_tokens, batch.times.seconds],
             device=device,
@@ -127,12 +126,6 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
         reported["vocag/teacher_wait_ms"] = _pair(times[0], per_step)
         reported["vocag/teacher_tokens_per_second"] = times[1:]
     return reported
-
-
-def _no_losses(batch: MicroBatch) -> Tensor:
-    """Return teacher losses of 0, NaN where a teacher token has no context."""
-    positions = batch.rows["teacher_position_ids"].to(batch.tokens.device)
-    return torch.where(positions > 0, 0.0, torch.nan)
 
 
 def _token_losses(

@@ -38,6 +38,7 @@ __all__ = [
     "SelectionRule",
     "aggregate_teacher_losses",
     "guided_loss",
+    "mapped_tokens",
     "metric_values",
     "select_tokens",
 ]
@@ -108,6 +109,32 @@ def aggregate_teacher_losses(
         values = _span_sums(losses.masked_fill(~expected, 0.0).double(), starts, ends)
         values = values / counts if how == "mean" else values
     return values.float().masked_fill(counts == 0, torch.nan)
+
+
+@torch.no_grad()
+def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor) -> Tensor:
+    """Say which student tokens a teacher token with a loss covers, without any losses.
+
+    Selectors that rank by something else than a teacher treat unmapped tokens as the rule says,
+    too: give this to `select_tokens` as `mapped`.
+
+    Args:
+        teacher_spans: int [rows, seq_length, 2], as in `aggregate_teacher_losses`.
+        has_loss: bool [rows, teacher_seq_length], such as `Rows.teacher_has_loss`.
+
+    Returns:
+        bool [rows, seq_length]: where `aggregate_teacher_losses` would give guidance.
+
+    Raises:
+        ValueError: shapes disagree or a span leaves the row.
+
+    Example:
+        >>> mapped_tokens(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[False, True]]))
+        tensor([[False,  True]])
+    """
+    _check_spans(has_loss, teacher_spans, None)
+    starts, ends = teacher_spans[..., 0].long(), teacher_spans[..., 1].long()
+    return _span_sums(has_loss.long(), starts, ends) > 0
 
 
 def guided_loss(

@@ -51,6 +51,36 @@ class Rows(Mapping[str, torch.Tensor]):
         """Return the number of fields."""
         return len(self.layout.shapes)
 
+    @property
+    def student_is_text(self) -> torch.Tensor:
+        """Places of segments that the student learns from, bool [B, seq_length].
+
+        Neither padding nor the place of a damaged sample, whose positions count like any segment's.
+        """
+        return self._is_text("cu_seqlens", self["input_ids"].shape[-1])
+
+    @property
+    def teacher_is_text(self) -> torch.Tensor:
+        """Places of the same segments' teacher tokens, bool [B, teacher_seq_length]."""
+        return self._is_text("teacher_cu_seqlens", self["teacher_input_ids"].shape[-1])
+
+    @property
+    def teacher_has_loss(self) -> torch.Tensor:
+        """Which teacher tokens have a loss, bool [B, teacher_seq_length].
+
+        Those with a context, or a stored loss, in a segment that the student learns from.
+        """
+        stored = "teacher_losses" in self.layout.shapes
+        known = ~self["teacher_losses"].isnan() if stored else self["teacher_position_ids"] > 0
+        return known & self.teacher_is_text
+
+    def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:
+        learned = self["loss_mask"].long()
+        segments = _segments(self["cu_seqlens"], learned.shape[-1])
+        counts = torch.zeros_like(self["cu_seqlens"], dtype=torch.int64)
+        counts.scatter_add_(-1, segments, learned)
+        return counts.gather(-1, _segments(self[bounds], seq_length)) > 0
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
         """Return the rows on a device, moved as one tensor."""
         return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout)
@@ -58,6 +88,14 @@ class Rows(Mapping[str, torch.Tensor]):
     def pin_memory(self) -> "Rows":
         """Return the rows in page-locked memory; a DataLoader calls this."""
         return Rows(self.buffer.pin_memory(), self.layout)
+
+
+def _segments(cu_seqlens: torch.Tensor, seq_length: int) -> torch.Tensor:
+    """Return the number of each place's segment, int64 [..., seq_length]."""
+    bounds = cu_seqlens.contiguous()
+    places = torch.arange(seq_length, device=bounds.device, dtype=bounds.dtype)
+    places = places.expand(*bounds.shape[:-1], -1).contiguous()
+    return torch.searchsorted(bounds, places, right=True) - 1
 
 
 def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:

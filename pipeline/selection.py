@@ -18,9 +18,12 @@ from torch import Tensor
 from pipeline.loss_checks import check_choice, check_finite, check_same_shape
 from pipeline.top_fraction import global_positions, keep_top_fraction
 
-Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy"]
+Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss"]
 UnmappedStrategy = Literal["include", "exclude", "mean"]
 Scope = Literal["row", "microbatch", "group"]
+
+RANKED_BY_TEACHER: tuple[Selector, ...] = ("teacher", "teacher_loss")
+"""Selectors that rank by the teacher's losses, and can't do without them."""
 
 _FIXED_POINT = 2.0**24
 
@@ -31,17 +34,19 @@ class SelectionRule:
 
     Attributes:
         selector: what the competing tokens are ranked by, highest first. `teacher`: student loss
-            minus teacher loss (Eq. 4). `student_loss`, `student_entropy`: these alone. `random`: a
-            hash of seed, step and position. `full`: every token is kept (plain continual
-            pretraining).
+            minus teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
+            student knows; it separates the difference from the teacher's taste. `student_loss`,
+            `student_entropy`: these alone. `random`: a hash of seed, step and position. `full`:
+            every token is kept (plain continual pretraining).
         keep_fraction: share of the competing tokens to keep; floor(keep_fraction * competing).
         unmapped: what happens to tokens without guidance (section 6.2). `include`: all are kept
             beside the top fraction of the mapped tokens. `exclude`: none is kept. `mean`: each
-            takes the mean guidance of the scope's mapped tokens as its own and competes with them.
-            The strategy holds for every selector but `full`, so selectors differ in nothing but the
-            ranking.
-        scope: where the top fraction is counted: within each `row`, the `microbatch` of this
-            process, or over all ranks of a process `group` (data- and context-parallel).
+            takes the average of all teacher token losses of the scope as its guidance and competes
+            with the mapped ones. The strategy holds for every selector but `full`, so selectors
+            differ in nothing but the ranking.
+        scope: the paper's batch, in which the top fraction is counted and *mean* averages: each
+            `row`, the `microbatch` of this process, or the micro-batches of all ranks of a process
+            `group` (data- and context-parallel).
         seed: of the `random` selector.
     """
 
@@ -71,10 +76,10 @@ class Selection:
 
     Attributes:
         kept: bool [rows, seq_length].
-        mapped: bool [rows, seq_length], tokens of the loss mask that have guidance (all of them
-            when there is no guidance at all).
+        mapped: bool [rows, seq_length], tokens of the loss mask that a teacher token with a loss
+            covers (all of them when nothing is known of a teacher).
         loss_mask: bool [rows, seq_length].
-        guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher.
+        guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher's losses.
         threshold: fp32 [rows] for scope `row`, else [1]: the smallest score among the kept tokens
             that competed; NaN where none was kept or nothing competed.
     """
@@ -94,6 +99,8 @@ def select_tokens(
     loss_mask: Tensor,
     rule: SelectionRule = PAPER_RULE,
     group: dist.ProcessGroup | None = None,
+    teacher_losses: Tensor | None = None,
+    mapped: Tensor | None = None,
     student_entropies: Tensor | None = None,
     step: int = 0,
     positions: Tensor | None = None,
@@ -106,10 +113,15 @@ def select_tokens(
     Args:
         student_losses: float [rows, seq_length], nats.
         guidance: float [rows, seq_length], the teacher's loss for each label, NaN = unmapped. None:
-            no teacher, every token competes (not for selector `teacher`).
+            no teacher's losses (not for selectors `teacher` and `teacher_loss`).
         loss_mask: bool or float [rows, seq_length], 0 for labels that never count.
         rule: selector, fraction, strategy for unmapped tokens, scope.
         group: the data- and context-parallel ranks that share the choice; scope `group` only.
+        teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens, NaN for
+            those without a loss, padding among them; of each token on one rank of the group. For
+            `mean` with a selector that ranks by the teacher; otherwise not read.
+        mapped: bool [rows, seq_length] of `pipeline.guidance.mapped_tokens`, in place of guidance
+            where nothing is ranked by a teacher. None without guidance: every token is mapped.
         student_entropies: float [rows, seq_length], nats; selector `student_entropy` only.
         step: of training; selector `random` draws anew for each.
         positions: int64 [rows, seq_length], unique and below 2**55 over the scope: numbers the
@@ -129,68 +141,108 @@ def select_tokens(
 
     Source: Eq. 4 and section 6.2.
     """
-    _check_selection_inputs(student_losses, guidance, loss_mask, rule, group, student_entropies)
-    mask = loss_mask.bool()
-    losses = student_losses.detach().float()
-    mapped = mask
-    values = {"student_losses": (losses, mask)}
-    if guidance is not None:
-        guidance = guidance.detach().float()
-        mapped = mask & ~guidance.isnan()
-        values["guidance"] = (guidance, mapped)
-    if student_entropies is not None:
-        student_entropies = student_entropies.detach().float()
-        values["student_entropies"] = (student_entropies, mask)
-    check_finite(values, group)
+    values = _Values(student_losses, guidance, mapped, student_entropies, teacher_losses)
+    _check_selection_inputs(values, loss_mask, rule, group)
+    values, mask = values.detached(), loss_mask.bool()
+    known = mask if values.mapped is None else mask & values.mapped
+    check_finite(_that_count(values, mask, known, rule), group)
     if rule.selector == "full":
-        nothing_competed = losses.new_full((1,), torch.nan)
-        return Selection(mask, mapped, mask, guidance, nothing_competed)
+        nothing_competed = values.student_losses.new_full((1,), torch.nan)
+        return Selection(mask, known, mask, values.guidance, nothing_competed)
     if positions is None:
-        positions = global_positions(losses.shape, losses.device, group)
-    scores = _scores(losses, guidance, mapped, rule, group, student_entropies, step, positions)
-    competing = mask if rule.unmapped == "mean" else mapped
+        positions = global_positions(mask.shape, mask.device, group)
     top = keep_top_fraction(
-        scores,
-        competing,
+        _scores(values, known, rule, group, step, positions),
+        mask if rule.unmapped == "mean" else known,
         rule.keep_fraction,
         positions=positions,
         per_row=rule.scope == "row",
         group=group,
     )
-    kept = top.kept | (mask & ~mapped) if rule.unmapped == "include" else top.kept
-    return Selection(kept, mapped, mask, guidance, top.threshold)
+    kept = top.kept | (mask & ~known) if rule.unmapped == "include" else top.kept
+    return Selection(kept, known, mask, values.guidance, top.threshold)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What tokens are ranked by, and which the teacher covers, as `select_tokens` takes them."""
+
+    student_losses: Tensor
+    guidance: Tensor | None
+    mapped: Tensor | None
+    student_entropies: Tensor | None
+    teacher_losses: Tensor | None
+
+    def detached(self) -> _Values:
+        """Return fp32 values without gradient, with `mapped` where there is guidance, too."""
+        guidance = _detach(self.guidance)
+        mapped = self.mapped if guidance is None else ~guidance.isnan()
+        return _Values(
+            self.student_losses.detach().float(),
+            guidance,
+            None if mapped is None else mapped.bool(),
+            _detach(self.student_entropies),
+            _detach(self.teacher_losses),
+        )
+
+
+def _detach(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.detach().float()
+
+
+def _needs_teacher_losses(rule: SelectionRule) -> bool:
+    return rule.unmapped == "mean" and rule.selector in RANKED_BY_TEACHER
+
+
+def _that_count(
+    values: _Values, mask: Tensor, known: Tensor, rule: SelectionRule
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what must be finite, each with the mask of where."""
+    counted = {"student_losses": (values.student_losses, mask)}
+    if values.guidance is not None:
+        counted["guidance"] = (values.guidance, known)
+    if values.student_entropies is not None:
+        counted["student_entropies"] = (values.student_entropies, mask)
+    if values.teacher_losses is not None and _needs_teacher_losses(rule):
+        counted["teacher_losses"] = (values.teacher_losses, ~values.teacher_losses.isnan())
+    return counted
 
 
 def _scores(
-    losses: Tensor,
-    guidance: Tensor | None,
+    values: _Values,
     mapped: Tensor,
     rule: SelectionRule,
     group: dist.ProcessGroup | None,
-    entropies: Tensor | None,
     step: int,
     positions: Tensor,
 ) -> Tensor:
-    if rule.selector == "teacher":
-        assert guidance is not None
-        if rule.unmapped == "mean":
-            mean = _scope_mean(guidance, mapped, per_row=rule.scope == "row", group=group)
-            guidance = torch.where(mapped, guidance, mean)
-        return losses - guidance
+    """Return what the rule ranks by, fp32 [rows, seq_length], highest first."""
+    if rule.selector == "random":
+        return _hash(positions, rule.seed, step)
     if rule.selector == "student_entropy":
-        assert entropies is not None
-        return entropies
-    return losses if rule.selector == "student_loss" else _hash(positions, rule.seed, step)
+        assert values.student_entropies is not None
+        return values.student_entropies
+    if rule.selector == "student_loss":
+        return values.student_losses
+    guidance = values.guidance
+    assert guidance is not None
+    if _needs_teacher_losses(rule):
+        assert values.teacher_losses is not None
+        mean = _scope_mean(values.teacher_losses, per_row=rule.scope == "row", group=group)
+        guidance = torch.where(mapped, guidance, mean)
+    return -guidance if rule.selector == "teacher_loss" else values.student_losses - guidance
 
 
 def _scope_mean(
-    guidance: Tensor, mapped: Tensor, *, per_row: bool, group: dist.ProcessGroup | None
+    teacher_losses: Tensor, *, per_row: bool, group: dist.ProcessGroup | None
 ) -> Tensor:
+    """Return the mean of all teacher token losses of the scope, fp32 [rows or 1, 1]."""
     # Fixed-point integers add up to the same sum in any order, so one process and many ranks get
-    # the same mean to the last bit, and hence the same selection. With no mapped token the mean is
-    # 0: all tokens then compete by their own loss, and any other constant would rank them alike.
-    fixed = (torch.where(mapped, guidance, 0.0).double() * _FIXED_POINT).round().long()
-    totals = torch.stack((fixed.sum(-1), mapped.sum(-1)))
+    # the same mean to the last bit, and hence the same selection. Without any loss the mean is 0:
+    # no token is mapped then, and any other constant would rank them alike.
+    has_loss = ~teacher_losses.isnan()
+    fixed = (torch.where(has_loss, teacher_losses, 0.0).double() * _FIXED_POINT).round().long()
+    totals = torch.stack((fixed.sum(-1), has_loss.sum(-1)))
     totals = totals if per_row else totals.sum(-1, keepdim=True)
     if group is not None:
         dist.all_reduce(totals, group=group)
@@ -221,25 +273,48 @@ def _signed(value: int) -> int:
 
 
 def _check_selection_inputs(
-    losses: Tensor,
-    guidance: Tensor | None,
-    loss_mask: Tensor,
-    rule: SelectionRule,
-    group: dist.ProcessGroup | None,
-    entropies: Tensor | None,
+    values: _Values, loss_mask: Tensor, rule: SelectionRule, group: dist.ProcessGroup | None
 ) -> None:
+    losses = values.student_losses
     if losses.dim() != 2:
         raise ValueError(f"student_losses must be [rows, seq_length], got {tuple(losses.shape)}")
-    check_same_shape(losses, loss_mask=loss_mask, guidance=guidance, student_entropies=entropies)
-    if rule.selector == "teacher" and guidance is None:
-        raise ValueError("selector 'teacher' needs guidance; aggregate_teacher_losses makes it")
-    if rule.selector == "student_entropy" and entropies is None:
+    check_same_shape(
+        losses,
+        loss_mask=loss_mask,
+        guidance=values.guidance,
+        mapped=values.mapped,
+        student_entropies=values.student_entropies,
+    )
+    if values.mapped is not None and values.guidance is not None:
+        raise ValueError(
+            "mapped and guidance are given: guidance says by NaN what is unmapped; give one of them"
+        )
+    if rule.selector in RANKED_BY_TEACHER and values.guidance is None:
+        raise ValueError(
+            f"selector {rule.selector!r} needs guidance; aggregate_teacher_losses makes it"
+        )
+    if rule.selector == "student_entropy" and values.student_entropies is None:
         raise ValueError(
             "selector 'student_entropy' needs student_entropies; linear_cross_entropy gives them "
             "with with_entropy=True"
         )
+    if _needs_teacher_losses(rule):
+        _check_teacher_losses(values.teacher_losses, len(losses))
     if (rule.scope == "group") != (group is not None):
         raise ValueError(
             f"scope {rule.scope!r} {'needs' if group is None else 'does not take'} a process "
             "group: pass one with scope 'group' and with no other"
+        )
+
+
+def _check_teacher_losses(teacher_losses: Tensor | None, num_rows: int) -> None:
+    if teacher_losses is None:
+        raise ValueError(
+            "unmapped 'mean' needs teacher_losses, the losses of the teacher's own tokens: it "
+            "averages all of them, and guidance holds only what mapped tokens took"
+        )
+    if teacher_losses.dim() != 2 or len(teacher_losses) != num_rows:
+        raise ValueError(
+            f"teacher_losses {tuple(teacher_losses.shape)} must be [{num_rows}, "
+            "teacher_seq_length]: the teacher's tokens of the same rows"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,19 +45,37 @@ def select(
     mask: Mask,
     fraction: float,
     unmapped: str,
+    *,
+    teacher_losses: NDArray[np.float32],
+    selector: str = "teacher",
 ) -> Mask:
     """Eq. 4 over one microbatch with the strategies of section 6.2."""
     mapped = mask & ~np.isnan(guidance)
     teacher = guidance.astype(np.float32).copy()
     competing = mapped
     if unmapped == "mean":
-        values = [float(value) for value in guidance[mapped]]
-        teacher[mask & ~mapped] = math.fsum(values) / len(values) if values else 0.0
+        # "The average of all teacher token losses within a batch", mapped to or not.
+        losses = [float(loss) for loss in teacher_losses.flatten() if not math.isnan(loss)]
+        teacher[mask & ~mapped] = math.fsum(losses) / len(losses) if losses else 0.0
         competing = mask
     # The differences are rounded to fp32 as in the product: ties are part of the specification.
-    scores = (student_losses - teacher).astype(np.float64)
-    kept = keep_top(scores, competing, fraction)
+    ranked = -teacher if selector == "teacher_loss" else student_losses - teacher
+    kept = keep_top(ranked.astype(np.float64), competing, fraction)
     return kept | (mask & ~mapped) if unmapped == "include" else kept
+
+
+def easiest(losses: Array, entropies: Array, mask: Mask, fraction: float) -> Mask:
+    """Rho-1's self-reference: among the lowest by loss and among the lowest by entropy."""
+    return keep_top(-losses, mask, fraction) & keep_top(-entropies, mask, fraction)
+
+
+def mapped(spans: NDArray[np.int64], has_loss: Mask) -> Mask:
+    """Which spans hold a teacher token with a loss."""
+    result = np.zeros(spans.shape[:2], dtype=bool)
+    for row, position in np.ndindex(*result.shape):
+        start, end = spans[row, position]
+        result[row, position] = any(has_loss[row, token] for token in range(start, end))
+    return result
 
 
 def token_losses(hidden: Array, weight: Array, labels: NDArray[np.int64]) -> tuple[Array, Array]:
@@ -65,17 +84,19 @@ def token_losses(hidden: Array, weight: Array, labels: NDArray[np.int64]) -> tup
     for token, label in enumerate(labels):
         log_probabilities = _log_softmax(weight @ hidden[token])
         losses[token] = -log_probabilities[label]
-        entropies[token] = -np.sum(np.exp(log_probabilities) * log_probabilities)
+        possible = log_probabilities[log_probabilities > -math.inf]
+        entropies[token] = -np.sum(np.exp(possible) * possible)
     return losses, entropies
 
 
-def kld(student_logits: Array, teacher_logits: Array) -> Array:
-    """KL(teacher || student) of each token."""
+def kld(student_logits: Array, teacher_logits: Array, direction: str = "reverse") -> Array:
+    """KL of each token; a term whose first probability is 0 is 0."""
     divergences = np.zeros(len(student_logits))
     for token in range(len(student_logits)):
         student = _log_softmax(student_logits[token])
         teacher = _log_softmax(teacher_logits[token])
-        for p, q in zip(teacher, student, strict=True):
+        pair = (student, teacher) if direction == "reverse" else (teacher, student)
+        for p, q in zip(*pair, strict=True):
             divergences[token] += math.exp(p) * (p - q) if p > -math.inf else 0.0
     return divergences
 
@@ -101,22 +122,40 @@ def keep_chunks(
     mask: Mask,
     fraction: float,
 ) -> Mask:
-    """Tokens of the chunks with the highest mean student minus mean teacher loss, no unmapped."""
+    """Tokens of the chunks with the highest mean student minus mean teacher loss.
+
+    A chunk without teacher losses takes the average of all of them; every chunk competes.
+    """
+    of_chunks = teacher_losses[(teacher_ids >= 0) & ~np.isnan(teacher_losses)]
+    average = np.float32(of_chunks.mean() if len(of_chunks) else 0.0)
     means: dict[tuple[int, int], np.float32] = {}
     for row in range(len(mask)):
         for chunk in range(int(student_ids.max()) + 1):
             student = student_losses[row][(student_ids[row] == chunk) & mask[row]]
             teacher = teacher_losses[row][teacher_ids[row] == chunk]
             teacher = teacher[~np.isnan(teacher)]
-            if len(student) and len(teacher):
-                difference = np.float32(student.mean()) - np.float32(teacher.mean())
-                means[row, chunk] = difference
+            if len(student):
+                of_teacher = np.float32(teacher.mean()) if len(teacher) else average
+                means[row, chunk] = np.float32(student.mean()) - of_teacher
     order = sorted(means, key=lambda place: (-means[place], place))
     chosen = set(order[: _floor_of(fraction, len(order))])
     kept = np.zeros_like(mask)
     for row, position in np.argwhere(mask):
         kept[row, position] = (row, int(student_ids[row, position])) in chosen
     return kept
+
+
+def chunk_ids(bounds: list[int], is_text: list[bool], num_chunks: int, chunk_of: str) -> list[int]:
+    """Which chunk each place of a row lies in, counted by hand; -1 where there is no text."""
+    ids = [-1] * len(is_text)
+    pieces = [[place for place, text in enumerate(is_text) if text]]
+    if chunk_of == "document":
+        pieces = [list(range(start, stop)) for start, stop in pairwise(bounds)]
+    for number, piece in enumerate(pieces):
+        for i, place in enumerate(piece):
+            if is_text[place]:
+                ids[place] = number * num_chunks + i * num_chunks // len(piece)
+    return ids
 
 
 def _floor_of(fraction: float, count: int) -> int:

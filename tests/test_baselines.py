@@ -7,14 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.baselines.chunking import equal_chunk_ids, select_chunks
+from pipeline.baselines import kld, rho1, uld
+from pipeline.baselines.chunking import equal_chunk_ids, row_chunk_ids, select_chunks
 from pipeline.baselines.distillation import distillation_loss
 from pipeline.baselines.kld import kld_losses
-from pipeline.baselines.rho1 import select_by_reference
+from pipeline.baselines.rho1 import select_by_reference, select_by_self_reference
 from pipeline.baselines.uld import place_at, truncated_pairs, uld_losses
 from pipeline.cross_entropy import map_token_chunks
 from pipeline.guidance import NonFiniteLossError, SelectionRule, guided_loss, select_tokens
+from pipeline.streaming import AlignedRows, StreamConfig
 from tests import reference_guidance as reference
+from tests.datasets import build_dataset
 
 nan = math.nan
 
@@ -23,35 +26,91 @@ def logits(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 3
 
 
+DIRECTIONS = ("reverse", "forward")
+
+
 class TestKld:
+    @pytest.mark.parametrize("direction", DIRECTIONS)
     @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-    def test_equals_the_float64_oracle(self, dtype, atol):
+    def test_equals_the_float64_oracle(self, dtype, atol, direction):
         student, teacher = logits(7, 50), logits(7, 50, seed=1)
-        divergences = kld_losses(student.to(dtype), teacher.to(dtype))
-        np.testing.assert_allclose(
-            divergences, reference.kld(student.numpy(), teacher.numpy()), atol=atol
-        )
+        divergences = kld_losses(student.to(dtype), teacher.to(dtype), direction=direction)
+        expected = reference.kld(student.numpy(), teacher.numpy(), direction)
+        np.testing.assert_allclose(divergences, expected, atol=atol)
 
-    def test_golden_value_and_direction(self):
+    def test_golden_values_and_directions(self):
         teacher, student = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
-        expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-        assert kld_losses(student, teacher).item() == pytest.approx(expected)
+        of_student = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+        of_teacher = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+        assert kld_losses(student, teacher).item() == pytest.approx(of_student)
+        other = kld_losses(student, teacher, direction="forward")
+        assert other.item() == pytest.approx(of_teacher)
 
-    def test_gradient_reaches_the_student_only(self):
+    def test_equation_5_is_the_cross_entropy_plus_the_divergence(self):
+        """Loss and gradient in float64 against the equation written out."""
+        student, teacher = logits(6, 20).requires_grad_(), logits(6, 20, seed=1)
+        labels = torch.randint(20, (6,), generator=torch.Generator().manual_seed(2))
+        p, q = student.softmax(-1), teacher.softmax(-1)
+        expected = -p[range(6), labels].log().sum() + (p * (p / q).log()).sum()
+        losses = torch.nn.functional.cross_entropy(student, labels, reduction="none")
+        result = distillation_loss(
+            losses[None],
+            kld_losses(student, teacher)[None],
+            loss_mask=torch.ones(1, 6),
+            weight=kld.WEIGHT,
+        )
+        # Losses are added up in fp32.
+        assert result.loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
+        (found,) = torch.autograd.grad(result.loss_sum, student)
+        (wanted,) = torch.autograd.grad(expected, student)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_gradient_reaches_the_student_only(self, direction):
         student, teacher = logits(3, 9).requires_grad_(), logits(3, 9, seed=1).requires_grad_()
-        assert torch.autograd.gradcheck(lambda s: kld_losses(s, teacher), (student,))
-        kld_losses(student, teacher).sum().backward()
+        assert torch.autograd.gradcheck(
+            lambda s: kld_losses(s, teacher, direction=direction), (student,)
+        )
+        kld_losses(student, teacher, direction=direction).sum().backward()
         assert teacher.grad is None
 
-    def test_token_that_the_teacher_excludes_adds_nothing(self):
-        student, teacher = logits(1, 4).requires_grad_(), logits(1, 4, seed=1)
-        teacher[0, 2] = -math.inf
-        divergence = kld_losses(student, teacher)
-        np.testing.assert_allclose(
-            divergence.detach(), reference.kld(student.detach().numpy(), teacher.numpy())
-        )
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_a_token_that_both_exclude_adds_nothing(self, direction):
+        student, teacher = logits(2, 5), logits(2, 5, seed=1)
+        student[0, 2] = teacher[0, 2] = -math.inf
+        expected = reference.kld(student.numpy(), teacher.numpy(), direction)
+        student.requires_grad_()
+        divergence = kld_losses(student, teacher, direction=direction)
+        np.testing.assert_allclose(divergence.detach(), expected)
         divergence.sum().backward()
         assert student.grad.isfinite().all()
+        assert student.grad[0, 2] == 0
+
+    def test_a_token_that_one_excludes(self):
+        """What the first excludes adds nothing, what only the second excludes is infinite."""
+        full, cut = logits(1, 4).requires_grad_(), logits(1, 4, seed=1)
+        cut[0, 2] = -math.inf
+        divergence = kld_losses(full, cut, direction="forward")
+        np.testing.assert_allclose(
+            divergence.detach(),
+            reference.kld(full.detach().numpy(), cut.numpy(), "forward"),
+        )
+        divergence.sum().backward()
+        assert full.grad.isfinite().all()
+        assert kld_losses(full, cut).item() == math.inf
+        assert kld_losses(cut, full).isfinite().all()
+
+    def test_the_papers_vocabularies_differ_by_padding_only(self):
+        """Llemma's 32,016 rows and Llama's 32,000: the 16 get no probability and no gradient."""
+        student, teacher = logits(2, 32_000).requires_grad_(), logits(2, 32_016, seed=1)
+        teacher[:, 32_000:] = 50.0
+        divergence = kld_losses(student, teacher, vocab_size=32_000)
+        expected = reference.kld(student.detach().numpy(), teacher[:, :32_000].numpy())
+        np.testing.assert_allclose(divergence.detach(), expected)
+        qwen = logits(2, 160).requires_grad_()
+        kld_losses(qwen, logits(2, 180, seed=1), vocab_size=150).sum().backward()
+        assert qwen.grad[:, :150].any()
+        assert not qwen.grad[:, 150:].any()
 
     def test_bf16_logits_are_widened(self):
         student, teacher = logits(5, 40).bfloat16(), logits(5, 40, seed=1).bfloat16()
@@ -74,7 +133,7 @@ class TestKld:
     @pytest.mark.parametrize(
         ("student", "teacher", "vocab_size", "message"),
         [
-            ((2, 5), (2, 6), None, "student has 5 and the teacher 6 columns: .* or use uld"),
+            ((2, 5), (2, 6), None, "has 5 and the teacher 6 columns: give vocab_size, .* use uld"),
             ((2, 5), (2, 6), 6, r"vocab_size 6 must lie in 1\.\.5"),
             ((2, 5), (3, 5), None, "must be of the same tokens"),
         ],
@@ -82,6 +141,8 @@ class TestKld:
     def test_wrong_inputs_are_named(self, student, teacher, vocab_size, message):
         with pytest.raises(ValueError, match=message):
             kld_losses(torch.zeros(student), torch.zeros(teacher), vocab_size=vocab_size)
+        with pytest.raises(ValueError, match=r"direction must be one of reverse, forward"):
+            kld_losses(torch.zeros(2, 5), torch.zeros(2, 5), direction="best")
 
 
 class TestUld:
@@ -175,7 +236,7 @@ class TestDistillationLoss:
         losses = torch.tensor([[1.0, 2.0, nan]], requires_grad=True)
         divergences = torch.tensor([[4.0, 6.0, nan]], requires_grad=True)
         mask = torch.tensor([[1, 1, 0]])
-        result = distillation_loss(losses, divergences, loss_mask=mask)
+        result = distillation_loss(losses, divergences, loss_mask=mask, weight=uld.WEIGHT)
         assert (result.loss_sum.item(), result.count.item()) == (8.0, 2)
         assert result.metrics["divergence"].tolist() == [10.0, 2.0]
         assert result.metrics["student_loss"].tolist() == [3.0, 2.0]
@@ -186,7 +247,7 @@ class TestDistillationLoss:
     @pytest.mark.parametrize("shape", [(2, 0), (2, 3)])
     def test_nothing_that_counts_gives_zero(self, shape):
         losses = torch.ones(shape, requires_grad=True)
-        result = distillation_loss(losses, losses, loss_mask=torch.zeros(shape))
+        result = distillation_loss(losses, losses, loss_mask=torch.zeros(shape), weight=1.0)
         result.loss_sum.backward()
         assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
         assert not losses.grad.any()
@@ -199,9 +260,9 @@ class TestDistillationLoss:
     def test_broken_inputs_are_named(self):
         losses, broken = torch.ones(2, 2), torch.tensor([[1.0, 1.0], [1.0, math.inf]])
         with pytest.raises(NonFiniteLossError, match=r"student_losses\[1, 1\] is inf.*rows \[1\]"):
-            distillation_loss(broken, losses, loss_mask=losses)
+            distillation_loss(broken, losses, loss_mask=losses, weight=1.0)
         with pytest.raises(NonFiniteLossError, match=r"divergences\[1, 1\] is inf"):
-            distillation_loss(losses, broken, loss_mask=losses)
+            distillation_loss(losses, broken, loss_mask=losses, weight=1.0)
         with pytest.raises(ValueError, match="weight must not be negative, got -1"):
             distillation_loss(losses, losses, loss_mask=losses, weight=-1)
 
@@ -218,16 +279,10 @@ class TestRho1:
         assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
         assert selection.mapped.int().tolist() == [[1, 1, 1, 1, 0]]
 
-    def test_entropy_and_excess_loss(self):
-        selection = select_by_reference(
-            self.student,
-            self.reference,
-            loss_mask=self.mask,
-            keep_fraction=0.5,
-            scoring="entropy_and_excess_loss",
-            student_entropies=torch.tensor([[0.0, 0.5, 2.0, 2.5, 9.0]]),
-        )
-        assert selection.kept.int().tolist() == [[0, 0, 1, 1, 0]]
+    def test_the_default_share_is_the_1b_models(self):
+        losses = torch.arange(100.0).view(1, 100)
+        selection = select_by_reference(losses, losses * 0, loss_mask=torch.ones(1, 100))
+        assert int(selection.kept.sum()) == 60 == 100 * rho1.KEEP_FRACTION
 
     @given(
         hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
@@ -257,26 +312,6 @@ class TestRho1:
         broken[0, 2] = nan
         with pytest.raises(NonFiniteLossError, match=r"reference_losses\[0, 2\] is nan"):
             select_by_reference(self.student, broken, loss_mask=self.mask)
-        with pytest.raises(ValueError, match="needs student_entropies"):
-            select_by_reference(
-                self.student,
-                self.reference,
-                loss_mask=self.mask,
-                scoring="entropy_and_excess_loss",
-            )
-        with pytest.raises(ValueError, match="scoring must be one of excess_loss"):
-            select_by_reference(self.student, broken, loss_mask=self.mask, scoring="best")
-
-    def test_broken_entropies_name_the_row(self):
-        entropies = torch.tensor([[0.0, math.inf, 0.0, 0.0, 0.0]])
-        with pytest.raises(NonFiniteLossError, match=r"student_entropies\[0, 1\] is inf"):
-            select_by_reference(
-                self.student,
-                self.reference,
-                loss_mask=self.mask,
-                scoring="entropy_and_excess_loss",
-                student_entropies=entropies,
-            )
 
     def test_bf16_losses(self):
         selection = select_by_reference(
@@ -299,6 +334,61 @@ class TestRho1:
         result.loss_sum.backward()
         assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
         assert not losses.grad.any()
+
+
+class TestRho1Self:
+    def test_both_must_be_low(self):
+        selection = select_by_self_reference(
+            torch.tensor([[1.0, 2.0, 3.0, 4.0, 0.0]]),
+            torch.tensor([[4.0, 1.0, 2.0, 3.0, 0.0]]),
+            loss_mask=torch.tensor([[1, 1, 1, 1, 0]]),
+            keep_fraction=0.75,
+        )
+        assert selection.kept.int().tolist() == [[0, 1, 1, 0, 0]]
+        assert selection.mapped.int().tolist() == [[1, 1, 1, 1, 0]]
+        assert selection.threshold.tolist() == [-3.0]
+
+    @given(
+        hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        hnp.arrays(np.bool_, (2, 9)),
+        st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+        st.sampled_from(["microbatch", "row"]),
+    )
+    @settings(deadline=None)
+    def test_equals_the_oracle(self, losses, entropies, mask, fraction, scope):
+        selection = select_by_self_reference(
+            torch.tensor(losses),
+            torch.tensor(entropies),
+            loss_mask=torch.tensor(mask),
+            keep_fraction=fraction,
+            scope=scope,
+        )
+        rows = [slice(0, 2)] if scope == "microbatch" else [slice(0, 1), slice(1, 2)]
+        wide = losses.astype(np.float64), entropies.astype(np.float64)
+        expected = [
+            reference.easiest(*(each[row] for each in wide), mask[row], fraction) for row in rows
+        ]
+        np.testing.assert_array_equal(selection.kept, np.concatenate(expected))
+
+    def test_the_share_is_between_the_two_and_their_product(self):
+        losses, entropies = (logits(4, 500, seed=seed).abs() for seed in (0, 1))
+        mask = torch.ones(4, 500)
+        independent = select_by_self_reference(losses, entropies, loss_mask=mask)
+        assert independent.kept.float().mean().item() == pytest.approx(0.49, abs=0.02)
+        same = select_by_self_reference(losses, losses, loss_mask=mask)
+        assert int(same.kept.sum()) == 1400 == 2000 * rho1.SELF_REFERENCE_FRACTION
+
+    def test_broken_values_name_the_row(self):
+        losses, mask = torch.ones(2, 3), torch.ones(2, 3)
+        broken = losses.clone()
+        broken[1, 2] = nan
+        with pytest.raises(NonFiniteLossError, match=r"reference_losses\[1, 2\] is nan"):
+            select_by_self_reference(broken, losses, loss_mask=mask)
+        with pytest.raises(NonFiniteLossError, match=r"reference_entropies\[1, 2\] is nan"):
+            select_by_self_reference(losses, broken, loss_mask=mask)
+        mask[1, 2] = 0
+        assert select_by_self_reference(broken, broken, loss_mask=mask).kept.sum() == 3
 
 
 class TestChunking:
@@ -330,7 +420,7 @@ class TestChunking:
             teacher_chunk_ids=teacher_ids,
             num_chunks=num_chunks,
             loss_mask=torch.tensor(mask),
-            rule=SelectionRule(unmapped="exclude", keep_fraction=fraction),
+            rule=SelectionRule(keep_fraction=fraction),
         )
         expected = reference.keep_chunks(
             student, teacher, student_ids.numpy(), teacher_ids.numpy(), mask, fraction
@@ -348,18 +438,47 @@ class TestChunking:
         }
         return select_chunks(**{**inputs, **changes})
 
-    @pytest.mark.parametrize(
-        ("unmapped", "expected"),
-        # Differences 1, 1, unmapped, 1; the first mapped chunk wins the tie.
-        [("include", [1, 1, 0, 0, 1, 1, 0, 1]), ("exclude", [1, 1, 0, 0, 0, 0, 0, 0])],
-    )
-    def test_whole_chunks_are_kept(self, unmapped, expected):
-        selection = self.golden(rule=SelectionRule(unmapped=unmapped))
-        assert selection.kept.int().tolist() == [expected]
+    @pytest.mark.parametrize("unmapped", ["include", "exclude", "mean"])
+    def test_whole_chunks_are_kept(self, unmapped):
+        """Two of four, whatever happens to unmapped tokens elsewhere."""
+        selection = self.golden(rule=SelectionRule(keep_fraction=0.5, unmapped=unmapped))
+        # Differences 1, 1, 9 - the average 2, 1; the first chunk wins the tie.
+        assert selection.kept.int().tolist() == [[1, 1, 0, 0, 1, 1, 0, 0]]
         assert selection.mapped.int().tolist() == [[1, 1, 1, 1, 0, 0, 1, 0]]
         torch.testing.assert_close(
             selection.guidance, torch.tensor([[1.0, 1, 4, 4, nan, nan, 1, nan]]), equal_nan=True
         )
+
+    def test_losses_of_no_chunk_do_not_count(self):
+        """As of padding, which online teachers score, too."""
+        teacher_losses = torch.tensor([[nan, 1.0, 4.0, nan, 1000.0, 1.0]])
+        selection = self.golden(
+            teacher_losses=teacher_losses, rule=SelectionRule(keep_fraction=0.5)
+        )
+        assert torch.equal(selection.kept, self.golden(rule=SelectionRule(keep_fraction=0.5)).kept)
+
+    @given(st.lists(st.integers(0, 9), max_size=5), st.data())
+    @settings(deadline=None)
+    def test_chunks_of_rows_and_documents(self, lengths, data):
+        bounds = [0, *np.cumsum(lengths).tolist()]
+        is_text = [length > 1 for length in lengths for _ in range(length)]
+        num_chunks = data.draw(st.sampled_from([1, 3, 8]))
+        for chunk_of in ("row", "document"):
+            ids = row_chunk_ids(
+                torch.tensor([bounds, bounds]),
+                torch.tensor([is_text, is_text], dtype=torch.bool),
+                num_chunks,
+                chunk_of=chunk_of,
+            )
+            expected = reference.chunk_ids(bounds, is_text, num_chunks, chunk_of)
+            assert ids.tolist() == [expected, expected]
+
+    def test_unknown_pieces_are_refused(self):
+        bounds, is_text = torch.tensor([[0, 1]]), torch.ones(1, 1, dtype=torch.bool)
+        with pytest.raises(ValueError, match="chunk_of must be one of row, document; got 'text'"):
+            row_chunk_ids(bounds, is_text, 8, chunk_of="text")
+        with pytest.raises(ValueError, match="num_chunks must be positive, got 0"):
+            row_chunk_ids(bounds, is_text, 0)
 
     def test_full_keeps_everything(self):
         rule = SelectionRule("full", unmapped="exclude")
@@ -372,7 +491,7 @@ class TestChunking:
         def kept(step):
             return select_chunks(
                 losses,
-                losses,
+                None,
                 student_chunk_ids=ids,
                 teacher_chunk_ids=ids,
                 num_chunks=16,
@@ -391,7 +510,7 @@ class TestChunking:
         ("changes", "kept"),
         [
             ({"loss_mask": torch.zeros(1, 8)}, 0),
-            ({"teacher_losses": torch.full((1, 6), nan)}, 8),
+            ({"teacher_losses": torch.full((1, 6), nan)}, 2),
             ({"rule": SelectionRule(keep_fraction=0.01, unmapped="exclude")}, 0),
         ],
     )
@@ -420,6 +539,7 @@ class TestChunking:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
+            ({"teacher_losses": None}, "'teacher' needs teacher_losses"),
             ({"num_chunks": 3}, r"student_chunk_ids\[0, 6\] is 3, outside -1\.\.2"),
             ({"student_losses": torch.full((1, 8), nan)}, r"student_losses\[0, 0\] is nan"),
             ({"teacher_losses": torch.full((1, 6), math.inf)}, r"teacher_losses\[0, 0\] is inf"),
@@ -431,6 +551,41 @@ class TestChunking:
             self.golden(**changes)
         with pytest.raises(ValueError, match="num_chunks must be positive, got 0"):
             equal_chunk_ids(torch.tensor([3]), 0)
+
+
+@pytest.mark.parametrize(("num_chunks", "chunk_of"), [(8, "row"), (64, "row"), (64, "document")])
+def test_two_fifths_of_the_chunks_of_packed_rows_are_kept(tmp_path, num_chunks, chunk_of):
+    """Of texts so short that most chunks of a document have no teacher token."""
+    texts = [(f"doc-{n}", f"{n} words, {n * n} of them") for n in range(200)]
+    build_dataset(tmp_path, texts)
+    rows = AlignedRows(StreamConfig(path=str(tmp_path), seq_length=256))
+    batch = rows.__getitems__(range(len(rows)))
+    ids = {
+        side: row_chunk_ids(
+            batch[bounds], getattr(batch, f"{side}_is_text"), num_chunks, chunk_of=chunk_of
+        )
+        for side, bounds in (("student", "cu_seqlens"), ("teacher", "teacher_cu_seqlens"))
+    }
+    of_labels = ids["student"].roll(-1, 1).masked_fill(batch["loss_mask"] == 0, -1)
+    num_ids = num_chunks * (1 if chunk_of == "row" else batch["cu_seqlens"].shape[1] - 1)
+    teacher_losses = logits(*batch["teacher_input_ids"].shape).abs()
+    selection = select_chunks(
+        logits(*batch["labels"].shape, seed=1).abs(),
+        teacher_losses.masked_fill(~batch.teacher_has_loss, nan),
+        student_chunk_ids=of_labels,
+        teacher_chunk_ids=ids["teacher"],
+        num_chunks=num_ids,
+        loss_mask=batch["loss_mask"],
+    )
+    is_chunk = torch.zeros(len(rows), num_ids).scatter_add(
+        1, of_labels.clamp_min(0), batch["loss_mask"]
+    )
+    num_kept = len({(r, int(of_labels[r, t])) for r, t in selection.kept.nonzero().tolist()})
+    assert num_kept == math.floor(0.4 * int((is_chunk > 0).sum()))
+    share = int(selection.kept.sum()) / int(batch["loss_mask"].sum())
+    assert share == pytest.approx(0.4, abs=0.04)
+    unmapped = batch["loss_mask"].bool() & ~selection.mapped
+    assert (unmapped.float().sum() / batch["loss_mask"].sum() > 0.2) == (chunk_of == "document")
 
 
 def test_every_selection_fits_the_same_loss():

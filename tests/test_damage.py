@@ -73,6 +73,9 @@ def check_quarantined(dataset, rows, lost):
         seen = batch[name].flatten().numpy()
         expected = np.concatenate([getattr(document, side).input_ids for document in kept])
         assert np.array_equal(np.sort(seen[seen >= FIRST_ID]), expected)
+    with_loss = batch["teacher_input_ids"][batch.teacher_has_loss]
+    assert with_loss.min() >= FIRST_ID
+    assert len(with_loss) == sum(len(document.teacher) for document in kept)
     num_lost = sum(len(dataset.documents[number].student) for number in lost)
     assert int(batch["num_quarantined_tokens"].sum()) == num_lost > 0
     assert len(rows.damage.samples) == len(lost)

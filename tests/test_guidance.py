@@ -13,6 +13,7 @@ from pipeline.guidance import (
     SelectionRule,
     aggregate_teacher_losses,
     guided_loss,
+    mapped_tokens,
     metric_values,
     select_tokens,
 )
@@ -43,7 +44,10 @@ def selection_inputs(draw):
     student = draw(hnp.arrays(np.float32, shape, elements=small_losses))
     guidance = draw(hnp.arrays(np.float32, shape, elements=small_losses | st.just(nan)))
     mask = draw(hnp.arrays(np.bool_, shape))
-    return student, guidance, mask, draw(st.sampled_from([0.0, 0.01, 0.29, 0.4, 0.7, 1.0]))
+    teacher_shape = (shape[0], draw(st.integers(0, 9)))
+    teacher = draw(hnp.arrays(np.float32, teacher_shape, elements=small_losses | st.just(nan)))
+    fraction = draw(st.sampled_from([0.0, 0.01, 0.29, 0.4, 0.7, 1.0]))
+    return student, guidance, mask, teacher, fraction
 
 
 def ones_like(losses):
@@ -143,34 +147,69 @@ class TestAggregation:
             aggregate_teacher_losses(losses, spans, teacher_loss_mask=torch.ones(2, 2))
 
 
+class TestMappedTokens:
+    @given(losses_and_spans())
+    @settings(deadline=None, max_examples=100)
+    def test_equals_the_oracle(self, inputs):
+        losses, spans = inputs
+        mapped = mapped_tokens(torch.tensor(spans), torch.tensor(~np.isnan(losses)))
+        np.testing.assert_array_equal(mapped, reference.mapped(spans, ~np.isnan(losses)))
+
+    @given(losses_and_spans())
+    @settings(deadline=None, max_examples=50)
+    def test_is_where_guidance_is(self, inputs):
+        losses, spans = map(torch.tensor, inputs)
+        guidance = aggregate_teacher_losses(losses, spans)
+        assert torch.equal(mapped_tokens(spans, ~losses.isnan()), ~guidance.isnan())
+
+    def test_spans_of_other_tokens_are_named(self):
+        with pytest.raises(ValueError, match=r"teacher_spans\[0, 0\] is \[0, 4\]"):
+            mapped_tokens(torch.tensor([[[0, 4]]]), torch.ones(1, 3, dtype=torch.bool))
+
+
 class TestSelection:
-    @given(selection_inputs(), st.sampled_from(["include", "exclude", "mean"]))
-    @settings(deadline=None, max_examples=300)
-    def test_equals_the_oracle_under_ties(self, inputs, unmapped):
-        student, guidance, mask, fraction = inputs
+    @given(
+        selection_inputs(),
+        st.sampled_from(["include", "exclude", "mean"]),
+        st.sampled_from(["teacher", "teacher_loss"]),
+    )
+    @settings(deadline=None, max_examples=400)
+    def test_equals_the_oracle_under_ties(self, inputs, unmapped, selector):
+        student, guidance, mask, teacher, fraction = inputs
         selection = select_tokens(
             torch.tensor(student),
             torch.tensor(guidance),
             loss_mask=torch.tensor(mask),
-            rule=SelectionRule(unmapped=unmapped, keep_fraction=fraction),
+            rule=SelectionRule(selector, unmapped=unmapped, keep_fraction=fraction),
+            teacher_losses=torch.tensor(teacher),
         )
-        expected = reference.select(student, guidance, mask, fraction, unmapped)
+        expected = reference.select(
+            student, guidance, mask, fraction, unmapped, teacher_losses=teacher, selector=selector
+        )
         np.testing.assert_array_equal(selection.kept, expected)
         assert not (selection.kept & ~torch.tensor(mask)).any()
 
     @given(selection_inputs(), st.sampled_from(["include", "exclude", "mean"]))
     @settings(deadline=None, max_examples=100)
     def test_scope_row_is_a_microbatch_for_each_row(self, inputs, unmapped):
-        student, guidance, mask, fraction = map(torch.as_tensor, inputs)
+        student, guidance, mask, teacher, fraction = map(torch.as_tensor, inputs)
         choose = {"unmapped": unmapped, "keep_fraction": fraction.item()}
         rows = select_tokens(
-            student, guidance, loss_mask=mask, rule=SelectionRule(scope="row", **choose)
+            student,
+            guidance,
+            loss_mask=mask,
+            rule=SelectionRule(scope="row", **choose),
+            teacher_losses=teacher,
         )
         assert rows.threshold.shape == (len(student),)
         for row in range(len(student)):
             one = slice(row, row + 1)
             alone = select_tokens(
-                student[one], guidance[one], loss_mask=mask[one], rule=SelectionRule(**choose)
+                student[one],
+                guidance[one],
+                loss_mask=mask[one],
+                rule=SelectionRule(**choose),
+                teacher_losses=teacher[one],
             )
             assert torch.equal(alone.kept, rows.kept[one])
             assert torch.equal(alone.threshold.isnan(), rows.threshold[one].isnan())
@@ -228,37 +267,69 @@ class TestSelection:
     )
     def test_all_tokens_unmapped(self, unmapped, kept):
         losses = torch.tensor([[1.0, 3.0, 2.0]])
-        selection = select_tokens(
-            losses,
-            torch.full((1, 3), nan),
-            loss_mask=ones_like(losses),
-            rule=SelectionRule(unmapped=unmapped),
-        )
-        assert selection.kept.int().tolist() == [kept]
+        for teacher_losses in (torch.tensor([[2.0, 0.5]]), torch.full((1, 2), nan)):
+            selection = select_tokens(
+                losses,
+                torch.full((1, 3), nan),
+                loss_mask=ones_like(losses),
+                rule=SelectionRule(unmapped=unmapped),
+                teacher_losses=teacher_losses,
+            )
+            assert selection.kept.int().tolist() == [kept]
 
-    def test_mean_lets_unmapped_tokens_compete_at_the_mean_of_the_scope(self):
+    def test_mean_is_of_the_teachers_own_tokens(self):
+        """Section 6.2: three teacher tokens, of which one guides the first student token."""
+        teacher_losses = torch.tensor([[0.5, 3.5, 0.5]])
+        spans = torch.tensor([[[1, 2], [0, 0]]])
+        guidance = aggregate_teacher_losses(teacher_losses, spans)
+        student = torch.tensor([[2.0, 2.0]])
+        selection = select_tokens(
+            student,
+            guidance,
+            loss_mask=ones_like(student),
+            rule=SelectionRule(keep_fraction=0.5, unmapped="mean"),
+            teacher_losses=teacher_losses,
+        )
+        assert selection.kept.tolist() == [[False, True]]  # 2 - 3.5 against 2 - 1.5
+        assert selection.threshold.tolist() == [0.5]
+
+    def test_mean_is_of_the_scope(self):
         student = torch.tensor([[5.0, 5.0, 5.0], [5.0, 5.0, 5.0]])
         guidance = torch.tensor([[1.0, nan, 3.0], [7.0, nan, 9.0]])
+        teacher_losses = torch.tensor([[1.0, 3.0, nan], [7.0, 9.0, 8.0]])
 
         def kept(scope):
             rule = SelectionRule(keep_fraction=0.67, unmapped="mean", scope=scope)
-            return select_tokens(student, guidance, loss_mask=ones_like(student), rule=rule).kept
+            return select_tokens(
+                student,
+                guidance,
+                loss_mask=ones_like(student),
+                rule=rule,
+                teacher_losses=teacher_losses,
+            ).kept
 
-        assert kept("microbatch").int().tolist() == [[1, 1, 1], [0, 1, 0]]  # mean 5
+        assert kept("microbatch").int().tolist() == [[1, 1, 1], [0, 1, 0]]  # mean 5.6
         assert kept("row").int().tolist() == [[1, 1, 0], [1, 1, 0]]  # means 2 and 8
+
+    def test_mean_without_a_teachers_ranking_needs_no_teacher_losses(self):
+        losses, guidance = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[nan, 1.0, nan]])
+        rule = SelectionRule("student_loss", keep_fraction=0.67, unmapped="mean")
+        selection = select_tokens(losses, guidance, loss_mask=ones_like(losses), rule=rule)
+        assert selection.kept.int().tolist() == [[0, 1, 1]]
 
     @pytest.mark.parametrize(
         ("selector", "expected"),
         [
             ("full", [1, 1, 1, 1, 1]),
             ("teacher", [0, 1, 1, 0, 1]),
+            ("teacher_loss", [0, 1, 1, 0, 1]),
             ("student_loss", [1, 1, 0, 0, 1]),
             ("student_entropy", [0, 0, 1, 1, 1]),
         ],
     )
     def test_selectors_differ_in_the_ranking_only(self, selector, expected):
         student = torch.tensor([[9.0, 8.0, 3.0, 1.0, 0.0]])
-        guidance = torch.tensor([[9.0, 1.0, 0.0, 1.0, nan]])
+        guidance = torch.tensor([[9.0, 1.0, 0.0, 5.0, nan]])
         entropies = torch.tensor([[0.0, 1.0, 2.0, 3.0, 0.0]])
         selection = select_tokens(
             student,
@@ -269,11 +340,40 @@ class TestSelection:
         )
         assert selection.kept.int().tolist() == [expected]
 
+    def test_a_teachers_loss_alone_is_no_difference(self):
+        """What the student finds hard matters to `teacher` and not to `teacher_loss`."""
+        guidance = torch.tensor([[0.5, 1.0, 3.0, 2.0]])
+        kept = {}
+        for losses in ([[1.0, 1.0, 9.0, 1.0]], [[9.0, 1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 9.0]]):
+            for selector in ("teacher", "teacher_loss"):
+                selection = select_tokens(
+                    torch.tensor(losses),
+                    guidance,
+                    loss_mask=ones_like(guidance),
+                    rule=SelectionRule(selector, keep_fraction=0.25),
+                )
+                kept.setdefault(selector, []).append(int(selection.kept.int().argmax()))
+        assert kept == {"teacher": [2, 0, 3], "teacher_loss": [0, 0, 0]}
+
     def test_selectors_without_a_teacher_let_every_token_compete(self):
         losses = torch.tensor([[3.0, 1.0, 2.0, 0.5, 0.1]])
         rule = SelectionRule(selector="student_loss")
         selection = select_tokens(losses, None, loss_mask=ones_like(losses), rule=rule)
         assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
+
+    @given(selection_inputs(), st.sampled_from(["include", "exclude", "mean"]))
+    @settings(deadline=None, max_examples=100)
+    def test_mapped_stands_for_guidance_that_is_not_ranked_by(self, inputs, unmapped):
+        student, guidance, mask, _, fraction = map(torch.as_tensor, inputs)
+        rule = SelectionRule("student_loss", fraction.item(), unmapped)
+        guided = select_tokens(student, guidance, loss_mask=mask, rule=rule)
+        selection = select_tokens(
+            student, None, loss_mask=mask, rule=rule, mapped=~guidance.isnan()
+        )
+        assert torch.equal(selection.kept, guided.kept)
+        assert torch.equal(selection.mapped, guided.mapped)
+        assert selection.guidance is None
+        assert "teacher_loss" not in guided_loss(student, selection).metrics
 
     def test_random_is_a_function_of_seed_step_and_position(self):
         losses = torch.zeros(4, 1000)
@@ -331,6 +431,18 @@ class TestSelection:
                 student_entropies=entropies,
             )
 
+    def test_infinite_teacher_loss_names_the_row(self):
+        losses, teacher_losses = torch.ones(3, 4), torch.ones(3, 2)
+        teacher_losses[1, 1] = math.inf
+        with pytest.raises(NonFiniteLossError, match=r"teacher_losses\[1, 1\] is inf"):
+            select_tokens(
+                losses,
+                losses,
+                loss_mask=ones_like(losses),
+                rule=SelectionRule(unmapped="mean"),
+                teacher_losses=teacher_losses,
+            )
+
     def test_infinite_guidance_names_the_row(self):
         losses, guidance = torch.ones(3, 4), torch.ones(3, 4)
         guidance[2, 0] = math.inf
@@ -343,7 +455,18 @@ class TestSelection:
             ({"guidance": None}, "selector 'teacher' needs guidance"),
             ({"guidance": torch.ones(2, 4)}, r"guidance \(2, 4\) must have the shape"),
             ({"loss_mask": torch.ones(3)}, r"loss_mask \(3,\) must have the shape"),
+            ({"rule": SelectionRule("teacher_loss"), "guidance": None}, "'teacher_loss' needs gui"),
             ({"rule": SelectionRule("student_entropy")}, "needs student_entropies"),
+            ({"rule": SelectionRule(unmapped="mean")}, "'mean' needs teacher_losses"),
+            (
+                {"rule": SelectionRule(unmapped="mean"), "teacher_losses": torch.ones(3, 3)},
+                r"teacher_losses \(3, 3\) must be \[2, teacher_seq_length\]",
+            ),
+            ({"mapped": torch.ones(2, 3)}, "mapped and guidance are given"),
+            (
+                {"mapped": torch.ones(2, 4), "guidance": None},
+                r"mapped \(2, 4\) must have the shape",
+            ),
             ({"rule": SelectionRule(scope="group")}, "scope 'group' needs a process group"),
             ({"student_losses": torch.ones(3)}, r"must be \[rows, seq_length\], got \(3,\)"),
         ],
@@ -490,5 +613,11 @@ def test_cuda_selects_the_same_tokens(selector, how):
         guidance = aggregate_teacher_losses(teacher.to(device), spans.to(device), how)
         losses = student.to(device)
         rule = SelectionRule(selector=selector, unmapped="mean")
-        kept[device] = select_tokens(losses, guidance, loss_mask=ones_like(losses), rule=rule).kept
+        kept[device] = select_tokens(
+            losses,
+            guidance,
+            loss_mask=ones_like(losses),
+            rule=rule,
+            teacher_losses=teacher.to(device),
+        ).kept
     assert torch.equal(kept["cuda"].cpu(), kept["cpu"])

@@ -11,7 +11,7 @@ from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
 
 NUM_RANKS = 4
 ROWS, SEQ_LENGTH = 8, 32
-SELECTORS = ("teacher", "full", "random", "student_loss", "student_entropy")
+SELECTORS = ("teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss")
 STRATEGIES = ("include", "exclude", "mean")
 CASES = tuple(itertools.product(SELECTORS, STRATEGIES, (0.01, 0.4, 0.73)))
 SHARINGS = ("even rows", "uneven rows", "tokens")
@@ -27,7 +27,10 @@ def make_batch():
     guidance[3:5] = torch.nan
     mask = torch.rand(ROWS, SEQ_LENGTH, generator=generator) < 0.9
     positions = torch.arange(ROWS * SEQ_LENGTH).view(ROWS, SEQ_LENGTH)
-    return student, guidance, entropies, mask, positions
+    # Uneven sums, so that a mean over other tokens than the whole group's would show.
+    teacher = torch.rand(ROWS, SEQ_LENGTH, generator=generator) * torch.arange(ROWS)[:, None]
+    teacher[torch.rand(ROWS, SEQ_LENGTH, generator=generator) < 0.3] = torch.nan
+    return student, guidance, entropies, mask, positions, teacher
 
 
 def share_of(tensor, rank, sharing):
@@ -41,7 +44,7 @@ def share_of(tensor, rank, sharing):
 
 
 def select(batch, case, group=None, give_positions=False):
-    student, guidance, entropies, mask, positions = batch
+    student, guidance, entropies, mask, positions, teacher = batch
     selector, unmapped, fraction = case
     scope = "microbatch" if group is None else "group"
     return select_tokens(
@@ -50,6 +53,7 @@ def select(batch, case, group=None, give_positions=False):
         loss_mask=mask,
         rule=SelectionRule(selector, fraction, unmapped, scope, seed=5),
         group=group,
+        teacher_losses=teacher,
         student_entropies=entropies,
         step=7,
         positions=positions if give_positions else None,

@@ -331,6 +331,23 @@ def test_a_batch_is_one_tensor_and_passes_as_one(dataset):
         batch["tokens"]
 
 
+def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
+    """Against segments of the plan: padding counts its positions from 0, too."""
+    for teacher in (Convention(None, None, None), Convention(9, 9, None)):
+        rows = open_rows(dataset, teacher=teacher)
+        batch = rows.__getitems__(range(len(rows)))
+        found = batch.teacher_has_loss
+        assert found.dtype == torch.bool
+        expected = torch.zeros_like(found)
+        for row, bounds in enumerate(batch["teacher_cu_seqlens"].tolist()):
+            padding = int((batch["teacher_input_ids"][row] != 0).sum())
+            expected[row, :padding] = True
+            expected[row, [bound for bound in bounds if bound < padding]] = False
+        assert torch.equal(found, expected)
+        assert int((batch["teacher_position_ids"] > 0).sum()) > int(found.sum())
+        assert torch.equal(rows[3].teacher_has_loss, found[3])
+
+
 def test_a_loader_without_our_collate_function_says_so(dataset):
     with pytest.raises(KeyError, match=r"collate_fn=pipeline\.streaming\.collate_rows"):
         next(iter(DataLoader(open_rows(dataset), batch_size=2)))

@@ -165,22 +165,22 @@ def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["full", "random", "student_loss", "student_entropy", "uld",
-                                  "chunks", "chunks_random"])  # fmt: skip
+                                  "teacher_loss", "chunks", "chunks_random"])  # fmt: skip
 def test_methods_of_two_vocabularies_train(world: Path, tmp_path: Path, name: str) -> None:
     values = train(_config(world, tmp_path, Method(name, num_chunks=4), num_steps=3))
     assert 0 < values["loss"] < 12
     assert values["gradient_norm"] > 0
     share = values.get("kept_fraction", 1.0)
     assert share == 1.0 if name in ("full", "uld") else 0.2 < share < 0.6
-    assert ("teacher_loss" in values) == (name == "chunks")
+    assert ("teacher_loss" in values) == (name in ("chunks", "teacher_loss"))
 
 
-@pytest.mark.parametrize("name", ["kld", "rho1", "rho1_entropy"])
+@pytest.mark.parametrize("name", ["kld", "rho1", "rho1_self"])
 def test_methods_of_one_vocabulary_train(world: Path, tmp_path: Path, name: str) -> None:
     changes = {"data": str(world / "same"), "student": str(world / "teacher_start")}
     values = train(_config(world, tmp_path, Method(name), num_steps=3, **changes))
     assert 0 < values["loss"] < 12
-    assert values["divergence"] > 0 if name == "kld" else values["kept_fraction"] < 0.45
+    assert values["divergence"] > 0 if name == "kld" else 0.45 < values["kept_fraction"] < 0.7
 
 
 @pytest.mark.parametrize("name", ["kld", "uld"])
@@ -291,8 +291,8 @@ def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) ->
     spans = [slice(*span) for span in document.teacher_spans.tolist() if span[0] < span[1]]
     expected = sum(sum(losses[s]) / len(losses[s]) for s in spans) / len(spans)
     assert mean_teacher_loss(teacher, batch) == pytest.approx(expected, rel=1e-4)
-    with_padding = float(teacher_losses(teacher, batch).nanmean())
-    assert abs(with_padding - expected) > 0.5, "padding would have passed: no test of anything"
+    assert int((batch["teacher_position_ids"] > 0).sum()) > 2 * int(batch.teacher_has_loss.sum())
+    assert torch.equal(teacher_losses(teacher, batch).isnan(), ~batch.teacher_has_loss)
 
 
 def test_command_line_has_an_option_for_every_field(

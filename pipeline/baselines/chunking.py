@@ -1,9 +1,14 @@
 """Guidance by equal chunks instead of aligned tokens: what alignment is worth.
 
-Both token sequences of a document are cut into the same number of equal chunks (8, 16, 32 or 64),
-and chunk i of one is taken to say what chunk i of the other says. A chunk is kept or dropped as a
+Both token sequences of a row are cut into the same number of equal chunks (8, 16, 32 or 64), and
+chunk i of one is taken to say what chunk i of the other says. A chunk is kept or dropped as a
 whole, by its mean student loss minus its mean teacher loss (selector `teacher`) or by chance
 (`random`).
+
+The paper cuts sequences of 2,048 tokens, so that each chunk has tokens of both models. A chunk
+without teacher tokens, which a short row or a document cut by itself can have, takes the average of
+all teacher token losses and competes like any other: 40 % of the chunks are kept, whatever the
+number of chunks.
 
 To choose tokens within the chunks' guidance instead, use spans that cover a chunk each with
 `pipeline.guidance.aggregate_teacher_losses`.
@@ -13,12 +18,23 @@ Source: VocAgnoLM (arXiv 2503.19123), section 2 and Table 2.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.loss_checks import check_finite, check_same_shape
-from pipeline.selection import PAPER_RULE, Selection, SelectionRule, select_tokens
+from pipeline.loss_checks import check_choice, check_finite, check_same_shape
+from pipeline.selection import (
+    PAPER_RULE,
+    RANKED_BY_TEACHER,
+    Selection,
+    SelectionRule,
+    select_tokens,
+)
+
+ChunkOf = Literal["row", "document"]
 
 
 def equal_chunk_ids(segment_lengths: Tensor, num_chunks: int) -> Tensor:
@@ -47,10 +63,45 @@ def equal_chunk_ids(segment_lengths: Tensor, num_chunks: int) -> Tensor:
     return segments * num_chunks + within * num_chunks // lengths[segments]
 
 
+def row_chunk_ids(
+    cu_seqlens: Tensor, is_text: Tensor, num_chunks: int, *, chunk_of: ChunkOf = "row"
+) -> Tensor:
+    """Cut packed rows into equal chunks, the padding left out.
+
+    Args:
+        cu_seqlens: int [rows, segments + 1], segment bounds from 0 to T; equal ones are empty
+            segments.
+        is_text: bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`.
+        num_chunks: of each row or of each document's segment.
+        chunk_of: `row`: the text of a row is one sequence, as in the paper's Table 2. `document`:
+            each document's segment is cut by itself.
+
+    Returns:
+        int64 [rows, T], -1 at padding; for `row` in 0..num_chunks - 1, for `document` segment s has
+        the ids from s * num_chunks on.
+
+    Raises:
+        ValueError: `num_chunks` is not positive or the choice is unknown.
+
+    Example:
+        >>> row_chunk_ids(torch.tensor([[0, 3, 4, 6]]), torch.arange(6)[None] < 4, 2)
+        tensor([[ 0,  0,  1,  1, -1, -1]])
+    """
+    check_choice("chunk_of", chunk_of, ChunkOf)
+    if chunk_of == "document":
+        ids = torch.stack([equal_chunk_ids(row.diff(), num_chunks) for row in cu_seqlens])
+    else:
+        if num_chunks < 1:
+            raise ValueError(f"num_chunks must be positive, got {num_chunks}")
+        number = is_text.cumsum(-1) - 1
+        ids = number * num_chunks // is_text.sum(-1, keepdim=True).clamp_min(1)
+    return ids.masked_fill(~is_text, -1)
+
+
 @torch.no_grad()
 def select_chunks(
     student_losses: Tensor,
-    teacher_losses: Tensor,
+    teacher_losses: Tensor | None,
     *,
     student_chunk_ids: Tensor,
     teacher_chunk_ids: Tensor,
@@ -64,13 +115,16 @@ def select_chunks(
 
     Args:
         student_losses: float [rows, seq_length], nats.
-        teacher_losses: float [rows, teacher_seq_length], nats, NaN for a token without a loss.
-        student_chunk_ids: int [rows, seq_length], in 0..num_chunks - 1, -1 for a token of no chunk.
+        teacher_losses: float [rows, teacher_seq_length], nats, NaN for a token without a loss. None
+            for selectors that don't rank by the teacher.
+        student_chunk_ids: int [rows, seq_length], of the labels, in 0..num_chunks - 1, -1 for a
+            token of no chunk, which is never kept but by `full`.
         teacher_chunk_ids: int [rows, teacher_seq_length], likewise.
         num_chunks: of a row, over all its segments.
         loss_mask: bool or float [rows, seq_length].
-        rule: read for chunks: `keep_fraction` is of the chunks with student and teacher losses, and
-            a chunk without any teacher loss, like a token of no chunk, is unmapped.
+        rule: read for chunks: `keep_fraction` is of all chunks that hold a student token which
+            counts. `unmapped` isn't read: a chunk without a teacher loss takes the average of the
+            teacher's losses in all chunks of the scope, and competes.
         group: as in `select_tokens`.
         step: as in `select_tokens`.
 
@@ -91,33 +145,43 @@ def select_chunks(
     check_same_shape(student_losses, student_chunk_ids=student_chunk_ids, loss_mask=loss_mask)
     _check_ids(student_chunk_ids, num_chunks, "student_chunk_ids")
     _check_ids(teacher_chunk_ids, num_chunks, "teacher_chunk_ids")
-    mask, has_loss = loss_mask.bool(), ~teacher_losses.isnan()
-    values = {
-        "student_losses": (student_losses, mask),
-        "teacher_losses": (teacher_losses, has_loss),
-    }
-    check_finite(values, group)
-
+    if teacher_losses is None and rule.selector in RANKED_BY_TEACHER:
+        raise ValueError(
+            f"selector {rule.selector!r} needs teacher_losses; score_tokens makes them"
+        )
+    mask = loss_mask.bool()
+    check_finite({"student_losses": (student_losses, mask)}, group)
     student_means = _chunk_means(student_losses, mask, student_chunk_ids, num_chunks)
-    teacher_means = _chunk_means(teacher_losses, has_loss, teacher_chunk_ids, num_chunks)
+    teacher_means = None
+    if teacher_losses is not None:
+        teacher_losses = teacher_losses.masked_fill(teacher_chunk_ids < 0, torch.nan)
+        has_loss = ~teacher_losses.isnan()
+        check_finite({"teacher_losses": (teacher_losses, has_loss)}, group)
+        teacher_means = _chunk_means(teacher_losses, has_loss, teacher_chunk_ids, num_chunks)
     chunks = select_tokens(
         student_means,
         teacher_means,
         loss_mask=~student_means.isnan(),
-        rule=rule,
+        rule=replace(rule, unmapped="mean"),
         group=group,
+        teacher_losses=teacher_losses,
         step=step,
     )
+    return _tokens_of(chunks, student_chunk_ids, mask, full=rule.selector == "full")
 
-    def of_tokens(of_chunks: Tensor) -> Tensor:
-        return of_chunks.gather(1, student_chunk_ids.long().clamp_min(0))
 
-    in_chunk = mask & (student_chunk_ids >= 0)
-    kept = in_chunk & of_tokens(chunks.kept)
-    if rule.unmapped == "include" or rule.selector == "full":
-        kept |= mask & ~in_chunk
-    guidance = of_tokens(teacher_means).masked_fill(~in_chunk, torch.nan)
-    return Selection(kept, in_chunk & of_tokens(chunks.mapped), mask, guidance, chunks.threshold)
+def _tokens_of(chunks: Selection, chunk_ids: Tensor, mask: Tensor, *, full: bool) -> Selection:
+    """Return the selection of tokens that a selection of chunks means."""
+    in_chunk = mask & (chunk_ids >= 0)
+
+    def spread(of_chunks: Tensor) -> Tensor:
+        return of_chunks.gather(1, chunk_ids.long().clamp_min(0))
+
+    guidance = chunks.guidance
+    if guidance is not None:
+        guidance = spread(guidance).masked_fill(~in_chunk, torch.nan)
+    kept = mask if full else in_chunk & spread(chunks.kept)
+    return Selection(kept, in_chunk & spread(chunks.mapped), mask, guidance, chunks.threshold)
 
 
 def _chunk_means(losses: Tensor, mask: Tensor, chunk_ids: Tensor, num_chunks: int) -> Tensor:

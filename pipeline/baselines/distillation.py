@@ -10,7 +10,7 @@ from pipeline.loss_checks import check_finite, check_same_shape
 
 
 def distillation_loss(
-    student_losses: Tensor, divergences: Tensor, *, loss_mask: Tensor, weight: float = 0.5
+    student_losses: Tensor, divergences: Tensor, *, loss_mask: Tensor, weight: float
 ) -> LossResult:
     """Add a divergence to the cross entropy of every token that counts.
 
@@ -19,7 +19,8 @@ def distillation_loss(
         divergences: float [rows, seq_length], student from teacher, with a gradient; 0 where the
             teacher has nothing to compare with.
         loss_mask: bool or float [rows, seq_length].
-        weight: λ of Eq. 5 and 6.
+        weight: λ, `pipeline.baselines.kld.WEIGHT` (Eq. 5: equal weights) or
+            `pipeline.baselines.uld.WEIGHT` (Eq. 6) for the paper's.
 
     Returns:
         Sum over the mask of `student_losses + weight * divergences`, the mask's size, and the
@@ -30,7 +31,7 @@ def distillation_loss(
         ValueError: shapes disagree or the weight is negative.
 
     Example:
-        >>> distillation_loss(losses, kld_losses(logits, teacher_logits), loss_mask=mask).loss_sum
+        >>> distillation_loss(losses, kld_losses(logits, teacher_logits), loss_mask=mask, weight=1)
 
     Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6.
     """

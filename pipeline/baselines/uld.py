@@ -12,7 +12,8 @@ keep their cross entropy and have distance 0.
     student_index, teacher_index = truncated_pairs(student_cu_seqlens, teacher_cu_seqlens)
     distances = uld_losses(student_logits[student_index], teacher_logits[teacher_index])
     divergences = place_at(distances, student_index, student_losses.numel())
-    distillation_loss(student_losses, divergences.view_as(student_losses), loss_mask=loss_mask)
+    divergences = divergences.view_as(student_losses)
+    distillation_loss(student_losses, divergences, loss_mask=loss_mask, weight=WEIGHT)
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 6, λ = 0.5; Boizard et al. (arXiv 2402.12030).
 """
@@ -21,6 +22,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+WEIGHT = 0.5
+"""λ of Eq. 6, beside the cross entropy."""
 
 
 def uld_losses(
@@ -38,7 +42,7 @@ def uld_losses(
     Args:
         student_logits: float [..., V_student].
         teacher_logits: float [..., V_teacher], of the paired tokens.
-        student_vocab_size: columns that are tokens; later ones are padding. None: all.
+        student_vocab_size: of its tokenizer; later columns are padding. None: all count.
         teacher_vocab_size: likewise.
 
     Returns:

@@ -36,6 +36,8 @@ class GuidedStudent(nn.Module):
         model: the student, the only parameters; a model of transformers, or one of peft around it.
         method: how its loss is made.
         group: the processes that choose tokens together; method scope "group" only.
+        vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
+            have rows.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class GuidedStudent(nn.Module):
         method: Method | None = None,
         *,
         group: dist.ProcessGroup | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """Wrap a student.
 
@@ -54,6 +57,7 @@ class GuidedStudent(nn.Module):
         self.model = model
         self.method = method or Method()
         self.group = group
+        self.vocab_size = vocab_size
         language_model(model)
 
     def forward(
@@ -77,7 +81,13 @@ class GuidedStudent(nn.Module):
             >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
         result = batch_loss(
-            self.method, language_model(self.model), teacher, batch, step, group=self.group
+            self.method,
+            language_model(self.model),
+            teacher,
+            batch,
+            step,
+            group=self.group,
+            vocab_size=self.vocab_size,
         )
         return StudentLoss(result.loss_sum, result.count, result.metrics)
 

@@ -123,7 +123,8 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     teacher = load_teacher(config, rows, ranks.device)
     optimizer = _optimizer(student, config)
     step = load_checkpoint(config, rows, student, optimizer)
-    guided = GuidedStudent(student, config.method, group=ranks.group)
+    vocab_size = rows.manifest.student.vocab_size
+    guided = GuidedStudent(student, config.method, group=ranks.group, vocab_size=vocab_size)
     return Run(config, ranks, rows, student, guided, teacher, optimizer), step
 
 

@@ -7,10 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.baselines.chunking import equal_chunk_ids, select_chunks
+from pipeline.baselines import kld, uld
+from pipeline.baselines.chunking import row_chunk_ids, select_chunks
 from pipeline.baselines.distillation import distillation_loss
 from pipeline.baselines.kld import kld_losses
-from pipeline.baselines.rho1 import select_by_reference
+from pipeline.baselines.rho1 import select_by_reference, select_by_self_reference
 from pipeline.baselines.uld import place_at, truncated_pairs, uld_losses
 from pipeline.cross_entropy import (
     TokenScores,
@@ -18,7 +19,13 @@ from pipeline.cross_entropy import (
     map_token_chunks,
     score_tokens,
 )
-from pipeline.guidance import LossResult, aggregate_teacher_losses, guided_loss, select_tokens
+from pipeline.guidance import (
+    LossResult,
+    aggregate_teacher_losses,
+    guided_loss,
+    mapped_tokens,
+    select_tokens,
+)
 from pipeline.hf_models import hidden_states, output_weight
 from pipeline.selection import Selection, SelectionRule
 from pipeline.streaming import Rows
@@ -33,6 +40,7 @@ def batch_loss(
     step: int,
     *,
     group: dist.ProcessGroup | None = None,
+    vocab_size: int | None = None,
 ) -> LossResult:
     """Run the student, and the teacher if the method needs it, over a micro-batch.
 
@@ -44,6 +52,7 @@ def batch_loss(
         step: of training; random choices are drawn anew for each.
         group: the processes that choose together where the method's scope is "group"; None: this
             one alone, whose micro-batch is then the group's.
+        vocab_size: of the tokenizer that kld's models share; their further rows are padding.
 
     Example:
         >>> batch_loss(Method("full"), student, None, batch, 0).loss_sum.backward()
@@ -54,33 +63,33 @@ def batch_loss(
         output_weight(student),
         batch["labels"].long(),
         loss_mask=batch["loss_mask"],
-        with_entropy=method.name in ("student_entropy", "rho1_entropy"),
+        with_entropy=method.name == "student_entropy",
     )
     if method.name in ("kld", "uld"):
         assert teacher is not None
-        divergences = _kld if method.name == "kld" else _uld
+        if method.name == "kld":
+            divergences = _kld(method, student, teacher, hidden, batch, vocab_size)
+        else:
+            divergences = _uld(student, teacher, hidden, batch)
+        paper = kld.WEIGHT if method.name == "kld" else uld.WEIGHT
         return distillation_loss(
             scores.losses,
-            divergences(student, teacher, hidden, batch),
+            divergences,
             loss_mask=batch["loss_mask"],
-            weight=method.weight,
+            weight=paper if method.weight is None else method.weight,
         )
     selection = _select(method, scores, teacher, batch, step, group)
-    result = guided_loss(scores.losses, selection, expectation=method.expectation)
-    if method.name not in NEED_TEACHER:
-        # Its zeros only stand for "mapped".
-        del result.metrics["teacher_loss"]
-    return result
+    return guided_loss(scores.losses, selection, expectation=method.expectation)
 
 
 @torch.no_grad()
 def teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN without context."""
+    """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
     return score_tokens(
         _teacher_states(teacher, batch),
         output_weight(teacher),
         batch["teacher_input_ids"].long(),
-        teacher_loss_mask=batch["teacher_position_ids"] > 0,
+        teacher_loss_mask=batch.teacher_has_loss,
     )
 
 
@@ -94,30 +103,31 @@ def _select(
 ) -> Selection:
     losses, mask = scores.losses, batch["loss_mask"]
     rule, group = _rule_of(method, group)
-    if method.name in ("rho1", "rho1_entropy"):
+    if method.name in ("rho1", "rho1_self"):
         assert teacher is not None
         return _select_by_reference(method, scores, teacher, batch, group)
-    has_context = batch["teacher_position_ids"] > 0
-    if "teacher_losses" in batch:
-        of_teacher = batch["teacher_losses"]
-        has_context = ~of_teacher.isnan()
-    elif method.name in NEED_TEACHER:
-        assert teacher is not None
-        of_teacher = teacher_losses(teacher, batch)
-    else:
-        # These selectors need to know which tokens are mapped, but no teacher.
-        of_teacher = torch.where(has_context, 0.0, torch.nan)
+    of_teacher = guidance = mapped = None
+    if method.name in NEED_TEACHER:
+        of_teacher = _losses_of_teacher(teacher, batch)
     if method.name in ("chunks", "chunks_random"):
         return _select_chunks(method, losses, of_teacher, batch, step, group)
-    guidance = aggregate_teacher_losses(
-        of_teacher, batch["teacher_spans"], method.aggregation, teacher_loss_mask=has_context
-    )
+    if of_teacher is None:
+        mapped = mapped_tokens(batch["teacher_spans"], batch.teacher_has_loss)
+    else:
+        guidance = aggregate_teacher_losses(
+            of_teacher,
+            batch["teacher_spans"],
+            method.aggregation,
+            teacher_loss_mask=batch.teacher_has_loss,
+        )
     return select_tokens(
         losses,
         guidance,
         loss_mask=mask,
         rule=rule,
         group=group,
+        teacher_losses=of_teacher,
+        mapped=mapped,
         student_entropies=scores.entropies,
         step=step,
     )
@@ -130,6 +140,14 @@ def _rule_of(
     if method.scope != "group":
         return method.rule, None
     return (method.rule if group else replace(method.rule, scope="microbatch")), group
+
+
+def _losses_of_teacher(teacher: PreTrainedModel | None, batch: Rows) -> Tensor:
+    """Return the losses that the rows hold, or the teacher's own; NaN for padding."""
+    if "teacher_losses" in batch:
+        return batch["teacher_losses"].masked_fill(~batch.teacher_has_loss, torch.nan)
+    assert teacher is not None
+    return teacher_losses(teacher, batch)
 
 
 @torch.no_grad()
@@ -145,15 +163,22 @@ def _select_by_reference(
         output_weight(teacher),
         batch["labels"].long(),
         loss_mask=batch["loss_mask"],
+        with_entropy=method.name == "rho1_self",
     )
-    with_entropy = method.name == "rho1_entropy"
+    if reference.entropies is not None:
+        return select_by_self_reference(
+            reference.losses,
+            reference.entropies,
+            loss_mask=batch["loss_mask"],
+            keep_fraction=method.share,
+            scope=_rule_of(method, group)[0].scope,
+            group=group,
+        )
     return select_by_reference(
         scores.losses,
         reference.losses,
         loss_mask=batch["loss_mask"],
-        scoring="entropy_and_excess_loss" if with_entropy else "excess_loss",
-        student_entropies=scores.entropies,
-        keep_fraction=method.keep_fraction,
+        keep_fraction=method.share,
         scope=_rule_of(method, group)[0].scope,
         group=group,
     )
@@ -162,22 +187,23 @@ def _select_by_reference(
 def _select_chunks(
     method: Method,
     losses: Tensor,
-    of_teacher: Tensor,
+    of_teacher: Tensor | None,
     batch: Rows,
     step: int,
     group: dist.ProcessGroup | None,
 ) -> Selection:
-    def ids(bounds: Tensor) -> Tensor:
-        return torch.stack([equal_chunk_ids(row.diff(), method.num_chunks) for row in bounds])
+    def ids(bounds: str, is_text: Tensor) -> Tensor:
+        return row_chunk_ids(batch[bounds], is_text, method.num_chunks, chunk_of=method.chunk_of)
 
     # Place t predicts token t + 1, so it belongs to that token's chunk.
-    of_labels = ids(batch["cu_seqlens"]).roll(-1, dims=1)
+    of_labels = ids("cu_seqlens", batch.student_is_text).roll(-1, dims=1)
+    num_parts = 1 if method.chunk_of == "row" else batch["cu_seqlens"].shape[1] - 1
     return select_chunks(
         losses,
         of_teacher,
         student_chunk_ids=of_labels.masked_fill(~batch["loss_mask"].bool(), -1),
-        teacher_chunk_ids=ids(batch["teacher_cu_seqlens"]),
-        num_chunks=method.num_chunks * (batch["cu_seqlens"].shape[1] - 1),
+        teacher_chunk_ids=ids("teacher_cu_seqlens", batch.teacher_is_text),
+        num_chunks=method.num_chunks * num_parts,
         loss_mask=batch["loss_mask"],
         rule=_rule_of(method, group)[0],
         group=group,
@@ -185,13 +211,25 @@ def _select_chunks(
     )
 
 
-def _kld(student: PreTrainedModel, teacher: PreTrainedModel, hidden: Tensor, batch: Rows) -> Tensor:
-    """Return KL(teacher || student) of each label, [rows, T]; 0 where none counts."""
+def _kld(
+    method: Method,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    hidden: Tensor,
+    batch: Rows,
+    vocab_size: int | None,
+) -> Tensor:
+    """Return the divergence of each label's predictions, [rows, T]; 0 where none counts."""
     with torch.no_grad():
         teacher_hidden = _student_states(teacher, batch)
     counted = batch["loss_mask"].bool()
     values = map_token_chunks(
-        lambda s, t: kld_losses(s @ output_weight(student).T, t @ output_weight(teacher).T),
+        lambda s, t: kld_losses(
+            s @ output_weight(student).T,
+            t @ output_weight(teacher).T,
+            vocab_size=vocab_size,
+            direction=method.kld_direction,
+        ),
         hidden[counted],
         teacher_hidden[counted],
     )

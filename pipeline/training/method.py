@@ -3,18 +3,22 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from pipeline.baselines import rho1
+from pipeline.baselines.chunking import ChunkOf
+from pipeline.baselines.kld import Direction
 from pipeline.selection import PAPER_RULE, Scope, SelectionRule, Selector, UnmappedStrategy
 
 MethodName = Literal[
     "teacher", "full", "random", "student_loss", "student_entropy",
-    "kld", "uld", "rho1", "rho1_entropy", "chunks", "chunks_random",
+    "teacher_loss", "kld", "uld", "rho1", "rho1_self", "chunks", "chunks_random",
 ]  # fmt: skip
-NEED_TEACHER = ("teacher", "kld", "uld", "rho1", "rho1_entropy", "chunks")
-NEED_LOSSES = ("teacher", "chunks")  # of the teacher's own tokens, and nothing else of it
-ONE_VOCABULARY = ("kld", "rho1", "rho1_entropy")
+NEED_TEACHER = ("teacher", "teacher_loss", "kld", "uld", "rho1", "rho1_self", "chunks")
+# Losses of the teacher's own tokens, and nothing else of it.
+NEED_LOSSES = ("teacher", "teacher_loss", "chunks")
+ONE_VOCABULARY = ("kld", "rho1", "rho1_self")
 _SELECTORS: dict[str, Selector] = {
     "chunks": "teacher", "chunks_random": "random",
-    "kld": "full", "uld": "full", "rho1": "full", "rho1_entropy": "full",
+    "kld": "full", "uld": "full", "rho1": "full", "rho1_self": "full",
 }  # fmt: skip
 
 
@@ -24,25 +28,30 @@ class Method:
 
     Attributes:
         name: what chooses the tokens, or a baseline.
-        keep_fraction: share of the competing tokens (or chunks) to keep.
+        keep_fraction: share of the competing tokens (or chunks) to keep; by default 0.4, of rho1
+            0.6, of rho1_self 0.7 by loss and by entropy.
         unmapped: what happens to tokens without guidance.
         scope: where the share is counted: each row, each process's micro-batch, or the
             micro-batches of all processes together (group).
         aggregation: Φ over a token's teacher losses.
         expectation: divide by the kept tokens or by all of them.
-        num_chunks: of each document segment; methods chunks and chunks_random.
-        weight: λ of kld and uld.
+        num_chunks: of each row or document; methods chunks and chunks_random.
+        chunk_of: what is cut into chunks: a row (Table 2's sequence) or each document's segment.
+        weight: λ of kld and uld; by default 1.0 for kld (Eq. 5), 0.5 for uld (Eq. 6).
+        kld_direction: reverse is KL(student || teacher), Eq. 5; forward KL(teacher || student).
         seed: of random choices.
     """
 
     name: MethodName = "teacher"
-    keep_fraction: float = PAPER_RULE.keep_fraction
+    keep_fraction: float | None = None
     unmapped: UnmappedStrategy = PAPER_RULE.unmapped
     scope: Scope = PAPER_RULE.scope
     aggregation: Literal["mean", "max", "sum"] = "max"
     expectation: Literal["kept", "all"] = "kept"
     num_chunks: int = 32
-    weight: float = 0.5
+    chunk_of: ChunkOf = "row"
+    weight: float | None = None
+    kld_direction: Direction = "reverse"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,7 +64,15 @@ class Method:
     def rule(self) -> SelectionRule:
         """The selection rule."""
         selector = _SELECTORS.get(self.name, self.name)
-        return SelectionRule(selector, self.keep_fraction, self.unmapped, self.scope, self.seed)  # type: ignore[arg-type]
+        return SelectionRule(selector, self.share, self.unmapped, self.scope, self.seed)  # type: ignore[arg-type]
+
+    @property
+    def share(self) -> float:
+        """The share to keep."""
+        if self.keep_fraction is not None:
+            return self.keep_fraction
+        of_rho1 = {"rho1": rho1.KEEP_FRACTION, "rho1_self": rho1.SELF_REFERENCE_FRACTION}
+        return of_rho1.get(self.name, PAPER_RULE.keep_fraction)
 
     @property
     def needs_teacher(self) -> bool:

@@ -117,7 +117,7 @@ def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
         teacher_losses(teacher, batch),
         batch["teacher_spans"],
         "mean",
-        teacher_loss_mask=batch["teacher_position_ids"] > 0,
+        teacher_loss_mask=batch.teacher_has_loss,
     )
     return float(guidance[batch["loss_mask"].bool()].nanmean())
 

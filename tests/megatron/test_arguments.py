@@ -47,6 +47,7 @@ def test_help_is_left_to_megatron():
     ("extra", "message"),
     [
         (("--vocag-selector", "teacher"), "needs --vocag-teacher"),
+        (("--vocag-selector", "teacher_loss"), "teacher_loss needs --vocag-teacher; without"),
         (("--vocag-teacher", "cached", "--vocag-teacher-world-size", "1"), "cached needs none"),
         (("--vocag-teacher", "m", "--vocag-teacher-losses", "m"), "--vocag-teacher cached only"),
         (
