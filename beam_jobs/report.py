@@ -236,6 +236,8 @@ def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Elem
         "Mapped student tokens": format_count(statistics.num_mapped),
         "Unmapped student tokens": format_count(_num_unmapped(statistics)),
         "Unmapped share": format_share(_num_unmapped(statistics), student),
+        "Over-wide student tokens": format_count(statistics.num_student_over_wide),
+        "Over-wide teacher tokens": format_count(statistics.num_teacher_over_wide),
         "Teacher / student token ratio": format_ratio(teacher, student),
     }
     size = {
@@ -248,7 +250,8 @@ def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Elem
     }
     note = (
         "IoS is 1 whenever the teacher's tokens cover the text without gaps: it says nothing about "
-        "precision. IoU does."
+        "precision. IoU does. Over-wide tokens share bytes with a neighbour, where a normaliser "
+        "reordered the text or made several tokens of a character."
     )
     return tag(
         "div",

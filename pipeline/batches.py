@@ -76,3 +76,39 @@ class AlignedBatch:
     teacher: TokenBatch
     teacher_spans: Ranges
     failures: Sequence[tuple[SourceDocument, str]] = ()
+
+
+def splice_documents(
+    batch: TokenBatch, documents: NDArray[np.int64], other: TokenBatch
+) -> TokenBatch:
+    """Return the batch with some documents' tokens replaced by another batch's."""
+    place = {int(document): row for row, document in enumerate(documents)}
+    parts: list[tuple[TokenBatch, int]] = [
+        (other, place[d]) if d in place else (batch, d) for d in range(batch.num_documents)
+    ]
+    cuts = [slice(source.cu_tokens[d], source.cu_tokens[d + 1]) for source, d in parts]
+    counts = [cut.stop - cut.start for cut in cuts]
+    return TokenBatch(
+        input_ids=np.concatenate([s.input_ids[c] for (s, _), c in zip(parts, cuts, strict=True)]),
+        byte_offsets=np.concatenate(
+            [s.byte_offsets[c] for (s, _), c in zip(parts, cuts, strict=True)]
+        ),
+        cu_tokens=np.cumsum([0, *counts], dtype=np.int64),
+        tiles=np.array([source.tiles[d] for source, d in parts], np.bool_),
+        failures={int(documents[row]): reason for row, reason in other.failures.items()},
+    )
+
+
+def without_failures(batch: TokenBatch) -> TokenBatch:
+    """Return the batch with no tokens for the documents that failed."""
+    counts = np.diff(batch.cu_tokens)
+    kept = np.ones(batch.num_documents, bool)
+    kept[list(batch.failures)] = False
+    tokens = np.repeat(kept, counts)
+    return TokenBatch(
+        input_ids=batch.input_ids[tokens],
+        byte_offsets=batch.byte_offsets[tokens],
+        cu_tokens=np.concatenate([[0], np.cumsum(np.where(kept, counts, 0))]).astype(np.int64),
+        tiles=batch.tiles & kept,
+        failures=batch.failures,
+    )

@@ -113,6 +113,61 @@ def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
+def walk_contents(
+    input_ids: NDArray[np.uint32],
+    text: NDArray[np.uint8],
+    contents: NDArray[np.uint8],
+    cu_contents: NDArray[np.int64],
+    places: NDArray[np.int64],
+) -> bool:
+    """Find tokens in a normalised text that they spell but for white space.
+
+    Args:
+        input_ids: uint32 [T].
+        text: uint8, the normalised text's bytes.
+        contents: uint8, what each id stands for, one after another.
+        cu_contents: int64 [V + 1]; id v stands for `contents[cu[v]:cu[v + 1]]`.
+        places: int64 [T, 2], written here: half-open ranges of `text`.
+
+    Returns:
+        Whether each token was found, and nothing but white space was left over.
+    """
+    position = 0
+    for i in range(len(input_ids)):
+        content = contents[cu_contents[input_ids[i]] : cu_contents[input_ids[i] + 1]]
+        if len(content) == 0:
+            return False
+        while not _stands_at(content, text, position):
+            if content[0] == SPACE:  # one that the tokenizer put in
+                content = content[1:]
+            elif position < len(text) and _is_space(text[position]):  # one that it left out
+                position += 1
+            else:
+                return False
+        places[i, 0] = position
+        position += len(content)
+        places[i, 1] = position
+    while position < len(text) and _is_space(text[position]):
+        position += 1
+    return position == len(text)
+
+
+@njit(cache=True, nogil=True)
+def _stands_at(content: NDArray[np.uint8], text: NDArray[np.uint8], position: int) -> bool:
+    if position + len(content) > len(text):
+        return False
+    b = 0
+    while b < len(content) and content[b] == text[position + b]:
+        b += 1
+    return bool(b == len(content))
+
+
+@njit(cache=True, nogil=True)
+def _is_space(byte: Any) -> bool:
+    return bool(byte == SPACE or 0x09 <= byte <= 0x0D)
+
+
+@njit(cache=True, nogil=True)
 def merge_spans(
     student_offsets: Ranges,
     student_cu: NDArray[np.int64],

@@ -22,12 +22,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.batches import MAX_TEXT_BYTES, Ranges, TokenBatch
-from pipeline.kernels import flatten_bytes, offsets_from_vocabulary
-from pipeline.offsets import kept_byte_offsets, mend_offsets
-from pipeline.tokenization_backends import Encoded, FastEncoder, Reference, load_reference
+from pipeline.batches import (
+    MAX_TEXT_BYTES,
+    Ranges,
+    TokenBatch,
+    splice_documents,
+    without_failures,
+)
+from pipeline.tokenization_backends import FastEncoder, load_reference
+from pipeline.tokenization_reference import ReferencePath
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
-from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 
 __all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
@@ -101,7 +105,8 @@ class Tokenizer:
         self.adds_bos = conventions.adds_bos
         self.adds_eos = conventions.adds_eos
         self.num_reference_documents = 0
-        self._read_vocabulary(self._reference)
+        self._reference_path = ReferencePath(self._reference)
+        self._vocabulary = self._reference_path.vocabulary
         self._fast: FastEncoder | None = None
         self.slow_reason = self._load_fast(fast)
         if not proven:
@@ -139,7 +144,8 @@ class Tokenizer:
         b"" where it stands for none or for none that is known: control tokens, the unknown token,
         every token of a model that does not spell its text (WordPiece), ids out of range.
         """
-        return self._vocabulary[token_id] if 0 <= token_id < len(self._vocabulary) else b""
+        known = self._vocabulary.entries
+        return known[token_id] if 0 <= token_id < len(known) else b""
 
     def base_vocabulary(self) -> dict[str, bytes]:
         """Return the model's own token strings and the bytes they stand for.
@@ -204,7 +210,21 @@ class Tokenizer:
             return self._tokenize_decodable(texts)
         blanked = [b"" if d in failures else text for d, text in enumerate(texts)]
         batch = self._tokenize_decodable(blanked)
-        return _without_failures(replace(batch, failures={**batch.failures, **failures}))
+        return without_failures(replace(batch, failures={**batch.failures, **failures}))
+
+    def find_unproven(
+        self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
+    ) -> list[int]:
+        """Return the tokens of a text whose bytes do not hold what the tokens stand for.
+
+        Trusts nothing that offsets were made with; see `pipeline.offset_proof`.
+
+        Args:
+            input_ids: integers [T].
+            byte_offsets: [T, 2], ranges of the text's bytes.
+            text: UTF-8 bytes.
+        """
+        return self._reference_path.find_unproven(input_ids, byte_offsets, text)
 
     def check_fast_path(self, texts: Sequence[bytes]) -> None:
         """Encode texts with both paths; one difference disables the fast one for good.
@@ -238,7 +258,7 @@ class Tokenizer:
         for d in range(len(texts)):
             ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
             expected = slow.input_ids[slow.cu_tokens[d] : slow.cu_tokens[d + 1]]
-            if not np.array_equal(ids, expected) and self._token_lengths[ids].all():
+            if not np.array_equal(ids, expected) and self._vocabulary.all_known(ids):
                 return f"input_ids differ from the reference's on probe text {d} of {len(texts)}"
         return None
 
@@ -247,25 +267,19 @@ class Tokenizer:
         if self._fast is None:
             return self._tokenize_reference(texts)
         input_ids, cu_tokens = self._fast.encode_batch(texts)
-        byte_offsets, proven = self._lay_out(input_ids, cu_tokens, texts)
+        byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
         unproven = np.flatnonzero(~proven)
         if len(unproven) == 0:
             return batch
-        return _splice(batch, unproven, self._tokenize_reference([texts[d] for d in unproven]))
-
-    def _read_vocabulary(self, reference: Reference) -> None:
-        vocabulary = reference.vocabulary()
-        self._spells = vocabulary is not None
-        self._vocabulary = vocabulary or [b""] * self.vocab_size
-        self._token_bytes, self._cu_token_bytes = flatten_bytes(self._vocabulary)
-        self._token_lengths = np.diff(self._cu_token_bytes).astype(np.int32)
-        self._starts_with_space = np.array([piece[:1] == b" " for piece in self._vocabulary])
+        return splice_documents(
+            batch, unproven, self._tokenize_reference([texts[d] for d in unproven])
+        )
 
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
             return "switched off"
-        if not self._spells:
+        if not self._reference_path.spells:
             return "its tokens do not spell the text (WordPiece or another lossy model)"
         try:
             self._fast = FastEncoder(self.file, self._reference)
@@ -291,71 +305,9 @@ class Tokenizer:
                 f"{list(batch.failures.values())[:1]}; use the fast tokenizer.json of the model"
             )
 
-    def _lay_out(
-        self, input_ids: NDArray[np.uint32], cu_tokens: NDArray[np.int64], texts: Sequence[bytes]
-    ) -> tuple[Ranges, NDArray[np.bool_]]:
-        byte_offsets = np.empty((len(input_ids), 2), np.int32)
-        proven = np.zeros(len(texts), np.bool_)
-        text, cu_text = flatten_bytes(texts)
-        compare = np.array(
-            [not (self._reference.keeps_ascii and part.isascii()) for part in texts], np.bool_
-        )
-        offsets_from_vocabulary(
-            input_ids,
-            cu_tokens,
-            text,
-            cu_text,
-            compare,
-            self._token_bytes,
-            self._cu_token_bytes,
-            self._token_lengths,
-            byte_offsets,
-            proven,
-        )
-        return byte_offsets, proven
-
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
         self.num_reference_documents += len(texts)
-        decoded = [text.decode() for text in texts]
-        failures: dict[int, str] = {}
-        encoded = self._reference.encode_batch(decoded)
-        cu_tokens = np.cumsum([0, *(len(one.ids) for one in encoded)], dtype=np.int64)
-        input_ids = np.concatenate([np.empty(0, np.uint32), *(one.ids for one in encoded)])
-        byte_offsets, proven = self._lay_out(input_ids, cu_tokens, texts)
-        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven, failures)
-        for document in np.flatnonzero(~proven).tolist():
-            own = byte_offsets[cu_tokens[document] : cu_tokens[document + 1]]
-            failure = self._mend(decoded[document], encoded[document], own)
-            if failure:
-                failures[document] = failure
-            else:
-                proven[document] = tiles_text(own, len(texts[document]))
-        return _without_failures(batch) if failures else batch
-
-    def _mend(self, text: str, encoded: Encoded, byte_offsets: Ranges) -> str | None:
-        """Write mended offsets of one text into `byte_offsets`; return what is wrong, if any."""
-        ids, reported = encoded.report()
-        if not np.array_equal(ids, encoded.ids):
-            return "the reference tokenizer gave other ids for the same text the second time"
-        if np.any(reported[1:] < reported[:-1]) or np.any(reported[:, 1] < reported[:, 0]):
-            return "the tokenizer's offsets are not monotone"
-        mended = self._mended_offsets(text, ids, reported)
-        if mended is None:
-            return "the vocabulary lacks some of its bytes, and a normaliser rewrote others"
-        byte_offsets[:] = mended
-        return None
-
-    def _mended_offsets(
-        self, text: str, ids: NDArray[np.uint32], reported: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
-        data, lost = text.encode(), self._reference.lost_bytes
-        lengths, starts_with_space = self._token_lengths[ids], self._starts_with_space[ids]
-        rewritten = self._reference.normalize(text) != text
-        if not any(byte in data for byte in lost):
-            return mend_offsets(
-                reported, data, lengths, starts_with_space=starts_with_space, fill_gaps=rewritten
-            )
-        return None if rewritten else kept_byte_offsets(data, lost, lengths, starts_with_space)
+        return self._reference_path.tokenize(texts)
 
     def _own_probes(self) -> list[str]:
         """Return texts with this tokenizer's own added tokens, plain and among others."""
@@ -403,37 +355,3 @@ def _unusable(texts: Sequence[bytes]) -> dict[int, str]:
             except UnicodeDecodeError as error:
                 failures[document] = f"not valid UTF-8 at byte {error.start}"
     return failures
-
-
-def _splice(batch: TokenBatch, documents: NDArray[np.int64], other: TokenBatch) -> TokenBatch:
-    """Return the batch with some documents' tokens replaced by another batch's."""
-    place = {int(document): row for row, document in enumerate(documents)}
-    parts: list[tuple[TokenBatch, int]] = [
-        (other, place[d]) if d in place else (batch, d) for d in range(batch.num_documents)
-    ]
-    cuts = [slice(source.cu_tokens[d], source.cu_tokens[d + 1]) for source, d in parts]
-    counts = [cut.stop - cut.start for cut in cuts]
-    return TokenBatch(
-        input_ids=np.concatenate([s.input_ids[c] for (s, _), c in zip(parts, cuts, strict=True)]),
-        byte_offsets=np.concatenate(
-            [s.byte_offsets[c] for (s, _), c in zip(parts, cuts, strict=True)]
-        ),
-        cu_tokens=np.cumsum([0, *counts], dtype=np.int64),
-        tiles=np.array([source.tiles[d] for source, d in parts], np.bool_),
-        failures={int(documents[row]): reason for row, reason in other.failures.items()},
-    )
-
-
-def _without_failures(batch: TokenBatch) -> TokenBatch:
-    """Return the batch with no tokens for the documents that failed."""
-    counts = np.diff(batch.cu_tokens)
-    kept = np.ones(batch.num_documents, bool)
-    kept[list(batch.failures)] = False
-    tokens = np.repeat(kept, counts)
-    return TokenBatch(
-        input_ids=batch.input_ids[tokens],
-        byte_offsets=batch.byte_offsets[tokens],
-        cu_tokens=np.concatenate([[0], np.cumsum(np.where(kept, counts, 0))]).astype(np.int64),
-        tiles=batch.tiles & kept,
-        failures=batch.failures,
-    )

@@ -22,6 +22,8 @@ from pipeline.tokenization_definition import (
     Definition,
     added_tokens,
     bare_definition,
+    content_normalizer,
+    content_vocabulary,
     disarm_control_tokens,
     keeps_ascii,
     loses_characters,
@@ -29,6 +31,7 @@ from pipeline.tokenization_definition import (
     model_pieces,
     read_conventions,
     spelled_vocabulary,
+    spells_spaces,
 )
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile
 
@@ -71,11 +74,17 @@ class Reference(Protocol):
         None where tokens don't spell the text (WordPiece drops white space, for one).
         """
 
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, b"" where that is not known.
+
+        White space aside, where tokens don't spell the text.
+        """
+
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids, added tokens left out."""
 
     def normalize(self, text: str) -> str:
-        """Return the text as the model sees it before it is split."""
+        """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
 
 
 class HuggingFaceReference:
@@ -100,6 +109,7 @@ class HuggingFaceReference:
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {error!r}') from error
         self.lost_bytes = lost_bytes(self.definition)
         self.keeps_ascii = keeps_ascii(self.definition) and min(self.lost_bytes, default=255) > 127
+        self._spells_spaces = spells_spaces(self.definition)
         self._pieces = model_pieces(original)
         ids = [*self._pieces.values(), *(token["id"] for token in added_tokens(original))]
         self.vocab_size = 1 + max(ids, default=-1)
@@ -118,6 +128,13 @@ class HuggingFaceReference:
         """The library's tokenizer, built when it is first needed: on the fast path, seldom."""
         return tokenizers.Tokenizer.from_str(orjson.dumps(self.definition).decode())
 
+    @cached_property
+    def _normalizer(self) -> tokenizers.normalizers.Normalizer | None:
+        only = orjson.dumps(content_normalizer(self.definition)).decode()
+        normalizer: tokenizers.normalizers.Normalizer | None
+        normalizer = tokenizers.Tokenizer.from_str(only).normalizer
+        return normalizer
+
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts, once: the library's encodings hold offsets as well."""
         encoded = []
@@ -131,10 +148,15 @@ class HuggingFaceReference:
         """Return the bytes of each id, see `Reference`."""
         return spelled_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
 
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, see `Reference`."""
+        return content_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
+
     def normalize(self, text: str) -> str:
-        """Return the normalised text."""
-        normalizer = self.tokenizer.normalizer
-        return text if normalizer is None else str(normalizer.normalize_str(text))
+        """Return the text as tokens spell it."""
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
+        return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids, added tokens left out."""
@@ -213,7 +235,7 @@ class SentencePieceReference:
             for text, array in zip(texts, arrays, strict=True)
         ]
 
-    def vocabulary(self) -> list[bytes] | None:
+    def vocabulary(self) -> list[bytes]:
         """Return the bytes of each id, see `Reference`."""
         table = []
         for token_id in range(self.vocab_size):
@@ -226,13 +248,17 @@ class SentencePieceReference:
                 table.append(piece.replace(SPACE_PIECE, " ").encode())
         return table
 
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, see `Reference`."""
+        return self.vocabulary()
+
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids."""
         return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
 
     def normalize(self, text: str) -> str:
-        """Return the normalised text."""
-        return str(self.processor.Normalize(text))
+        """Return the text as tokens spell it."""
+        return str(self.processor.Normalize(text)).replace(SPACE_PIECE, " ")
 
     def _report(self, text: str) -> Report:
         """Return ids and ranges in bytes: bytes, because bytes are asked for."""
@@ -248,8 +274,7 @@ class SentencePieceReference:
         pairs = "".join(
             f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)
         )
-        seen = self.normalize(pairs).replace(SPACE_PIECE, " ")
-        return seen.removeprefix(" ") == pairs
+        return self.normalize(pairs).removeprefix(" ") == pairs
 
 
 class FastEncoder:

@@ -96,8 +96,43 @@ def spelled_vocabulary(
     that swallow the white space beside them or look like a dummy prefix.
     """
     spell = _speller(definition)
-    if spell is None:
-        return None
+    return None if spell is None else _table(definition, spell, control, vocab_size)
+
+
+def content_vocabulary(
+    definition: Definition, *, control: Mapping[str, int], vocab_size: int
+) -> list[bytes]:
+    """Return the normalised text that each id stands for, white space aside where it is lost.
+
+    As `spelled_vocabulary`, but of tokens that don't spell the text as well: a WordPiece token
+    stands for its letters.
+    """
+    return _table(definition, _speller(definition) or _reader(definition), control, vocab_size)
+
+
+def content_normalizer(definition: Definition) -> Definition:
+    """Return a definition that does nothing but normalise, and leaves spelling to the tokens.
+
+    The `ByteLevel` normaliser is a spelling: it writes bytes as printable characters.
+    """
+    steps = _steps(definition.get("normalizer"), "normalizers")
+    rewriting = [step for step in steps if step["type"] != "ByteLevel"]
+    normalizer = {"type": "Sequence", "normalizers": rewriting} if rewriting else None
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    return {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+
+
+def spells_spaces(definition: Definition) -> bool:
+    """Return whether `▁` in a token stands for a space."""
+    return not _is_byte_level(definition) and _has_space_pieces(definition)
+
+
+def _table(
+    definition: Definition,
+    spell: Callable[[str], bytes],
+    control: Mapping[str, int],
+    vocab_size: int,
+) -> list[bytes]:
     table = [b""] * vocab_size
     model, pieces = definition["model"], model_pieces(definition)
     for piece, token_id in pieces.items():
@@ -194,16 +229,38 @@ def _speller(definition: Definition) -> Callable[[str], bytes] | None:
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if kind not in ("BPE", "Unigram") or affixes:
         return None
-    parts = json.dumps(
-        [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")],
-        ensure_ascii=False,
-    )
-    if '"ByteLevel"' in parts:
+    if _is_byte_level(definition):
         return _spell_byte_level
-    if '"Metaspace"' in parts or SPACE_PIECE in parts:
+    if _has_space_pieces(definition):
         fallback = bool(model.get("byte_fallback"))
         return lambda piece: _spell_sentencepiece(piece, byte_fallback=fallback)
     return None
+
+
+def _reader(definition: Definition) -> Callable[[str], bytes]:
+    """Return what turns a piece that does not spell the text into what it stands for."""
+    model = definition["model"]
+    before = model.get("continuing_subword_prefix") or ""
+    after = model.get("end_of_word_suffix") or ""
+    if _is_byte_level(definition):
+        return lambda piece: _spell_byte_level(piece.removeprefix(before).removesuffix(after))
+    if _has_space_pieces(definition):
+        before = before or SPACE_PIECE
+    return lambda piece: piece.removeprefix(before).removesuffix(after).encode()
+
+
+def _parts(definition: Definition) -> str:
+    steps = [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    return json.dumps(steps, ensure_ascii=False)
+
+
+def _is_byte_level(definition: Definition) -> bool:
+    return '"ByteLevel"' in _parts(definition)
+
+
+def _has_space_pieces(definition: Definition) -> bool:
+    parts = _parts(definition)
+    return '"Metaspace"' in parts or SPACE_PIECE in parts
 
 
 def _byte_level_alphabet() -> dict[str, int]:

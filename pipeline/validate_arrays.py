@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.alignment import align_tokens
 from pipeline.batches import TokenBatch
+from pipeline.tokenization import Tokenizer
 from schemas.document import AlignedDocument, Tokens
 from schemas.index import ShardIndex
 
@@ -157,6 +158,26 @@ def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
             problems.append((d, f"token {i} is {found}, the text gives {given}"))
         elif len(stored) != len(expected):
             problems.append((d, f"{len(stored)} tokens, the text gives {len(expected)}"))
+    return problems
+
+
+def find_foreign_content(
+    tokens: TokenBatch, texts: Sequence[bytes], tokenizer: Tokenizer
+) -> Problems:
+    """Find documents with a token whose bytes do not hold what it stands for.
+
+    Holds stored offsets against the text itself: a fresh tokenization may be wrong in the same way.
+    """
+    problems = []
+    for d, text in enumerate(texts):
+        own = slice(tokens.cu_tokens[d], tokens.cu_tokens[d + 1])
+        ids, byte_offsets = tokens.input_ids[own], tokens.byte_offsets[own]
+        unproven = tokenizer.find_unproven(ids, byte_offsets, text)
+        if unproven:
+            i = unproven[0]
+            more = f" (first of {len(unproven)})" if len(unproven) > 1 else ""
+            what = f"token {i}, id {ids[i]}, does not stand for bytes {_range(byte_offsets[i])}"
+            problems.append((d, f"{what} of the text{more}"))
     return problems
 
 

@@ -12,6 +12,7 @@ from pipeline.findings import Report
 from pipeline.quality import AlignmentStatistics, measure_alignment
 from pipeline.validate_arrays import (
     DecodedBatch,
+    find_foreign_content,
     find_other_tokens,
     find_unknown_ids,
     find_unsound_offsets,
@@ -158,8 +159,11 @@ def _check_tokenization(
     batch = stack_documents([entry.document for entry in kept])
     texts = [entry.document.text or b"" for entry in kept]
     for side in SIDES:
-        fresh = getattr(tokenizers, side).tokenize_batch(texts)
-        for d, message in find_other_tokens(getattr(batch, side), fresh):
+        tokenizer = getattr(tokenizers, side)
+        fresh = tokenizer.tokenize_batch(texts)
+        other = dict(find_other_tokens(getattr(batch, side), fresh))
+        foreign = dict(find_foreign_content(fresh, texts, tokenizer))
+        for d, message in {**foreign, **other}.items():
             report("tokenization", index.key[kept[d].row], f"{side} {message}")
 
 

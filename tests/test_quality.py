@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ def test_statistics_are_counted_token_by_token(documents: Documents) -> None:
     assert found.num_student_tokens == sum(len(s) for s, _ in documents)
     assert found.num_teacher_tokens == sum(len(t) for _, t in documents)
     assert found.num_mapped == len(ious)
+    for count, side in ((found.num_student_over_wide, 0), (found.num_teacher_over_wide, 1)):
+        assert count == sum(_num_sharing(document[side]) for document in documents)
     assert found.byte_iou_sum == pytest.approx(sum(ious))
     assert found.byte_ios_sum == pytest.approx(sum(ioses))
     assert found.span_width_counts.tolist() == widths.tolist()
@@ -160,3 +163,21 @@ class TestVocabularyOverlap:
         raw, decoded = compare_vocabularies(load("llama2"), load("qwen2_5"))
         assert round(100 * raw, 2) == 6.32
         assert decoded > raw
+
+
+def _num_sharing(ranges: list[Range]) -> int:
+    covered = [set(range(start, end)) for start, end in ranges]
+    pairs = [bool(own & other) for own, other in pairwise(covered)]
+    return sum(a or b for a, b in zip([False, *pairs], [*pairs, False], strict=True) if ranges)
+
+
+def test_over_wide_tokens_are_counted_and_left_out_where_there_are_none() -> None:
+    marks = SourceDocument("marks", "\u0634\u0651\u064e".encode())
+    found = measure_alignment(align_batch([marks], load("llama_like"), load("nfc")))
+    batch = load("nfc").tokenize_batch([marks.text])
+    assert batch.byte_offsets[-1].tolist() == [2, 6]
+    assert (found.num_student_over_wide, found.num_teacher_over_wide) == (0, 4)
+    values = found.to_json()
+    assert "num_student_over_wide" not in values
+    assert AlignmentStatistics.from_json(values).num_teacher_over_wide == 4
+    assert AlignmentStatistics.merge([found, found]).num_teacher_over_wide == 8

@@ -1,6 +1,7 @@
 """Validation finds each kind of damage, names it exactly, and finds nothing where nothing is."""
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -15,12 +16,17 @@ import pytest
 
 from pipeline.findings import SHARD_CHECKS
 from pipeline.validate import main
-from pipeline.validate_arrays import find_unsound_offsets, stack_documents
+from pipeline.validate_arrays import (
+    find_foreign_content,
+    find_unsound_offsets,
+    stack_documents,
+)
 from pipeline.validate_dataset import ValidationReport, validate_dataset
 from schemas.document import AlignedDocument, decode_document, encode_document
 from schemas.index import ShardIndex, decode_index, encode_index
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest, encode_manifest
 from tests.datasets import build_dataset, byte_level, make_texts, store_tokenizer, word_pieces
+from tests.tokenizer_zoo import load
 
 TAR = "docs-000001-of-000003.tar"
 INDEX = "docs-000001-of-000003.index.parquet"
@@ -534,3 +540,16 @@ def test_help_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     out = capsys.readouterr().out
     assert [check for check in SHARD_CHECKS if check not in out] == []
+
+
+def test_offsets_that_a_library_reports_wrongly_are_condemned() -> None:
+    """Its report gave a mark that changed places the bytes of the one it changed with."""
+    text = "\u0634\u0651\u064e".encode()
+    batch = load("nfc").tokenize_batch([text])
+    assert find_foreign_content(batch, [text], load("nfc")) == []
+    reported = np.array([[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6]])
+    assert len(batch.byte_offsets) == len(reported)
+    wrong = replace(batch, byte_offsets=reported)
+    ((document, found),) = find_foreign_content(wrong, [text], load("nfc"))
+    assert document == 0
+    assert re.fullmatch(r"token 3, id \d+, does not stand for bytes .* of the text .*", found)

@@ -1,6 +1,7 @@
 """Real tokenizers, and small ones trained here, one of each kind that texts go wrong with."""
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -70,7 +71,7 @@ def source(name: str) -> Path:
     """Return a tokenizer's file, or its folder where it is a shared one."""
     if name in PACKAGED:
         return PACKAGED[name]
-    if name in TRAINED:
+    if name in TRAINED or name in NORMALIZING:
         return write_definition(definition(name))
     if name in TRAINED_SENTENCEPIECE:
         path = Path(mkdtemp(), "tokenizer.model")
@@ -82,7 +83,7 @@ def source(name: str) -> Path:
 @cache
 def definition(name: str) -> Definition:
     """Return a trained tokenizer's JSON."""
-    return TRAINED[name]()
+    return (TRAINED | NORMALIZING)[name]()
 
 
 def write_definition(body: Definition, folder: Path | None = None) -> Path:
@@ -193,6 +194,54 @@ def _word_pieces() -> Definition:
     return _definition(tokenizer)
 
 
+def _normalizing(*steps: Definition) -> Callable[[], Definition]:
+    """A byte-level BPE behind a normaliser."""
+    normalizer = {"type": "Sequence", "normalizers": list(steps)}
+    return lambda: definition("qwen_like") | {"normalizer": normalizer}
+
+
+def _clip_like() -> Definition:
+    """CLIP's: NFC, one space for white space, lower case, and white space is no token's."""
+    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"), "removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        initial_alphabet=alphabet,
+        special_tokens=["<|endoftext|>", *(f"{character}</w>" for character in alphabet)],
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    _train(tokenizer, trainer)
+    body = _definition(tokenizer)
+    body["added_tokens"] = body["added_tokens"][:1]
+    return body
+
+
+def _xlm_roberta_like() -> Definition:
+    """XLM-R's: a SentencePiece model's compiled NFKC and collapsed spaces, before a Unigram."""
+    body = json.loads(json.dumps(definition("unigram")))
+    specification = _protobuf_field(_sentencepiece("unigram", "nmt_nfkc"), 3)
+    charsmap = b64encode(_protobuf_field(specification, 2)).decode()
+    body["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": charsmap},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        ],
+    }
+    return body
+
+
 def _sentencepiece(model_type: str, rule: str) -> bytes:
     model = BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -207,6 +256,27 @@ def _sentencepiece(model_type: str, rule: str) -> bytes:
         minloglevel=2,
     )
     return model.getvalue()
+
+
+def _protobuf_field(message: bytes, number: int) -> bytes:
+    """Return a field of bytes; those before it hold bytes or small numbers."""
+    place = 0
+    while place < len(message):
+        key, place = _protobuf_number(message, place)
+        size, place = _protobuf_number(message, place)
+        if key == number << 3 | 2:
+            return message[place : place + size]
+        place += size if key & 7 == 2 else 0
+    raise ValueError(number)
+
+
+def _protobuf_number(message: bytes, place: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        number |= (message[place] & 0x7F) << shift
+        shift, place = shift + 7, place + 1
+        if message[place - 1] < 0x80:
+            return number, place
 
 
 def _bpe_trainer() -> trainers.BpeTrainer:
@@ -239,6 +309,19 @@ TRAINED_SENTENCEPIECE: dict[str, Callable[[], bytes]] = {
     "sentencepiece_nfkc": lambda: _sentencepiece("bpe", "nmt_nfkc"),
     "sentencepiece_unigram": lambda: _sentencepiece("unigram", "nmt_nfkc"),
 }
+
+NFC, NFD, NFKC, NFKD = ({"type": form} for form in ("NFC", "NFD", "NFKC", "NFKD"))
+NORMALIZING: dict[str, Callable[[], Definition]] = {
+    "nfc": _normalizing(NFC),
+    "nfd": _normalizing(NFD),
+    "nfkc": _normalizing(NFKC),
+    "nfkd": _normalizing(NFKD),
+    "lower_case": _normalizing(NFC, {"type": "Lowercase"}),
+    "strip_accents": _normalizing(NFD, {"type": "StripAccents"}),
+    "clip_like": _clip_like,
+    "xlm_roberta_like": _xlm_roberta_like,
+}
+"""What normalisers do to offsets; `tests/test_normalization.py` follows each by itself."""
 
 SMALL = (*TRAINED, *TRAINED_SENTENCEPIECE)
 SHARED_NAMES = ("qwen2_5", "llama2", "mistral", "deepseek_llm", "smollm2")

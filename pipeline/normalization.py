@@ -1,0 +1,210 @@
+"""Which bytes of a text became which bytes of its normalised form.
+
+Libraries report this wrongly where a normaliser reorders, composes or drops marks, so it is found
+out by trying: the normaliser rewrites ever smaller pieces, each between two letters that keep its
+edges from being trimmed or prefixed, as long as the pieces' results are what the whole became.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Normalize = Callable[[str], str]
+
+_FRAME = "q"
+"""A letter that no mark composes with, and that no known normaliser changes."""
+
+_BLOCK = re.compile(r".{1,512}\S*\s*", re.DOTALL)
+_WORD = re.compile(r"\s+|\S+")
+_CACHED_PIECES = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class Rewriting:
+    """A text's normalised form, and where it differs.
+
+    Attributes:
+        normalized: UTF-8 bytes of the whole, without what a normaliser puts around a text.
+        changes: int64 [C, 4], the pieces that changed, in order: where each starts and ends in the
+            text's bytes, then in the normalised ones. All between is the same on both sides.
+    """
+
+    normalized: bytes
+    changes: NDArray[np.int64]
+
+    def to_text(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the text's bytes that ranges of normalised bytes came from, int64 [T, 2].
+
+        A range that divides a changed piece covers all of it: nobody knows which part is whose.
+
+        Args:
+            ranges: int64 [T, 2], none decreasing.
+
+        Example:
+            >>> follow_normalizer("e\u0301x", nfc).to_text(np.array([[0, 1], [1, 2], [2, 3]]))
+            array([[0, 3],
+                   [0, 3],
+                   [3, 4]])
+        """
+        if len(self.changes) == 0:
+            return ranges.copy()
+        text_starts, text_ends, starts, ends = self.changes.T
+        last = np.searchsorted(starts, ranges[:, 0], side="right") - 1
+        after = np.where(last >= 0, ranges[:, 0] - ends[last] + text_ends[last], ranges[:, 0])
+        inside = (last >= 0) & (ranges[:, 0] < ends[last])
+        first_bytes = np.where(inside, text_starts[last], after)
+        following = np.searchsorted(ends, ranges[:, 1], side="left")
+        known = np.minimum(following, len(ends) - 1)
+        beyond = ranges[:, 1] - ends[-1] + text_ends[-1]
+        before = ranges[:, 1] - starts[known] + text_starts[known]
+        inside = ranges[:, 1] > starts[known]
+        last_bytes = np.where(inside, text_ends[known], before)
+        last_bytes = np.where(following < len(ends), last_bytes, beyond)
+        # An empty range beside a piece that was dropped stands before it.
+        return np.stack([np.minimum(first_bytes, last_bytes), last_bytes], axis=1)
+
+    def widen(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ranges of the text, int64 [T, 2], widened over the changed pieces they divide."""
+        if len(self.changes) == 0:
+            return ranges.copy()
+        text_starts, text_ends = self.changes[:, 0], self.changes[:, 1]
+        widened = ranges.copy()
+        for column in (0, 1):
+            piece = np.searchsorted(text_ends, ranges[:, column], side="right")
+            known = np.minimum(piece, len(text_ends) - 1)
+            divides = (piece < len(text_ends)) & (text_starts[known] < ranges[:, column])
+            widened[divides, column] = self.changes[known[divides], column]
+        return widened
+
+
+def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
+    """Find which bytes of a text became which of its normalised form.
+
+    Args:
+        text: the text.
+        normalize: gives a string's normalised form.
+
+    Returns:
+        The finest division that the normaliser agrees with: characters with their marks, else
+        words, else blocks of some hundred characters. None where it does not keep apart what
+        stands beside each other.
+
+    Example:
+        >>> follow_normalizer("xe\u0301y", nfc).changes.tolist()
+        [[1, 4, 1, 3]]
+    """
+    rewrite = framed(normalize)
+    if rewrite is None:
+        return None
+    rewrite = lru_cache(_CACHED_PIECES)(rewrite)
+    normalized: list[bytes] = []
+    changes: list[tuple[int, int, int, int]] = []
+    start = place = 0
+    try:
+        for source, result in _pieces(text, rewrite):
+            source_bytes, result_bytes = source.encode(), result.encode()
+            end, next_place = start + len(source_bytes), place + len(result_bytes)
+            if source != result:
+                changes.append((start, end, place, next_place))
+            normalized.append(result_bytes)
+            start, place = end, next_place
+    except _FrameLostError:
+        return None
+    return Rewriting(b"".join(normalized), np.array(changes, np.int64).reshape(-1, 4))
+
+
+def framed(normalize: Normalize) -> Normalize | None:
+    """Return the normaliser of a piece in the middle of a text, None where it keeps no frame.
+
+    What stands around a piece keeps it from being trimmed or prefixed.
+    """
+    before, kept, after = normalize(_FRAME * 2).partition(_FRAME * 2)
+    if not kept:
+        return None
+    before, after = before + _FRAME, _FRAME + after
+
+    def rewrite(piece: str) -> str:
+        result = normalize(f"{_FRAME}{piece}{_FRAME}")
+        long_enough = len(result) >= len(before) + len(after)
+        if not (long_enough and result.startswith(before) and result.endswith(after)):
+            raise _FrameLostError
+        return result[len(before) : len(result) - len(after)]
+
+    return rewrite
+
+
+class _FrameLostError(ValueError):
+    """A normaliser merged a piece with what stands beside it."""
+
+
+def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
+    """Yield the text piece by piece, each with what it became."""
+    for match in _BLOCK.finditer(text):
+        block = match[0]
+        result = rewrite(block)
+        if result == block:
+            yield block, block
+        else:
+            yield from _divide(block, result, rewrite, (_WORD.findall, _clusters))
+
+
+def _divide(
+    piece: str,
+    result: str,
+    rewrite: Normalize,
+    levels: Sequence[Callable[[str], list[str]]],
+) -> Iterator[tuple[str, str]]:
+    parts = levels[0](piece)
+    results = [rewrite(part) for part in parts]
+    if "".join(results) != result:
+        yield piece, result
+        return
+    for part, became in zip(parts, results, strict=True):
+        if part == became:
+            yield part, became
+        elif len(levels) > 1:
+            yield from _divide(part, became, rewrite, levels[1:])
+        else:
+            yield from _without_equal_ends(part, became)
+
+
+def _without_equal_ends(source: str, result: str) -> Iterator[tuple[str, str]]:
+    """Yield a changed piece less the characters that it begins and ends with on both sides.
+
+    Both rests keep a character: a base whose marks were dropped keeps them.
+    """
+    shorter = min(len(source), len(result)) - 1
+    head = 0
+    while head < shorter and source[head] == result[head]:
+        head += 1
+    tail = 0
+    while tail < shorter - head and source[-1 - tail] == result[-1 - tail]:
+        tail += 1
+    yield source[:head], source[:head]
+    yield source[head : len(source) - tail], result[head : len(result) - tail]
+    yield source[len(source) - tail :], source[len(source) - tail :]
+
+
+def _clusters(word: str) -> list[str]:
+    """Return a word's characters, each with what may be composed with or reordered behind it."""
+    cuts = [0, *(n for n in range(1, len(word)) if not _joins(word[n])), len(word)]
+    return [word[start:end] for start, end in pairwise(cuts)]
+
+
+@cache
+def _joins(character: str) -> bool:
+    """Return whether normalising may join a character to the one before it: marks, Hangul vowels.
+
+    Half-width forms do so by what they stand for.
+    """
+    if character.isascii():
+        return False
+    first = unicodedata.normalize("NFKD", character)[0]
+    conjoining = "\u1160" <= first <= "\u11ff" or "\ud7b0" <= first <= "\ud7ff"
+    return conjoining or any(unicodedata.category(c)[0] == "M" for c in (character, first))
