@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.packing import STARTS, Convention, PackingRules, RowPlan, split_index
-from pipeline.stream_config import StreamConfig
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
 from schemas.manifest import Manifest
@@ -110,7 +109,7 @@ class ContextRule:
                 the text, so no loss of it is stored and none is ever used.
 
         Example:
-            >>> ContextRule.of_rows(StreamConfig(path="OUTPUT", seq_length=2048).rules(manifest))
+            >>> ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:
@@ -152,10 +151,11 @@ class ContextRule:
             'rows of 2048 student and 1984 teacher tokens'
         """
         if seq_length is not None:
-            config = StreamConfig(
-                path="", seq_length=seq_length, teacher_seq_length=teacher_seq_length
+            return cls.of_rows(
+                PackingRules.of_dataset(
+                    manifest, seq_length=seq_length, teacher_seq_length=teacher_seq_length
+                )
             )
-            return cls.of_rows(config.rules(manifest))
         if teacher_seq_length is None:
             raise ValueError(f"stride {stride} needs teacher_seq_length, the tokens of a window")
         convention = Convention.of_tokenizer(manifest.teacher, ends=False)

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.conventions import add_convention_options
+from pipeline.conventions import add_convention_options, choose_conventions
 from pipeline.dataset_files import DatasetFiles, open_dataset
 from pipeline.explore_info import describe_dataset, describe_plan
 from pipeline.formatting import printable
-from pipeline.packing import plan_rows
+from pipeline.packing import PackingRules, plan_rows
 from pipeline.preview import load_previews
 from pipeline.preview_page import render_preview
 from pipeline.preview_terminal import LEGEND, draw_document
-from pipeline.stream_config import StreamConfig
 from schemas.index import ShardIndex
 
 _EPILOG = """\
@@ -133,17 +132,17 @@ class PlanOptions:
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
         files = open_dataset(self.dataset)
-        config = StreamConfig(
-            path=self.dataset,
-            seq_length=self.seq_length,
-            teacher_seq_length=self.teacher_seq_length,
-            global_batch_size=self.global_batch_size,
+        manifest = choose_conventions(
+            files.manifest,
+            files.root,
             student_bos=self.student_bos,
             student_eos=self.student_eos,
             teacher_context=self.teacher_context,
         )
-        manifest = config.choose_conventions(files.manifest, files.root)
-        plan = plan_rows(_indices(files), config.rules(manifest))
+        rules = PackingRules.of_dataset(
+            manifest, seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length
+        )
+        plan = plan_rows(_indices(files), rules)
         return describe_plan(
             plan,
             files.manifest,

@@ -118,6 +118,43 @@ class PackingRules:
         if self.window_rows < 1:
             raise ValueError(f"window_rows {self.window_rows} is below 1; 1024 is usual")
 
+    @classmethod
+    def of_dataset(
+        cls,
+        manifest: Manifest,
+        *,
+        seq_length: int,
+        teacher_seq_length: int | None = None,
+        student: Convention | None = None,
+        teacher: Convention | None = None,
+        window_rows: int = 1024,
+    ) -> "PackingRules":
+        """Return the rules for a dataset, with its own defaults for what is None.
+
+        Args:
+            manifest: the dataset's; it says which tokens stand around a text.
+            seq_length: student tokens per row.
+            teacher_seq_length: teacher tokens per row, see `suggest_teacher_seq_length`.
+            student: the student's convention.
+            teacher: the teacher's convention.
+            window_rows: see the class.
+
+        Raises:
+            ValueError: a length that has no room for text.
+
+        Example:
+            >>> PackingRules.of_dataset(manifest, seq_length=2048).teacher_seq_length
+            1984
+        """
+        return cls(
+            seq_length=seq_length,
+            teacher_seq_length=teacher_seq_length
+            or suggest_teacher_seq_length(manifest, seq_length),
+            student=student or Convention.of_tokenizer(manifest.student, ends=True),
+            teacher=teacher or Convention.of_tokenizer(manifest.teacher, ends=False),
+            window_rows=window_rows,
+        )
+
     @property
     def student_room(self) -> tuple[int, int, int, int]:
         """Student tokens per row, and tokens added first, continued and at the end."""

@@ -1,6 +1,6 @@
 """A frozen teacher's losses of whole documents, each token's once.
 
-    rule = ContextRule.of_rows(StreamConfig(path="OUTPUT", seq_length=2048).rules(manifest))
+    rule = ContextRule.of_dataset(manifest, seq_length=2048)
     teacher = load_scorer("models/teacher", rule, dtype="bfloat16", device="cuda")
     teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN where no context stands
 

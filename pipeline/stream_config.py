@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.conventions import choose_conventions
 from pipeline.damage import OnDamage
-from pipeline.packing import Convention, PackingRules, suggest_teacher_seq_length
+from pipeline.packing import Convention, PackingRules
 from schemas.manifest import Manifest
 
 
@@ -91,11 +91,11 @@ class StreamConfig:
 
     def rules(self, manifest: Manifest) -> PackingRules:
         """Return the packing rules, defaults filled in from what `choose_conventions` gives."""
-        return PackingRules(
+        return PackingRules.of_dataset(
+            manifest,
             seq_length=self.seq_length,
-            teacher_seq_length=self.teacher_seq_length
-            or suggest_teacher_seq_length(manifest, self.seq_length),
-            student=self.student or Convention.of_tokenizer(manifest.student, ends=True),
-            teacher=self.teacher or Convention.of_tokenizer(manifest.teacher, ends=False),
+            teacher_seq_length=self.teacher_seq_length,
+            student=self.student,
+            teacher=self.teacher,
             window_rows=self.window_rows,
         )
