@@ -22,6 +22,10 @@ from schemas.manifest import Manifest, TokenizerRecord
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model"]
 _CHUNK_BYTES = 4 << 20
+# Parts of a tokenizer.json that decide nothing between a text and its own tokens.
+_AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
+
+Side = Literal["student", "teacher"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,7 @@ class TeacherFiles:
         stats = [path.stat() for path in self.files]
         return _hash_files(self.files, tuple((s.st_size, s.st_mtime_ns) for s in stats))
 
-    def require_tokenizer(
-        self, folder: str, manifest: Manifest, *, side: Literal["student", "teacher"] = "teacher"
-    ) -> None:
+    def require_tokenizer(self, folder: str, manifest: Manifest, *, side: Side = "teacher") -> None:
         """Check that a dataset's tokens are this model's.
 
         A folder's tokenizer must be the file that the dataset was made with; a folder that holds
@@ -69,15 +71,9 @@ class TeacherFiles:
         if self.is_gguf:
             self._require_vocabulary(folder, manifest, side)
             return
-        record: TokenizerRecord = getattr(manifest, side)
-        path = self.path / Path(record.file).name
-        if path.is_file():
-            found = {f"{side}_sha256": sha256(path.read_bytes()).hexdigest()}
-            manifest.require_tokenizers(**found)
+        require_tokenizer(self.path, folder, manifest, side=side)
 
-    def _require_vocabulary(
-        self, folder: str, manifest: Manifest, side: Literal["student", "teacher"]
-    ) -> None:
+    def _require_vocabulary(self, folder: str, manifest: Manifest, side: Side) -> None:
         tokenizer: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
         if tokenizer.file.kind != "huggingface":
             return
@@ -121,6 +117,38 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
         f'{role} "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
         "folder in the layout of Hugging Face, a repository or a .gguf file"
     )
+
+
+def require_tokenizer(model: Path, folder: str, manifest: Manifest, *, side: Side) -> None:
+    """Check that a model's folder holds the tokenizer of one side of a dataset, or none.
+
+    A `tokenizer.json` may differ in what it puts around a text: an exported student's does.
+
+    Args:
+        model: the model's folder.
+        folder: the dataset's.
+        manifest: the dataset's.
+        side: which of its two models this is.
+
+    Raises:
+        ForeignTokenizerError: it holds another.
+    """
+    record: TokenizerRecord = getattr(manifest, side)
+    path = model / Path(record.file).name
+    if not path.is_file():
+        return
+    data = path.read_bytes()
+    digest = sha256(data).hexdigest()
+    if digest == record.sha256:
+        return
+    own: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
+    if own.file.kind != "huggingface" or _text_part(data) != _text_part(own.file_bytes):
+        manifest.require_tokenizers(**{f"{side}_sha256": digest})
+
+
+def _text_part(data: bytes) -> Mapping[str, Any]:
+    definition: dict[str, Any] = json.loads(data)
+    return {name: part for name, part in definition.items() if name not in _AROUND_TEXT}
 
 
 def _download(source: str, role: str) -> Path:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.dataset_files import open_dataset
+from pipeline.figures import main as figures
 from pipeline.guidance import NonFiniteLossError
 from pipeline.hf_models import load_language_model
 from pipeline.shards import read_samples
@@ -56,7 +58,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         learning_rate=1e-2,
     )
     train(config)
-    (root / "teacher_run" / "model" / "tokenizer.json").write_bytes(teacher.file_bytes)
     return root
 
 
@@ -240,12 +241,33 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
         train(_config(world, tmp_path, Method("full"), num_steps=10**6))
 
 
+def test_a_trained_student_brings_its_tokenizer(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(_config(world, tmp_path / "run", Method("full"), num_steps=3, export_every=2))
+    for name in ("step-000002", "model"):
+        folder = tmp_path / "run" / name
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == 400
+        documents = _documents(world / "pair")
+        assert len(documents) == 40
+        for document in documents:
+            assert document.text is not None
+            found = tokenizer(document.text.decode(), add_special_tokens=False)["input_ids"]
+            assert found == document.student.input_ids.tolist()
+    teacher = str(world / "teacher_run" / "model")
+    assert figures(["kept", "A fair coin.", "--student", str(folder), "--teacher", teacher]) == 0
+    assert "kept" in capsys.readouterr().out
+    # What it leaves is a student of the same data again.
+    train(_config(world, tmp_path / "next", Method("full"), num_steps=3, student=str(folder)))
+
+
 def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> None:
     """As Megatron does; it was taken without a word."""
     other = str(world / "teacher_start")
     with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
         train(_config(world, tmp_path, Method("full"), student=other))
-    with pytest.raises(ForeignTokenizerError, match=r"tokenizer\.json is not the dataset's"):
+    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
         train(_config(world, tmp_path, Method("full"), student=other, random_init=True))
     with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
         train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))

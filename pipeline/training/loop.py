@@ -9,7 +9,7 @@ goes on from its last checkpoint, bit for bit, with as many processes as there a
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,7 @@ from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate
-from pipeline.training.export import export_model
+from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent, StudentLoss
 from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher, require_heldout
@@ -42,6 +42,7 @@ class Run:
         guided: the student with its loss, wrapped for data parallelism where there are processes.
         teacher: frozen; None where the method runs none.
         optimizer: of the student's weights.
+        tokenizer: files that are written with the student, in the first process.
     """
 
     config: TrainConfig
@@ -51,6 +52,7 @@ class Run:
     guided: nn.Module
     teacher: PreTrainedModel | None
     optimizer: torch.optim.Optimizer
+    tokenizer: dict[str, bytes] = field(default_factory=dict)
 
 
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
@@ -125,7 +127,8 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     step = load_checkpoint(config, rows, student, optimizer)
     vocab_size = rows.manifest.student.vocab_size
     guided = GuidedStudent(student, config.method, group=ranks.group, vocab_size=vocab_size)
-    return Run(config, ranks, rows, student, guided, teacher, optimizer), step
+    tokenizer = prove_tokenizer(config, rows, student) if ranks.is_first else {}
+    return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer), step
 
 
 def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
@@ -166,9 +169,9 @@ def _keep(run: Run, step: int, last: int) -> None:
     if step == last or _is_due(step, config.checkpoint_every):
         save_checkpoint(config, run.rows, run.student, run.optimizer, step)
     if step == config.num_steps:
-        export_model(run.student, config, config.output / "model")
+        export_model(run.student, run.tokenizer, config.output / "model")
     elif _is_due(step, config.export_every):
-        export_model(run.student, config, config.output / f"step-{step:06d}")
+        export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
 
 
 def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:

@@ -1,18 +1,18 @@
 """The models of a run: loaded, and refused where they don't belong to the data."""
 
 import math
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.dataset_files import open_dataset
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.hf_models import load_language_model, output_weight
 from pipeline.shards import read_manifest
 from pipeline.streaming import AlignedRows, Rows
-from pipeline.teacher_files import find_teacher
+from pipeline.teacher_files import find_teacher, require_tokenizer
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import teacher_losses
 from pipeline.training.method import ONE_VOCABULARY
@@ -31,15 +31,16 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         ValueError: its vocabulary or its length is too small for the data.
     """
     manifest, source = rows.manifest, config.student
+    root = open_dataset(config.data).root
     if config.random_init:
-        require_tokenizer(Path(source), manifest.student, side="student")
+        require_tokenizer(Path(source), root, manifest, side="student")
         torch.manual_seed(config.seed)
         shape = AutoConfig.from_pretrained(source)
         model = cast(Any, AutoModelForCausalLM).from_config(shape).float()
         output_weight(model)
     else:
         files = find_teacher(source, role="student")
-        files.require_tokenizer(config.data, manifest, side="student")
+        files.require_tokenizer(root, manifest, side="student")
         model = load_language_model(str(files.path))
     _require_vocabulary(model, manifest.student, source, side="student")
     _require_length(model, config.seq_length, source, "--seq-length")
@@ -65,7 +66,7 @@ def load_teacher(
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
-    files.require_tokenizer(config.data, manifest)
+    files.require_tokenizer(open_dataset(config.data).root, manifest)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype)
     _require_vocabulary(teacher, manifest.teacher, config.teacher, side="teacher")
@@ -92,20 +93,6 @@ def require_heldout(config: TrainConfig, manifest: Manifest) -> None:
                 f"({own.sha256[:16]}…), --data {config.data} with {manifest.student.source} "
                 f"({manifest.student.sha256[:16]}…): align both with the same --student"
             )
-
-
-def require_tokenizer(folder: Path, record: TokenizerRecord, *, side: str) -> None:
-    """Check that a model's folder holds the dataset's tokenizer, or none.
-
-    Raises:
-        ForeignTokenizerError: it holds another.
-    """
-    path = folder / Path(record.file).name
-    if path.is_file() and sha256(path.read_bytes()).hexdigest() != record.sha256:
-        raise ForeignTokenizerError(
-            f"{path} is not the dataset's {side} tokenizer ({record.source}, "
-            f"{record.sha256[:16]}…): name that model, or align again with this one's"
-        )
 
 
 def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
