@@ -325,8 +325,7 @@ def load_tokenizer(
     """Load a tokenizer and prove its fast path on the hard cases.
 
     Args:
-        source: a `tokenizer.json`, a SentencePiece model, a folder that holds one, or a Hugging
-            Face repository (`owner/name` or `owner/name@revision`).
+        source: a file, a folder or a Hugging Face repository; see `find_tokenizer`.
         special_strings: "plain" reads `<s>` or `<|endoftext|>` in a document as plain text, so
             that no document can forge a control token; "honoured" reads them as their tokens.
         fast: False never takes the fast path.

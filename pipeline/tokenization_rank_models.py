@@ -1,0 +1,97 @@
+"""What the code of models knows of their tiktoken files: pattern, control tokens, normaliser.
+
+Each stands here under the SHA-256 of the file that the model was published with; another file with
+as many ranks may want another pattern, and would be split wrongly without a word.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """What a model's code knows and its tiktoken file does not.
+
+    Attributes:
+        name: for people.
+        pattern: the regular expression whose matches are encoded each by itself.
+        control_tokens: they follow the ranks, in this order.
+        normalizer: a Unicode form that texts are brought to first, "NFC" or None.
+        bos_token: put before every text, None where nothing is.
+    """
+
+    name: str
+    pattern: str
+    control_tokens: Sequence[str]
+    normalizer: str | None = None
+    bos_token: str | None = None
+
+
+def _reserved(prefix: str, first: int, count: int) -> list[str]:
+    return [f"<|{prefix}reserved_special_token_{first + place}|>" for place in range(count)]
+
+
+def _llama_4_control_tokens() -> list[str]:
+    text, vision, reasoning = "text_post_train_", "vision_", "reasoning_"
+    tokens = [
+        *("<|begin_of_text|>", "<|end_of_text|>", "<|fim_prefix|>", "<|fim_middle|>"),
+        *("<|fim_suffix|>", "<|header_start|>", "<|header_end|>", "<|eom|>", "<|eot|>", "<|step|>"),
+        *_reserved(text, 0, 6),
+        *("<|python_start|>", "<|python_end|>", "<|finetune_right_pad|>"),
+        *_reserved(text, 8, 61),
+        *("<|image_start|>", "<|image_end|>"),
+        *_reserved(vision, 0, 2),
+        *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        *_reserved(vision, 2, 4),
+        "<|image|>",
+        *_reserved(vision, 6, 1),
+        "<|patch|>",
+        *_reserved(vision, 7, 1041),
+        *_reserved(reasoning, 0, 8),
+        *("<|reasoning_thinking_start|>", "<|reasoning_thinking_end|>"),
+    ]
+    return [*tokens, *_reserved("", 0, 2048 - len(tokens))]
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_OTHERS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
+_WORDS = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+"
+_CASED_WORDS = (
+    rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|{_BEFORE_WORD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+)
+
+LLAMA_3 = RankModel(
+    "Llama 3",
+    pattern=rf"{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_OTHERS}",
+    control_tokens=(
+        *("<|begin_of_text|>", "<|end_of_text|>", *_reserved("", 0, 2)),
+        *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+        *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|image|>", *_reserved("", 2, 244)),
+    ),
+    bos_token="<|begin_of_text|>",
+)
+LLAMA_4 = RankModel(
+    "Llama 4",
+    pattern=rf"{_CASED_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_OTHERS}",
+    control_tokens=_llama_4_control_tokens(),
+    bos_token="<|begin_of_text|>",
+)
+QWEN = RankModel(
+    "Qwen",
+    pattern=rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_OTHERS}",
+    control_tokens=(
+        *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        *(f"<|extra_{place}|>" for place in range(205)),
+    ),
+    normalizer="NFC",
+)
+
+KNOWN_RANK_FILES: Mapping[str, RankModel] = {
+    "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55": LLAMA_3,
+    "d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed": LLAMA_4,
+    "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186": QWEN,
+}
+"""By the SHA-256 of their files."""
