@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         leave(run(arguments))
     except HiddenPackageError as error:
         leave(2, f"vocag: error: {error}")
+    except MemoryError:
+        leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
     except KeyboardInterrupt:
         leave(130, f"{name}: interrupted")
 

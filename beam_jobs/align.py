@@ -13,6 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
+from beam_jobs.blocks import Shuffle
 from beam_jobs.inputs import (
     InputError,
     InputFile,
@@ -28,6 +29,7 @@ from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.records import Job
 from beam_jobs.report import RunSummary
+from beam_jobs.resources import estimate_disk, require_address_space, require_disk
 from beam_jobs.run_options import RunOptions, configure_logging
 from beam_jobs.runners import (
     describe_runner,
@@ -101,12 +103,13 @@ def align(options: AlignOptions) -> Manifest:
     Example:
         >>> align(AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")).totals
     """
-    started = time.time()
+    started, clock = time.time(), time.monotonic()
     options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(options.beam_arguments, run=options.run)
     FileSystems.set_options(beam_options)
     files = find_inputs(options.input, text_field=options.text_field)
     _require_separate(files, options.output)
+    require_address_space()
     tokenizers = (_load(options.student, options), _load(options.teacher, options))
     configuration = configure(options, files, tokenizers)
     if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
@@ -117,7 +120,7 @@ def align(options: AlignOptions) -> Manifest:
         # Who held the lock until now may have finished the same dataset.
         finished = _find_finished(options, configuration)
         return finished or _make(
-            options, beam_options, files, tokenizers, configuration, started=started
+            options, beam_options, files, tokenizers, configuration, started=started, clock=clock
         )
 
 
@@ -177,9 +180,6 @@ def prepare_job(
     for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
         path = storage.join(options.output, "tokenizers", side, tokenizer.file_name)
         stored.append(store_tokenizer(tokenizer, path, scratch=run_folder))
-    shuffle = options.shuffle
-    if shuffle == "auto":
-        shuffle = "files" if storage.is_local(options.output) else "runner"
     return Job(
         output=options.output,
         run_folder=run_folder,
@@ -188,7 +188,7 @@ def prepare_job(
         num_buckets=configuration["num_buckets"],
         shard_bytes=options.shard_bytes,
         keep_text=options.keep_text,
-        shuffle=shuffle,
+        shuffle=choose_shuffle(options),
         student=stored[0],
         teacher=stored[1],
         tokenizer_records=tokenizer_records(options, tokenizers),
@@ -214,6 +214,13 @@ def tokenizer_records(
     )
 
 
+def choose_shuffle(options: AlignOptions) -> Shuffle:
+    """Return how texts travel: through files wherever workers share a file system."""
+    if options.shuffle != "auto":
+        return options.shuffle
+    return "files" if storage.is_local(options.output) else "runner"
+
+
 def run_job(
     tasks: Sequence[str],
     job: Job,
@@ -221,6 +228,7 @@ def run_job(
     *,
     run: RunOptions,
     text_bytes: int,
+    disk_bytes: int,
 ) -> None:
     """Run the pipeline to its end, with a live bar where the run's folder is local.
 
@@ -231,7 +239,7 @@ def run_job(
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, tasks, job)
     bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes)
-    run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
+    run_to_end(pipeline, job.run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -265,20 +273,29 @@ def _make(
     configuration: dict[str, Any],
     *,
     started: float,
+    clock: float,
 ) -> Manifest:
     """Make the dataset, or what an attempt that died last has left to do."""
     run_folder = run_folder_of(options.output, configuration)
     manifest = find_finished(options.output, configuration)
+    seconds = None
     if manifest is None:
         tasks = plan_tasks(files)
         probes = probe_documents(tasks, options.rules)
         for tokenizer in tokenizers:
             tokenizer.check_fast_path(probes)
+        shuffle = choose_shuffle(options)
+        text_bytes = _text_bytes(files)
+        disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=shuffle)
+        disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
+        require_disk(options.output, run_folder, disk)
         open_run(run_folder, configuration)
         job = prepare_job(options, configuration, tokenizers, started=started)
-        run_job(tasks, job, beam_options, run=options.run, text_bytes=_text_bytes(files))
+        run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
         manifest = _read_result(options.output, run_folder)
+        seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
     run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers)
+    run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
     storage.remove_folder(run_folder)
     options.run.say(summarise(manifest, run, output=options.output, report=report))

@@ -1,5 +1,6 @@
 """Which Beam runner, from Beam's own options, and how a job and its command end."""
 
+import os
 import sys
 import traceback
 from argparse import ArgumentParser
@@ -20,6 +21,7 @@ from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from beam_jobs import storage
 from beam_jobs.options import OptionsError
+from beam_jobs.resources import explain_shortage
 from beam_jobs.run_options import HERE, RunOptions
 from beam_jobs.supervision import Terminated, run_supervised, terminate_by_exception
 from beam_jobs.workers import WorkerDiedError
@@ -90,6 +92,7 @@ def run_to_end(
     *,
     run: RunOptions,
     with_bar: Callable[[Callable[[], None]], None],
+    disk_bytes: int | None = None,
 ) -> None:
     """Run a pipeline to its end, with a live bar where the run's folder is local.
 
@@ -98,6 +101,7 @@ def run_to_end(
         run_folder: where the traceback of a failure goes.
         run: what the job says.
         with_bar: runs what it is given, and draws meanwhile.
+        disk_bytes: what the job needs on the run folder's disk, for a message.
 
     Raises:
         JobError: with the cause, and where the traceback is.
@@ -114,7 +118,7 @@ def run_to_end(
         else:
             supervised()
     except Exception as error:  # whatever a runner or a worker raises
-        raise _job_error(error, run_folder) from error
+        raise _job_error(error, run_folder, disk_bytes) from error
 
 
 def exit_status(command: str, work: Callable[[], object]) -> int:
@@ -126,7 +130,10 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
     try:
         with terminate_by_exception():
             work()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
+        shortage = explain_shortage(f"{type(error).__name__}: {error}", ".")
+        if shortage is not None:
+            return _say(f"vocag {command}: {shortage}; {RESUME}", 1)
         return _say(f"vocag {command}: error: {error}", 2)
     except JobError as error:
         return _say(f"vocag {command}: {error}", 1)
@@ -159,15 +166,22 @@ def _say(message: str, status: int) -> int:
     return status
 
 
-def _job_error(error: Exception, run_folder: str) -> JobError:
+def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> JobError:
     """Return one sentence about a failure, and leave the rest in the run's folder."""
-    path = storage.join(run_folder, "error.txt")
+    has_died = isinstance(error, WorkerDiedError)
     details = error.log if isinstance(error, WorkerDiedError) else traceback.format_exc()
     cause = (str(error).strip() or repr(error)).splitlines()[-1]
-    storage.write_atomically(path, f"{cause}\n\n{details}".encode(), scratch=run_folder)
-    if isinstance(error, WorkerDiedError):
-        return JobError(f"{cause}; {RESUME} (its log is in {path})")
-    return JobError(f"the job failed: {cause} (traceback in {path}); {RESUME}")
+    if not has_died:
+        cause = f"the job failed: {cause}"
+    shortage = explain_shortage(details, os.path.dirname(run_folder), disk_bytes)
+    if shortage is not None:
+        cause = f"{cause}: {shortage}" if has_died else shortage
+    path = storage.join(run_folder, "error.txt")
+    try:
+        storage.write_atomically(path, f"{cause}\n\n{details}".encode(), scratch=run_folder)
+    except OSError:  # the disk is full
+        return JobError(f"{cause}; {RESUME}")
+    return JobError(f"{cause} ({'its log' if has_died else 'traceback'} in {path}); {RESUME}")
 
 
 def _require_ours_to_start(

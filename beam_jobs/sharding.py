@@ -195,7 +195,7 @@ class WriteManifest(_JobStep):
             "student_reference_documents": sum(r.student_reference_documents for r in records),
             "teacher_reference_documents": sum(r.teacher_reference_documents for r in records),
             "reused_buckets": sum(r.attempt != self._job.attempt for r in records),
-            "elapsed_seconds": time.time() - self._job.started,
+            "elapsed_seconds": max(0.0, time.time() - self._job.started),
         }
         return json.dumps(summary).encode()
 
