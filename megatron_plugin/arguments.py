@@ -42,6 +42,7 @@ class TeacherOptions:
         timeout_minutes: how long the student waits for losses.
         allow_untrained: accept a teacher that predicts no better than chance.
         losses: whose stored losses are read; "": the only ones there are.
+        layers_per_stage: of its pipeline; None: as makes the slowest stage fastest.
     """
 
     source: str
@@ -54,6 +55,7 @@ class TeacherOptions:
     timeout_minutes: float
     allow_untrained: bool
     losses: str = ""
+    layers_per_stage: tuple[int, ...] | None = None
 
     @property
     def is_cached(self) -> bool:
@@ -183,6 +185,8 @@ def options_of(given: Namespace) -> VocagOptions:
         raise ArgumentError(
             "--vocag-data is missing: name the dataset that beam_jobs.align has made"
         )
+    if not given.vocag_teacher:
+        _require_no_teacher_options(given)
     selector = given.vocag_selector or ("teacher" if given.vocag_teacher else "full")
     return VocagOptions(
         data=given.vocag_data,
@@ -208,6 +212,21 @@ def options_of(given: Namespace) -> VocagOptions:
     )
 
 
+def _require_no_teacher_options(given: Namespace) -> None:
+    """Refuse what only a teacher reads: without one it would be left out without a word."""
+    defaults = add_arguments(ArgumentParser(add_help=False, allow_abbrev=False))
+    for name, value in sorted(vars(given).items()):
+        of_teacher = name.startswith("vocag_teacher_") or name == "vocag_allow_untrained_teacher"
+        # Rows have a teacher's side, and so its context, with or without a teacher.
+        if not of_teacher or name == "vocag_teacher_context" or value == defaults.get_default(name):
+            continue
+        option = "--" + name.replace("_", "-")
+        raise ArgumentError(
+            f"{option} {value} needs --vocag-teacher, which is missing: name the teacher, or leave "
+            f"{option} out to pretrain without one"
+        )
+
+
 def _teacher_of(given: Namespace) -> TeacherOptions:
     return TeacherOptions(
         source=given.vocag_teacher,
@@ -220,7 +239,18 @@ def _teacher_of(given: Namespace) -> TeacherOptions:
         timeout_minutes=given.vocag_teacher_timeout_minutes,
         allow_untrained=given.vocag_allow_untrained_teacher,
         losses=given.vocag_teacher_losses,
+        layers_per_stage=_numbers(given.vocag_teacher_layers_per_stage),
     )
+
+
+def _numbers(given: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if given is None else tuple(int(part) for part in given.split(","))
+    except ValueError as error:
+        raise ArgumentError(
+            f'--vocag-teacher-layers-per-stage: "{given}" are no numbers with commas between them, '
+            "such as 9,9,8,2"
+        ) from error
 
 
 def _add_data_arguments(parser: ArgumentParser) -> None:
@@ -295,6 +325,12 @@ def _add_teacher_arguments(parser: ArgumentParser) -> None:
             default=1,
             help=f"{kind}-parallel ranks of each copy of the teacher (default: 1)",
         )
+    add(
+        "--vocag-teacher-layers-per-stage",
+        metavar="N,N,…",
+        help="layers on each pipeline stage of the teacher (default: as makes the slowest stage "
+        "fastest, the output layer being on the last)",
+    )
     add(
         "--vocag-teacher-seq-length",
         type=int,

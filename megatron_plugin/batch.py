@@ -18,7 +18,9 @@ from torch import distributed as dist
 from megatron_plugin.attention import RowSegments, row_segments
 from megatron_plugin.bridge import PendingScores, Scores, StudentBridge, TeacherRows
 from pipeline.guidance import Aggregation, aggregate_teacher_losses, mapped_tokens
+from pipeline.loss_checks import NonFiniteLossError
 from pipeline.row_batch import Rows
+from pipeline.streaming import AlignedRows
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,19 @@ class ServiceTimes:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where rows come from.
+
+    Attributes:
+        dataset: that read them.
+        samples: each row's number in it.
+    """
+
+    dataset: AlignedRows
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """Rows as Megatron takes them.
 
@@ -48,6 +63,7 @@ class MicroBatch:
         position_ids: int64 [rows, seq_length].
         segments: the documents' bounds.
         rows: as read, on the CPU.
+        origin: where the rows come from.
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
             that compute no loss.
         teacher_losses: fp32 [rows, teacher_seq_length], nats, what guidance was made of; NaN for a
@@ -62,6 +78,7 @@ class MicroBatch:
     position_ids: Tensor
     segments: RowSegments
     rows: Rows
+    origin: Origin
     guidance: Tensor | None = None
     teacher_losses: Tensor | None = None
     times: ServiceTimes = ServiceTimes()
@@ -73,14 +90,52 @@ class MicroBatch:
             losses: fp32 [rows, teacher_seq_length], nats, on the device.
             how: Φ.
             times: of the teacher.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
         """
         device = losses.device
+        spans = self.rows["teacher_spans"].to(device)
         has_loss = self.rows.teacher_has_loss.to(device)
-        guidance = aggregate_teacher_losses(
-            losses, self.rows["teacher_spans"].to(device), how, teacher_loss_mask=has_loss
-        )
+        mask = self.loss_mask
+        try:
+            guidance = aggregate_teacher_losses(losses, spans, how, teacher_loss_mask=has_loss)
+        except NonFiniteLossError:
+            mask, sound = self._leave_out(losses.isinf() | (has_loss & losses.isnan()))
+            losses, has_loss = losses.masked_fill(~sound, torch.nan), has_loss & sound
+            guidance = aggregate_teacher_losses(losses, spans, how, teacher_loss_mask=has_loss)
         losses = losses.masked_fill(~has_loss, torch.nan)
-        return replace(self, guidance=guidance, teacher_losses=losses, times=times)
+        return replace(self, loss_mask=mask, guidance=guidance, teacher_losses=losses, times=times)
+
+    def _leave_out(self, broken: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave out the documents that hold broken losses, or raise, as the dataset is opened.
+
+        Args:
+            broken: bool [rows, teacher_seq_length].
+
+        Returns:
+            The loss mask without those documents, and bool [rows, teacher_seq_length]: the teacher
+            tokens of the others.
+        """
+        mask, sound = self.loss_mask.clone(), torch.ones_like(broken)
+        places = [self.rows[name] for name in ("cu_seqlens", "teacher_cu_seqlens")]
+        found = {}
+        for row, position in broken.nonzero().tolist():
+            segment = int(torch.searchsorted(places[1][row], position, right=True)) - 1
+            found.setdefault((row, segment), position)
+        for (row, segment), position in found.items():
+            self.origin.dataset.leave_out(
+                self.origin.samples[row],
+                segment,
+                f"the teacher's loss at place {position} of the row is NaN or infinite",
+            )
+            (s_start, s_stop), (t_start, t_stop) = (
+                bounds[row, segment : segment + 2].tolist() for bounds in places
+            )
+            self.rows["num_quarantined_tokens"][row] += int(mask[row, s_start:s_stop].sum())
+            mask[row, s_start:s_stop] = 0
+            sound[row, t_start:t_stop] = False
+        return mask, sound
 
     def guided_by_stored(self, how: Aggregation) -> MicroBatch:
         """Return the micro-batch with guidance from the losses that its rows hold.
@@ -100,7 +155,7 @@ class MicroBatch:
         return mapped.to(self.tokens.device)
 
 
-def micro_batch(rows: Rows, number: int, device: torch.device) -> MicroBatch:
+def micro_batch(rows: Rows, number: int, device: torch.device, *, origin: Origin) -> MicroBatch:
     """Return rows as a micro-batch on the device."""
     moved = rows.to(device, non_blocking=True)
     seq_length = rows["input_ids"].shape[1]
@@ -112,6 +167,7 @@ def micro_batch(rows: Rows, number: int, device: torch.device) -> MicroBatch:
         position_ids=moved["position_ids"].long(),
         segments=row_segments(rows["cu_seqlens"], seq_length, device),
         rows=rows,
+        origin=origin,
     )
 
 

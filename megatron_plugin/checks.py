@@ -34,6 +34,7 @@ _UNSUPPORTED = (
     ("inprocess_restart", False, "both worlds must restart; torchrun --max-restarts does"),
     ("use_megatron_fsdp", False, "weights are loaded into tensor-parallel slices"),
     ("use_torch_fsdp2", False, "weights are loaded into tensor-parallel slices"),
+    ("ckpt_format", "torch_dist", "runs are resumed, and students exported, from this format only"),
     ("dataloader_type", "external", "the rows' order is the dataset's own"),
 )
 

@@ -2,8 +2,8 @@
 
 Both models use the same process groups. With pipeline parallelism the teacher's pass must not mix
 with the student's messages between stages, so it runs as a whole before the student's schedule
-starts. Megatron has no hook there; `megatron.training.training.get_forward_backward_func` is
-wrapped, the only name of Megatron that is.
+starts. Megatron has no hook there, so `megatron.training.training.get_forward_backward_func` is
+wrapped.
 """
 
 from __future__ import annotations

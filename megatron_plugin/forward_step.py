@@ -20,6 +20,7 @@ from pipeline.guidance import Expectation, LossResult, guided_loss
 from pipeline.selection import SelectionRule, select_tokens
 
 _ENTROPY_CHUNK = 256
+_NO_TOKENS = 1e-9
 
 # Megatron's loss function returns the sum, the number of tokens and what to report of them.
 Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
@@ -111,7 +112,7 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     reported["guided loss"] = _pair(result.loss_sum.detach(), result.count)
     for name, value in result.metrics.items():
         if name != "student_loss":
-            reported[f"vocag/{name}"] = value.float()
+            reported[f"vocag/{name}"] = _never_nan(value.float())
     device = result.count.device
     # Mean over the replicas of the sum over a step's micro-batches.
     per_step = torch.tensor(1.0 / rules.num_microbatches, device=device)
@@ -172,6 +173,14 @@ def _entropies(logits_sbv: Tensor) -> Tensor:
         dist.all_reduce(sums, group=group)
         chunks.append(sums[0].log() - sums[1] / sums[0])
     return torch.cat(chunks).transpose(0, 1)
+
+
+def _never_nan(pair: Tensor) -> Tensor:
+    """Return a sum and its count so that no tokens give 0; fp32 counts don't change.
+
+    Megatron divides, and one NaN would spoil the mean of a whole log interval.
+    """
+    return torch.stack((pair[0], pair[1] + _NO_TOKENS))
 
 
 def _pair(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -70,22 +70,20 @@ class ModelShape:
                 f"{self.sliding_window} tokens per row"
             )
 
-    def require_parallel(self, *, tensor: int, pipeline: int, what: str) -> None:
-        """Check that the model can be cut as asked.
+    def require_tensor_parallel(self, tensor: int, *, what: str) -> None:
+        """Check that tensor-parallel ranks can share the model's layers.
 
         Raises:
-            ValueError: heads or layers don't divide.
+            ValueError: heads or columns don't divide.
         """
-        for name, count, ways in (
-            ("attention heads", self.num_attention_heads, tensor),
-            ("key and value heads", self.num_query_groups, tensor),
-            ("MLP columns", self.ffn_hidden_size, tensor),
-            ("layers", self.num_layers, pipeline),
+        for name, count in (
+            ("attention heads", self.num_attention_heads),
+            ("key and value heads", self.num_query_groups),
+            ("MLP columns", self.ffn_hidden_size),
         ):
-            if count % ways:
-                parallel = "pipeline" if name == "layers" else "tensor"
+            if count % tensor:
                 raise ValueError(
-                    f"the {what}'s {count} {name} can't be shared by {ways} {parallel}-parallel "
+                    f"the {what}'s {count} {name} can't be shared by {tensor} tensor-parallel "
                     f"ranks: choose a size that divides {count}"
                 )
 

@@ -17,6 +17,7 @@ from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, defaul
 from megatron_plugin.attention import PackedAttention
 from megatron_plugin.hf_weights import load_weights
 from megatron_plugin.model_shape import ModelShape
+from megatron_plugin.stage_cut import megatron_layout
 from megatron_plugin.weight_sources import Weights
 
 
@@ -58,16 +59,22 @@ def load_model(chunks: Sequence[torch.nn.Module], weights: Weights) -> None:
 
 
 def build_frozen_model(
-    weights: Weights, precision: Precision, *, device: torch.device
+    weights: Weights, precision: Precision, *, device: torch.device, layers_per_stage: Sequence[int]
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
     Tensor and pipeline parallelism are those that `parallel_state` is initialised with.
+
+    Args:
+        weights: of the model.
+        precision: of weights and activations.
+        device: of the model.
+        layers_per_stage: of the pipeline.
     """
     shape = weights.shape
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     config = GPTModelConfig(
-        transformer=_frozen_config(shape, precision, tensor_parallel),
+        transformer=_frozen_config(shape, precision, tensor_parallel, layers_per_stage),
         transformer_layer_spec=packed_layer_spec,
         vocab_size=-(-shape.vocab_size // tensor_parallel) * tensor_parallel,
         seq_length=shape.max_position_embeddings,
@@ -84,8 +91,9 @@ def build_frozen_model(
 
 
 def _frozen_config(
-    shape: ModelShape, precision: Precision, tensor_parallel: int
+    shape: ModelShape, precision: Precision, tensor_parallel: int, layers_per_stage: Sequence[int]
 ) -> TransformerConfig:
+    pipelined = len(layers_per_stage) > 1
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -94,7 +102,8 @@ def _frozen_config(
         num_query_groups=shape.num_query_groups,
         kv_channels=shape.head_size,
         tensor_model_parallel_size=tensor_parallel,
-        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        pipeline_model_parallel_size=len(layers_per_stage),
+        pipeline_model_parallel_layout=megatron_layout(layers_per_stage) if pipelined else None,
         pipeline_dtype=precision.dtype,
         params_dtype=precision.dtype,
         bf16=precision.is_half,

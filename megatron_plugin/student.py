@@ -22,13 +22,14 @@ from torch.utils.data import DataLoader
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
-from megatron_plugin.batch import GuidedBatches, MicroBatch, micro_batch
+from megatron_plugin.batch import GuidedBatches, MicroBatch, Origin, micro_batch
 from megatron_plugin.bridge import Pairing, StudentBridge
 from megatron_plugin.colocated import ColocatedTeacher
 from megatron_plugin.forward_step import StepRules, run_forward_step
 from megatron_plugin.model_arguments import config_of_arguments, require_model
 from megatron_plugin.models import load_model, packed_layer_spec
 from megatron_plugin.run_identity import RunIdentity, require_same_run
+from megatron_plugin.skipped_steps import take_over_skipping
 from megatron_plugin.weight_sources import Weights, open_weights
 from megatron_plugin.worlds import World
 from pipeline.order import ReplicaBatches
@@ -99,6 +100,7 @@ class StudentRun:
             self._weights = self._open_student(args, options.student)
             vocab_size = self._weights.shape.vocab_size
             config.pre_wrap_hooks.append(self._load_student)
+        take_over_skipping()
         args.vocag_model_config = (
             self._weights.shape.config if self._weights else config_of_arguments(args, vocab_size)
         )
@@ -275,7 +277,10 @@ class StudentRun:
         )
         device = torch.device("cuda")
         first = consumed // (size * parallel_state.get_data_parallel_world_size())
-        return (micro_batch(batch, first + step, device) for step, batch in enumerate(loader))
+        return (
+            micro_batch(batch, first + step, device, origin=Origin(rows, tuple(samples)))
+            for step, (batch, samples) in enumerate(zip(loader, indices, strict=True))
+        )
 
     def _guide(
         self,

@@ -57,13 +57,16 @@ class Teacher:
         seq_length: int,
         micro_batch_size: int,
         device: torch.device,
+        layers_per_stage: Sequence[int],
     ) -> None:
         """Load this rank's part of the model."""
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self._device = device
         self._vocab_size = weights.shape.vocab_size
-        self._model = build_frozen_model(weights, precision, device=device)
+        self._model = build_frozen_model(
+            weights, precision, device=device, layers_per_stage=layers_per_stage
+        )
 
     def score(self, rows: TeacherRows) -> Scores | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from megatron.core import parallel_state
+from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions
+from megatron_plugin.model_shape import ModelShape
 from megatron_plugin.models import Precision
+from megatron_plugin.stage_cut import cut_layers, efficiency, output_cost, require_cut
 from megatron_plugin.teacher import PROBE_TEXT, Teacher, check_trained
 from megatron_plugin.weight_sources import open_weights
 from pipeline.dataset_files import open_dataset
 from pipeline.dataset_tokenizers import load_dataset_tokenizers
 from pipeline.packing import Convention
 from schemas.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -41,10 +48,8 @@ def load_teacher(
     """
     weights = open_weights(options.source)
     checks.require_teacher(weights.shape, weights.folder, manifest, seq_length=seq_length)
-    weights.shape.require_parallel(
-        tensor=parallel_state.get_tensor_model_parallel_world_size(),
-        pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
-        what="teacher",
+    weights.shape.require_tensor_parallel(
+        parallel_state.get_tensor_model_parallel_world_size(), what="teacher"
     )
     teacher = Teacher(
         weights,
@@ -52,10 +57,28 @@ def load_teacher(
         seq_length=seq_length,
         micro_batch_size=options.micro_batch_size,
         device=device,
+        layers_per_stage=_cut(options, weights.shape),
     )
     if not options.allow_untrained:
         check_trained(teacher, _probe_tokens(data, manifest), weights.shape.vocab_size)
     return teacher
+
+
+def _cut(options: TeacherOptions, shape: ModelShape) -> tuple[int, ...]:
+    """Return the layers of each pipeline stage; say them once."""
+    num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+    output = output_cost(shape)
+    layers = options.layers_per_stage or cut_layers(shape.num_layers, num_stages, output)
+    require_cut(layers, num_layers=shape.num_layers, num_stages=num_stages)
+    if num_stages > 1 and dist.get_rank() == 0:
+        logger.info(
+            "the teacher's pipeline: %s layers per stage, the output layer as %.1f layers on the "
+            "last; %.0f %% efficient when full",
+            ",".join(map(str, layers)),
+            output,
+            100 * efficiency(layers, output),
+        )
+    return layers
 
 
 def _probe_tokens(data: str, manifest: Manifest) -> list[int]:

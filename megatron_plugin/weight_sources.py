@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -62,7 +62,7 @@ class Weights:
             )
         if isinstance(found, Tensor):
             return found
-        with safe_open(found, framework="pt") as file:
+        with _named(found), safe_open(found, framework="pt") as file:
             return file.get_tensor(name)
 
     def fingerprint(self) -> str:
@@ -165,7 +165,8 @@ def _hugging_face(folder: Path) -> Weights:
         names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
         tensors = {name: folder / file for name, file in names.items()}
     elif (folder / _SINGLE_FILE).is_file():
-        with safe_open(folder / _SINGLE_FILE, framework="pt") as file:
+        single = folder / _SINGLE_FILE
+        with _named(single), safe_open(single, framework="pt") as file:
             tensors = dict.fromkeys(file.keys(), folder / _SINGLE_FILE)
     else:
         raise WeightsError(
@@ -180,6 +181,17 @@ def _hugging_face(folder: Path) -> Weights:
             f"{missing[0]} first: download it again"
         )
     return Weights(folder, read_shape(folder), (folder / "config.json", *files), tensors)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in the errors of `safetensors`, which doesn't."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise WeightsError(
+            f"{path} ({path.stat().st_size} bytes) is cut or damaged: {error}; download it again"
+        ) from error
 
 
 def _download(source: str) -> Path:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from schemas.errors import DatasetError
-
 log = logging.getLogger(__name__)
 
 OnDamage = Literal["raise", "quarantine"]
@@ -48,11 +46,11 @@ class DamageLog:
         self.file = file
         self.samples: dict[int, QuarantinedSample] = {}
 
-    def note(self, document: int, sample: QuarantinedSample, error: DatasetError) -> None:
+    def note(self, document: int, sample: QuarantinedSample, error: ValueError) -> None:
         """Raise `error`, or list the sample.
 
         Raises:
-            DatasetError: `error` itself, where damage is not to be left out.
+            ValueError: `error` itself, where damage is not to be left out.
         """
         if self.on_damage == "raise":
             raise error

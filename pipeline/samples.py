@@ -22,7 +22,6 @@ from schemas.document import SCHEMA_VERSION
 from schemas.errors import (
     DamagedSampleError,
     DamagedShardError,
-    DatasetError,
     SchemaVersionError,
 )
 from schemas.safetensors_view import read_header, tensor_place
@@ -140,7 +139,7 @@ class SampleReader:
         """Return the error for a sample whose fields contradict each other or the index."""
         return DamagedSampleError(f"{self._where(document)}: {what}; {_REMEDY}")
 
-    def describe(self, document: int, error: DatasetError) -> QuarantinedSample:
+    def describe(self, document: int, error: ValueError) -> QuarantinedSample:
         """Return what a list of unusable samples says about one."""
         shard, key, document_id = self._names(document)
         num_student_tokens = int(self._table.num_student_tokens[document])

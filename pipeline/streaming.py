@@ -33,8 +33,9 @@ a row of 6 student and 6 teacher tokens:
   with the row's length, which makes empty segments.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ from torch.utils.data import Dataset
 
 from pipeline.damage import DamageLog
 from pipeline.dataset_files import DatasetFiles, open_dataset
+from pipeline.loss_checks import NonFiniteLossError
 from pipeline.order import ReplicaBatches, RowOrder, order_rows
 from pipeline.packing import ENDS, FORCED, STARTS, PackingRules
 from pipeline.plan_cache import load_plan, plan_folder
@@ -188,6 +190,33 @@ class AlignedRows(Dataset[Rows]):
         """
         self.state(0).require_same_run(saved, global_batch_size=self.config.global_batch_size)
         return saved.consumed_samples
+
+    def leave_out(self, sample: int, segment: int, what: str) -> None:
+        """Raise for a segment of a row that can't be learned from, or list its document.
+
+        Whoever calls masks the segment's tokens where this doesn't raise.
+
+        Args:
+            sample: the row's.
+            segment: its place in the row.
+            what: is wrong, such as a teacher's loss.
+
+        Raises:
+            NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
+
+        Example:
+            >>> rows.leave_out(96, 0, "the teacher's loss at place 7 of the row is NaN")
+        """
+        row = self.order.row(*divmod(sample, self.samples_per_epoch))
+        document = int(self.plan.segments["document"][self.plan.row_starts[row] + segment])
+        step = sample // self.config.global_batch_size + 1
+        named = self._reader.describe(document, ValueError(what))
+        error = NonFiniteLossError(
+            f"{what} (document {json.dumps(named.document_id)}, sample {named.key} in "
+            f"{named.shard}, step {step} on {self.config.path}): the model that gave it is broken, "
+            'or overflows on this text; mend it, or leave such documents out by "quarantine"'
+        )
+        self.damage.note(document, replace(named, reason=str(error)), error)
 
     def _fill_row(self, row: NDArray[int32], sample: int) -> None:
         if not 0 <= sample < len(self):

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.hf_weights import merge_weights, whole_model_names
 from megatron_plugin.models import Precision
+from megatron_plugin.stage_cut import cut_layers, output_cost
 from megatron_plugin.teacher import Teacher, UntrainedTeacherError, check_trained
 from megatron_plugin.weight_sources import open_weights
 
@@ -74,12 +75,14 @@ def main():
     rows = TeacherRows(tokens, torch.tensor(BOUNDS, dtype=torch.int32))
     for family in sorted(path for path in folder.iterdir()):
         weights = open_weights(str(family))
+        shape = weights.shape
         teacher = Teacher(
             weights,
             Precision(torch.float32),
             seq_length=SEQ_LENGTH,
             micro_batch_size=2,
             device=torch.device("cpu"),
+            layers_per_stage=cut_layers(shape.num_layers, pipeline, output_cost(shape)),
         )
         require_round_trip(teacher, weights)
         scores = teacher.score(rows)

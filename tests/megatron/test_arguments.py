@@ -48,6 +48,10 @@ def test_help_is_left_to_megatron():
     [
         (("--vocag-selector", "teacher"), "needs --vocag-teacher"),
         (("--vocag-selector", "teacher_loss"), "teacher_loss needs --vocag-teacher; without"),
+        (("--vocag-teacher-world-size", "4"), "world-size 4 needs --vocag-teacher, which is miss"),
+        (("--vocag-teacher-seq-length", "9"), "--vocag-teacher-seq-length 9 needs --vocag-teacher"),
+        (("--vocag-teacher-dtype", "fp32"), "--vocag-teacher-dtype fp32 needs --vocag-teacher"),
+        (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
         (("--vocag-teacher", "cached", "--vocag-teacher-world-size", "1"), "cached needs none"),
         (("--vocag-teacher", "m", "--vocag-teacher-losses", "m"), "--vocag-teacher cached only"),
         (
@@ -151,6 +155,7 @@ WORKING = {
     "inprocess_restart": False,
     "use_megatron_fsdp": False,
     "use_torch_fsdp2": False,
+    "ckpt_format": "torch_dist",
     "dataloader_type": "external",
 }
 
@@ -164,6 +169,7 @@ WORKING = {
         ({"attention_dropout": 0.1}, "attention has no dropout"),
         ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
         ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),
+        ({"ckpt_format": "torch"}, r"--ckpt-format torch isn't supported \(runs are resumed"),
         ({"rampup_batch_size": [8, 8, 64]}, "would break the exact resume"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import distributed as dist
 pytest.importorskip("megatron.core")
 
 from megatron_plugin import bridge as bridges
-from megatron_plugin.batch import GuidedBatches, micro_batch
+from megatron_plugin.batch import GuidedBatches, Origin, micro_batch
 from megatron_plugin.bridge import (
     BridgeError,
     Pairing,
@@ -115,7 +115,13 @@ def test_steps_are_asked_ahead_and_drained(tmp_path):
     build_dataset(tmp_path)
     rows = AlignedRows(StreamConfig(path=str(tmp_path), seq_length=64, teacher_seq_length=64))
     batches = [
-        micro_batch(rows.__getitems__([2 * i, 2 * i + 1]), i, torch.device("cpu")) for i in range(8)
+        micro_batch(
+            rows.__getitems__([2 * i, 2 * i + 1]),
+            i,
+            torch.device("cpu"),
+            origin=Origin(rows, (2 * i, 2 * i + 1)),
+        )
+        for i in range(8)
     ]
     recorder = _Recorder()
     guided = GuidedBatches(

@@ -107,6 +107,16 @@ def test_missing_file_is_named(tmp_path):
         open_weights(str(tmp_path))
 
 
+def test_a_cut_file_is_named(tmp_path):
+    save_model(tmp_path, "llama")
+    path = next(tmp_path.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    weights = open_weights(str(tmp_path))
+    name = next(name for name, file in weights.tensors.items() if file == path)
+    with pytest.raises(WeightsError, match=rf"{path.name} \(\d+ bytes\) is cut or damaged: "):
+        weights.get(name)
+
+
 def test_fingerprint_sees_one_changed_bit(tmp_path):
     save_model(tmp_path, "llama")
     before = open_weights(str(tmp_path)).fingerprint()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("megatron.core")
 
@@ -107,8 +108,6 @@ def resume(inputs, interrupted, dump, num_ranks, **options):
 
 
 def test_export_is_what_megatron_holds(inputs, interrupted, tmp_path):
-    from transformers import AutoModelForCausalLM
-
     export_student(interrupted / "checkpoint", tmp_path / "student")
     held = merged(interrupted / "first", "weights", inputs.student)
     # A checkpoint is a teacher's source, too.
@@ -125,8 +124,6 @@ def test_export_is_what_megatron_holds(inputs, interrupted, tmp_path):
 
 
 def test_the_exported_student_writes_with_its_own_tokenizer(inputs, interrupted, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     export_student(interrupted / "checkpoint", tmp_path / "student")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
     # Beside a qwen2 model, which this student is, transformers would change another's tokenizer.
@@ -140,8 +137,6 @@ def test_the_exported_student_writes_with_its_own_tokenizer(inputs, interrupted,
 
 
 def test_exported_losses_are_those_of_megatron(interrupted, tmp_path):
-    from transformers import AutoModelForCausalLM
-
     export_student(interrupted / "checkpoint", tmp_path / "student")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
     (last_stage,) = (interrupted / "first").glob("validation-*.pt")
@@ -153,6 +148,34 @@ def test_exported_losses_are_those_of_megatron(interrupted, tmp_path):
     counted = held["rows"]["loss_mask"].bool()
     assert counted.sum() > SEQ_LENGTH
     torch.testing.assert_close(losses[counted], held["losses"][counted], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_skipped_steps_are_read_and_not_learned_from(inputs, layout):
+    changes = {f"{layout}_model_parallel_size": 2, "iterations_to_skip": 2}
+    done = train_forked(inputs, 3, train_iters=3, **TWO_WORLDS, **changes)
+    steps = re.findall(r"iteration +(\d+)/ +3 \| consumed samples: +(\d+)", done.stdout)
+    assert steps == [("1", str(GLOBAL_BATCH)), ("3", str(3 * GLOBAL_BATCH))]
+
+
+@pytest.mark.parametrize("worlds", [{}, TWO_WORLDS])
+def test_a_teachers_nan_is_named_or_left_out(inputs, worlds, tmp_path):
+    rows = AlignedRows(StreamConfig(path=str(inputs.data), seq_length=SEQ_LENGTH))
+    token = int(rows[0]["teacher_input_ids"][1])
+    model = AutoModelForCausalLM.from_pretrained(inputs.teacher)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = torch.nan
+    model.save_pretrained(tmp_path / "teacher")
+    options = {"vocag_teacher": tmp_path / "teacher", **worlds}
+    ranks = 1 + len(worlds)
+    failed = train_forked(inputs, ranks, check=False, **options)
+    assert failed.returncode
+    assert re.search(
+        r'NaN or infinite \(document "doc-0-\d+", sample \w+ in docs-.*, step 1 on', failed.stdout
+    )
+    done = train_forked(inputs, ranks, vocag_on_damage="quarantine", **options)
+    (masked,) = re.findall(r"vocag/quarantined_tokens: ([^ ]+)", done.stdout)
+    assert 0 < float(masked) < GLOBAL_BATCH * SEQ_LENGTH
 
 
 def test_metrics_reach_tensorboard(interrupted):
