@@ -1,16 +1,24 @@
 """Split JSON lines into documents to train on and documents to measure on.
 
-    python examples/hold_out.py --input demo/corpus.jsonl --output demo/train --every 100
+    python examples/hold_out.py --input demo/corpus.jsonl --output demo --every 100
 
-Writes train.jsonl and heldout.jsonl. Every N-th document is held out, so that both hold the same
-mixture; a document is never in both.
+Writes train.jsonl and heldout.jsonl, which share no run of 13 words: text that comes twice (near
+copies, shared paragraphs) would measure memory. Documents that share such a run, directly or
+through others, form a group, and a group stays on one side; about one document in N is held out,
+evenly over the file. The largest group, which boilerplate ties together, is always trained on.
 """
 
 import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+RUN_WORDS = 13
+_WORD = re.compile(r"\w+")
 
-def hold_out(corpus: Path, output: Path, *, every: int) -> dict[str, int]:
+
+def hold_out(corpus: Path, output: Path, *, every: int, text_field: str = "text") -> dict[str, int]:
     """Write both files; return their numbers of documents.
 
     Raises:
@@ -21,12 +29,68 @@ def hold_out(corpus: Path, output: Path, *, every: int) -> dict[str, int]:
         lines = file.readlines()
     if not 1 < every <= len(lines):
         raise ValueError(f"--every {every} must lie in 2..{len(lines)}, the documents of {corpus}")
-    parts = {"heldout": lines[every - 1 :: every]}
-    parts["train"] = [line for n, line in enumerate(lines, start=1) if n % every]
+    groups = group_documents([json.loads(line)[text_field] for line in lines])
+    held = choose_groups(groups, every=every)
+    if not held:
+        raise ValueError(
+            f"{corpus}: its {len(lines)} documents share so many runs of {RUN_WORDS} words that "
+            f"none can be held out with --every {every}: remove copies, or hold out another corpus"
+        )
+    parts = {
+        "heldout": [line for line, group in zip(lines, groups, strict=True) if group in held],
+        "train": [line for line, group in zip(lines, groups, strict=True) if group not in held],
+    }
     output.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         (output / f"{name}.jsonl").write_text("".join(part), "utf-8")
     return {name: len(part) for name, part in parts.items()}
+
+
+def group_documents(texts: Sequence[str]) -> list[int]:
+    """Return each text's group: the first text that it shares a run of words with, and so on.
+
+    Example:
+        >>> group_documents(["a " * 13, "b " * 20, "c " + "a " * 13])
+        [0, 1, 0]
+    """
+    parents = list(range(len(texts)))
+
+    def root(number: int) -> int:
+        while parents[number] != number:
+            parents[number] = parents[parents[number]]
+            number = parents[number]
+        return number
+
+    first_with: dict[int, int] = {}
+    for number, text in enumerate(texts):
+        for run in _runs(text):
+            other = root(first_with.setdefault(run, number))
+            own = root(number)
+            parents[max(own, other)] = min(own, other)
+    return [root(number) for number in range(len(texts))]
+
+
+def choose_groups(groups: Sequence[int], *, every: int) -> set[int]:
+    """Return the groups to hold out: about one document in `every`, evenly over the file."""
+    sizes = dict.fromkeys(groups, 0)
+    for group in groups:
+        sizes[group] += 1
+    largest = max(sizes, key=lambda group: sizes[group]) if len(sizes) > 1 else groups[0]
+    held: set[int] = set()
+    num_held = 0
+    for number, group in enumerate(groups, start=1):
+        fits = (num_held + sizes[group]) * every <= number + every
+        if number - 1 == group != largest and fits:
+            held.add(group)
+            num_held += sizes[group]
+    return held
+
+
+def _runs(text: str) -> Iterator[int]:
+    """Yield a number for every run of 13 words; a shorter text is one run."""
+    words = _WORD.findall(text.lower())
+    for start in range(max(1, len(words) - RUN_WORDS + 1)):
+        yield hash(tuple(words[start : start + RUN_WORDS]))
 
 
 def main() -> None:
