@@ -101,6 +101,9 @@ def _segments(cu_seqlens: torch.Tensor, seq_length: int) -> torch.Tensor:
 def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
     """Return a batch as one contiguous tensor.
 
+    Raises:
+        ValueError: rows of datasets whose fields have other shapes.
+
     Example:
         >>> batch = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))
         >>> batch["labels"].shape
@@ -108,4 +111,12 @@ def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
     """
     if isinstance(rows, Rows):
         return rows
+    layout = rows[0].layout
+    for row in rows:
+        if row.layout is not layout and row.layout != layout:
+            raise ValueError(
+                f"rows of two layouts in one batch, {layout} and {row.layout}: batch each dataset "
+                "by itself, or read both with equal seq_length and teacher_seq_length and put what "
+                "they hold into one dataset"
+            )
     return Rows(torch.stack([row.buffer for row in rows]), rows[0].layout)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from pipeline.order import ReplicaBatches, RowOrder
 from pipeline.packing import FORCED, Convention
-from pipeline.streaming import AlignedRows, StreamConfig, collate_rows, load_batches
+from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.webdataset_documents import decoded_documents
 from schemas.document import AlignedDocument, Tokens
 from tests.datasets import build_dataset, word_pieces
@@ -329,6 +329,19 @@ def test_a_batch_is_one_tensor_and_passes_as_one(dataset):
     assert batch["loss_mask"].dtype == torch.float32
     with pytest.raises(KeyError, match="no field 'tokens' but input_ids"):
         batch["tokens"]
+
+
+def test_rows_of_two_layouts_are_not_mixed(dataset):
+    """Buffers of equal size with other fields were stacked, and read by the first row's layout."""
+    rows = open_rows(dataset)
+    teacher, segments = rows.layout.teacher_seq_length, rows.layout.max_segments
+    # Two places less of the teacher's make room for the bounds of two more segments.
+    other = replace(rows.layout, teacher_seq_length=teacher - 2, max_segments=segments + 2)
+    assert other.num_words == rows.layout.num_words
+    with pytest.raises(ValueError, match=f"rows of two layouts in one batch.*={teacher - 2}"):
+        collate_rows([rows[0], Rows(rows[1].buffer, other)])
+    again = open_rows(dataset)
+    assert torch.equal(collate_rows([rows[0], again[0]])["labels"][0], rows[0]["labels"])
 
 
 def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
