@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pipeline.figure_alignment import (
     PAPER_CHUNKS,
+    PAPER_SEQ_LENGTH,
     describe_chunking,
     draw_chunking,
-    join_documents,
     measure_chunking,
 )
 from pipeline.figure_charts import write_figure
@@ -106,7 +106,7 @@ class AlignmentOptions:
         teacher: the teacher's.
         input: JSON lines, or a .txt file.
         text_field: the lines' field that holds the text.
-        text_bytes: neighbouring documents are joined until a text has that many.
+        seq_length: student tokens of the sequences that are cut into chunks.
         chunks: numbers of chunks.
         output: .svg or .html file; None prints only.
     """
@@ -115,22 +115,26 @@ class AlignmentOptions:
     teacher: str
     input: Path
     text_field: str = "text"
-    text_bytes: int = 8000
+    seq_length: int = PAPER_SEQ_LENGTH
     chunks: Sequence[int] = PAPER_CHUNKS
     output: Path | None = None
 
     def __post_init__(self) -> None:
         """Check the counts."""
-        for count in (self.text_bytes, *self.chunks):
+        for count in (self.seq_length, *self.chunks):
             if count < 1:
-                raise ValueError(f"--text-bytes and --chunks must be at least 1, got {count}")
+                raise ValueError(f"--seq-length and --chunks must be at least 1, got {count}")
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""
         (student, _), (teacher, _) = _split_name(self.student), _split_name(self.teacher)
-        texts = join_documents(_read_texts(self.input, self.text_field), self.text_bytes)
-        loaded = _load(self.student), _load(self.teacher)
-        quality = measure_chunking(texts, *loaded, sorted(set(self.chunks)))
+        quality = measure_chunking(
+            _read_texts(self.input, self.text_field),
+            _load(self.student),
+            _load(self.teacher),
+            sorted(set(self.chunks)),
+            seq_length=self.seq_length,
+        )
         table = [f"student {student}, teacher {teacher}", *describe_chunking(quality)]
         yield from table
         if self.output is not None:
@@ -342,11 +346,11 @@ def _add_alignment(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument("--input", required=True, type=Path, metavar="FILE", help=".jsonl or .txt")
     parser.add_argument("--text-field", default="text", metavar="NAME", help="of each line (text)")
     parser.add_argument(
-        "--text-bytes",
+        "--seq-length",
         type=int,
-        default=8000,
+        default=PAPER_SEQ_LENGTH,
         metavar="N",
-        help="join neighbouring documents up to this size (8000, about 2,048 tokens)",
+        help=f"student tokens of a sequence ({PAPER_SEQ_LENGTH}, as in the paper)",
     )
     parser.add_argument(
         "--chunks", type=int, nargs="+", default=PAPER_CHUNKS, metavar="N", help="8 16 … 512"

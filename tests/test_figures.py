@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.alignment import align_batch
-from pipeline.figure_alignment import join_documents, measure_chunking
+from pipeline.batches import SourceDocument
+from pipeline.figure_alignment import measure_chunking
 from pipeline.figure_charts import Line, line_chart, write_figure
 from pipeline.figures import main
 from tests.datasets import byte_level
@@ -50,7 +51,7 @@ def test_packaged_tokenizers_draw_every_figure(
     assert main(["vocabulary", *pair, "--output", str(fig1)]) == 0
     tokens = ["tokens", "<b>&é", "--tokenizers", student, teacher, "--output", str(fig2)]
     assert main(tokens) == 0
-    texts = ["--input", str(corpus), "--text-field", "t", "--text-bytes", "300"]
+    texts = ["--input", str(corpus), "--text-field", "t", "--seq-length", "100"]
     alignment = ["alignment", *pair, *texts, "--chunks", "8", "16", "--output", str(fig3)]
     assert main(alignment) == 0
     bars = ElementTree.parse(fig1).getroot().findall(f"{SVG}rect")
@@ -64,14 +65,25 @@ def test_packaged_tokenizers_draw_every_figure(
 
 
 def test_chunk_quality_equals_a_slow_count() -> None:
+    """Sequences of 50 student tokens over the ends of documents, counted byte by byte."""
     student, teacher = load("mistral_v1"), load("deepseek")
-    texts = join_documents(SENTENCES, 120)
-    assert len(texts) >= 3
-    quality = measure_chunking(texts, student, teacher, [8])
-    ratios = []
+    texts = [sentence for sentence in SENTENCES if sentence] * 2
+    quality = measure_chunking(texts, student, teacher, [8], seq_length=50)
+    ours: list[tuple[int, int]] = []
+    theirs: list[tuple[int, int]] = []
+    before = 0
     for text in texts:
-        batch = align_batch([text], student, teacher)
-        sides = [_bytes_of_chunks(side.byte_offsets, 8) for side in (batch.student, batch.teacher)]
+        batch = align_batch([SourceDocument("d", text.encode())], student, teacher)
+        ours += [(a + before, b + before) for a, b in batch.student.byte_offsets.tolist()]
+        theirs += [(a + before, b + before) for a, b in batch.teacher.byte_offsets.tolist()]
+        before += len(text.encode())
+    ratios = []
+    assert quality.num_sequences == len(ours) // 50 >= 3
+    for number in range(quality.num_sequences):
+        mine = ours[50 * number : 50 * number + 50]
+        end = ours[50 * number + 50][0] if number + 1 < quality.num_sequences else mine[-1][1]
+        other = [token for token in theirs if mine[0][0] <= token[0] < end]
+        sides = [_bytes_of_chunks(np.array(side), 8) for side in (mine, other)]
         for s, t in zip(*sides, strict=True):
             ratios.append((len(s & t) / len(s | t), len(s & t) / len(s)))
     iou, ios = np.mean(ratios, axis=0)
@@ -81,16 +93,13 @@ def test_chunk_quality_equals_a_slow_count() -> None:
 
 
 def test_too_short_texts_are_refused() -> None:
-    texts = join_documents(["a few words"], 5)
-    with pytest.raises(ValueError, match=r"text 0 has \d+ student tokens, fewer than 512 chunks"):
-        measure_chunking(texts, load("mistral_v1"), load("deepseek"))
-    with pytest.raises(ValueError, match="no text is long enough"):
-        measure_chunking([], load("mistral_v1"), load("deepseek"))
-
-
-def test_joined_documents_lose_only_the_short_rest() -> None:
-    texts = [text.text.decode() for text in join_documents([f"d{i}" for i in range(11)], 10)]
-    assert texts == ["d0\n\nd1\n\nd2", "d3\n\nd4\n\nd5", "d6\n\nd7\n\nd8"]
+    student, teacher = load("mistral_v1"), load("deepseek")
+    with pytest.raises(ValueError, match="fewer than 2048 student tokens, not one sequence"):
+        measure_chunking(["a few words"], student, teacher)
+    with pytest.raises(ValueError, match=r"sequence 0 has 4 student tokens, fewer than 8 chunks"):
+        measure_chunking(["a few words and some more"], student, teacher, [8], seq_length=4)
+    with pytest.raises(ValueError, match="not one sequence"):
+        measure_chunking([], student, teacher)
 
 
 @pytest.mark.parametrize(
