@@ -55,6 +55,7 @@ class ValidateOptions:
         dataset: folder, URL or manifest.
         tokenizers: tokenize kept text again.
         teacher: score some documents again with this model.
+        seed: which documents; None for others each time.
         json: print one JSON object instead of text.
         processes: how many check shards at once, 0 to choose by size.
     """
@@ -62,6 +63,7 @@ class ValidateOptions:
     dataset: str
     tokenizers: bool = False
     teacher: str | None = None
+    seed: int | None = None
     json: bool = False
     processes: int = 0
 
@@ -69,6 +71,8 @@ class ValidateOptions:
         """Check the values."""
         if not self.dataset:
             raise ValueError("OUTPUT is empty: name a dataset's folder or manifest")
+        if self.seed is not None and self.teacher is None:
+            raise ValueError(f"--seed {self.seed} chooses what --teacher scores again: give both")
         if self.processes < 0:
             raise ValueError(f"--processes {self.processes}: it must be 0 or more")
 
@@ -113,6 +117,7 @@ def _validate(options: ValidateOptions) -> ValidationReport:
             options.dataset,
             with_tokenizers=options.tokenizers,
             teacher=options.teacher,
+            seed=options.seed,
             num_processes=num_processes,
             advance=bar.update,
         )
@@ -170,6 +175,13 @@ def _parser() -> argparse.ArgumentParser:
         "--teacher",
         metavar="MODEL",
         help="score some documents again with this model, and compare with the stored losses",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="score the documents again that this seed chooses, as a report names it (default: "
+        "others each time)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with everything")
     parser.add_argument(

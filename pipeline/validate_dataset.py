@@ -70,6 +70,7 @@ def validate_dataset(
     *,
     with_tokenizers: bool = False,
     teacher: str | None = None,
+    seed: int | None = None,
     num_processes: int = 1,
     advance: Advance = int,
 ) -> ValidationReport:
@@ -82,6 +83,7 @@ def validate_dataset(
         dataset: its folder or manifest; local or anything that fsspec opens.
         with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
         teacher: score some documents again with this model; needs the hf extra.
+        seed: which documents these are; None: others each time, and a note names the seed.
         num_processes: shards are shared out among as many processes.
         advance: told how many bytes of tars were read since its last call.
 
@@ -111,7 +113,7 @@ def validate_dataset(
         findings += [finding for result in results for finding in result.findings]
         findings += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest, results, findings, report, notes)
-        findings += check_scores(folder, manifest, teacher=teacher, notes=notes)
+        findings += check_scores(folder, manifest, teacher=teacher, notes=notes, seed=seed)
     return ValidationReport(
         dataset=folder,
         fingerprint="" if manifest is None else manifest.fingerprint,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from hashlib import sha256
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,12 @@ _FP16_STEP = 2.0**-10
 
 
 def check_scores(
-    folder: str, manifest: Manifest, *, teacher: str | None, notes: list[str]
+    folder: str,
+    manifest: Manifest,
+    *,
+    teacher: str | None,
+    notes: list[str],
+    seed: int | None = None,
 ) -> list[Finding]:
     """Check every teacher's score manifest and sidecars beside a dataset.
 
@@ -42,7 +48,8 @@ def check_scores(
         manifest: the dataset's.
         teacher: folder, repository or .gguf file to score a random sample of documents again with;
             None checks what needs no model.
-        notes: takes what could not be checked.
+        notes: takes what could not be checked, and what was scored again.
+        seed: of that sample; None: another one each time, which the notes name.
 
     Raises:
         DatasetError: `teacher` is given and none of the scores are its.
@@ -64,7 +71,8 @@ def check_scores(
     files = DatasetFiles(folder, manifest)
     sound = [scores for scores in found if _check_one(scores, files, findings, report)]
     if teacher is not None:
-        _score_again(teacher, [s for s in sound if not findings], files, found, report, notes)
+        seed = secrets.randbelow(1 << 32) if seed is None else seed
+        _score_again(teacher, [s for s in sound if not findings], files, found, report, notes, seed)
     return findings
 
 
@@ -156,6 +164,7 @@ def _score_again(
     found: list[ScoreFiles],
     report: Report,
     notes: list[str],
+    seed: int,
 ) -> None:
     from pipeline.scoring import default_device, load_scorer
 
@@ -174,19 +183,21 @@ def _score_again(
         scorer = load_scorer(
             str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype, device=device
         )
-        num_documents, message = _compare_sample(scores, files, scorer)
+        sampled, message = _compare_sample(scores, files, scorer, Random(seed))
         if message:
             report(CHECK, "", f"{scores.path}: {message}")
-        notes.append(f"{scores.path}: scored {num_documents} documents again on {device}")
+        notes.append(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")
 
 
-def _compare_sample(scores: ScoreFiles, files: DatasetFiles, scorer: Scorer) -> tuple[int, str]:
-    """Score some documents of a random shard again; return how many, and what differs."""
-    number = random.choice([n for n, s in enumerate(files.manifest.shards) if s.num_documents])
+def _compare_sample(
+    scores: ScoreFiles, files: DatasetFiles, scorer: Scorer, choose: Random
+) -> tuple[str, str]:
+    """Score some documents of a random shard again; return which, and what differs."""
+    number = choose.choice([n for n, s in enumerate(files.manifest.shards) if s.num_documents])
     record = scores.manifest.sidecars[number]
     index = files.read_index(number, with_names=True)
     stored = decode_sidecar(_read(scores.root, record), where=record.file)
-    chosen = sorted(random.sample(range(len(index)), min(SAMPLED_DOCUMENTS, len(index))))
+    chosen = sorted(choose.sample(range(len(index)), min(SAMPLED_DOCUMENTS, len(index))))
     pieces = scorer.rule.pieces(index)
     kept = np.isin(pieces.document, chosen)
     sample = Pieces(
@@ -203,10 +214,11 @@ def _compare_sample(scores: ScoreFiles, files: DatasetFiles, scorer: Scorer) -> 
     differences = np.abs(np.minimum(again, LARGEST_LOSS) - then)[scored]
     allowed = TOLERANCES[scores.manifest.rule.dtype] + _FP16_STEP * then[scored]
     num_bad = int(np.count_nonzero(~(differences <= allowed)))
+    sampled = f"{len(chosen)} documents of {record.shard}"
     if not num_bad:
-        return len(chosen), ""
-    return len(chosen), (
-        f"{num_bad} of {len(differences)} losses of {len(chosen)} documents of {record.shard} "
+        return sampled, ""
+    return sampled, (
+        f"{num_bad} of {len(differences)} losses of {sampled} "
         f"differ when they are scored again, by up to {np.nanmax(differences):.3g} nats: another "
         "teacher gave them, or they were altered; run beam_jobs.score again"
     )
