@@ -11,6 +11,7 @@ from typing import get_args
 from pipeline.conventions import add_convention_options
 from pipeline.guidance import Aggregation, Expectation
 from pipeline.selection import (
+    PAPER_RULE,
     RANKED_BY_TEACHER,
     Scope,
     SelectionRule,
@@ -385,9 +386,9 @@ def _add_guidance_arguments(parser: ArgumentParser) -> None:
     add(
         "--vocag-scope",
         choices=get_args(Scope),
-        default="group",
+        default=PAPER_RULE.scope,
         help="where the share is counted: each row, each rank's micro-batch, or the micro-batches "
-        "of all data-parallel ranks (default: group)",
+        f"of all data-parallel ranks together (default: {PAPER_RULE.scope})",
     )
     add("--vocag-selection-seed", type=int, default=0, help="of the random selector (default: 0)")
     add(

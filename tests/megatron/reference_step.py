@@ -17,7 +17,14 @@ from pipeline.streaming import AlignedRows, StreamConfig
 
 
 def reference_gradients(
-    inputs, *, seq_length, global_batch_size, rows_per_choice, selector="teacher", seed=1234
+    inputs,
+    *,
+    seq_length,
+    global_batch_size,
+    rows_per_choice,
+    selector="teacher",
+    unmapped="include",
+    seed=1234,
 ):
     """Return the first step's gradients by parameter name, and its losses.
 
@@ -28,6 +35,7 @@ def reference_gradients(
         rows_per_choice: rows over which the top fraction is counted: the micro-batches of all
             replicas.
         selector: what tokens are ranked by.
+        unmapped: what happens to tokens without guidance.
         seed: of the rows' order; Megatron's default.
     """
     rows = AlignedRows(
@@ -46,7 +54,7 @@ def reference_gradients(
     total, count = 0.0, 0
     for start in range(0, global_batch_size, rows_per_choice):
         batch = rows.__getitems__(list(range(start, start + rows_per_choice)))
-        result = _guided(student, teacher, batch, selector)
+        result = _guided(student, teacher, batch, SelectionRule(selector, unmapped=unmapped))
         total, count = total + result.loss_sum, count + int(result.count)
     (total / count).backward()
     return {name: p.grad for name, p in student.named_parameters()}, float(total.detach() / count)
@@ -66,7 +74,7 @@ def document_losses(model, input_ids, labels, cu_seqlens):
     return torch.stack(losses), torch.stack(entropies)
 
 
-def _guided(student, teacher, batch, selector):
+def _guided(student, teacher, batch, rule):
     with torch.no_grad():
         labels = batch["teacher_input_ids"].roll(-1, 1)
         ahead, _ = document_losses(
@@ -83,7 +91,17 @@ def _guided(student, teacher, batch, selector):
         losses,
         guidance,
         loss_mask=batch["loss_mask"],
-        rule=SelectionRule(selector=selector, scope="microbatch"),
+        rule=rule,
+        teacher_losses=_of_text(teacher_losses, batch),
         student_entropies=entropies,
     )
     return guided_loss(losses, selection)
+
+
+def _of_text(teacher_losses, batch):
+    """Return the losses without those of padding, which is the last segment, of ids 0."""
+    of_text = torch.full_like(teacher_losses, torch.nan)
+    for row, ids in enumerate(batch["teacher_input_ids"]):
+        stop = int(ids.nonzero().max()) + 1
+        of_text[row, :stop] = teacher_losses[row, :stop]
+    return of_text

@@ -14,6 +14,8 @@ from megatron_plugin.checks import require_service, require_student, require_tea
 from megatron_plugin.model_arguments import config_of_arguments
 from megatron_plugin.model_shape import shape_of_config
 from megatron_plugin.worlds import enter_world
+from pipeline.selection import PAPER_RULE
+from pipeline.training.method import Method
 from schemas.errors import ForeignTokenizerError
 from tests.datasets import build_dataset
 from tests.megatron.launch import ROOT, job_environment
@@ -29,6 +31,7 @@ def test_defaults_are_the_papers():
     assert read.rule.selector == "teacher"
     assert read.rule.keep_fraction == 0.4
     assert read.rule.unmapped == "include"
+    assert read.rule == PAPER_RULE == Method().rule, "the two trainers choose alike"
     assert read.aggregation == "max"
     assert read.teacher.world_size == 0
 

@@ -51,12 +51,11 @@ def score(inputs, data, *more):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cached_and_online_gradients_agree(tmp_path, inputs, layout):
     num_ranks, student = LAYOUTS[layout]
-    replicas = 2 if layout == "replicas" else 1
     expected, _ = reference_gradients(
         inputs,
         seq_length=SEQ_LENGTH,
         global_batch_size=GLOBAL_BATCH,
-        rows_per_choice=replicas * MICRO_BATCH,
+        rows_per_choice=MICRO_BATCH,
     )
     done = train_forked(
         inputs, num_ranks, tmp_path, vocag_teacher_seq_length=64, **CACHED, **student

@@ -59,6 +59,7 @@ def interrupted(inputs, tmp_path_factory):
         exit_interval=3,
         save=folder / "checkpoint",
         save_interval=3,
+        vocag_scope="group",
         tensorboard_dir=folder / "tensorboard",
         # After the last step: of the weights that are saved.
         vocag_validation_data=inputs.validation,
@@ -75,7 +76,8 @@ def interrupted(inputs, tmp_path_factory):
 def uninterrupted(inputs, tmp_path_factory):
     """The weights after 6 steps in one run."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train_forked(inputs, 3, folder, train_iters=6, pipeline_model_parallel_size=2, **TWO_WORLDS)
+    options = {"pipeline_model_parallel_size": 2, "vocag_scope": "group", **TWO_WORLDS}
+    train_forked(inputs, 3, folder, train_iters=6, **options)
     return merged(folder, "weights", inputs.student)
 
 
@@ -90,7 +92,7 @@ def test_three_and_three_steps_are_six_bit_for_bit(inputs, interrupted, uninterr
 def test_a_run_goes_on_in_another_layout(
     inputs, interrupted, uninterrupted, tmp_path, num_ranks, micro_batch_size
 ):
-    # Either way two rows share a choice of tokens.
+    # Either way two rows share a choice of tokens: a micro-batch's, or those of two replicas.
     options = {"micro_batch_size": micro_batch_size, "forked": True}
     again = resume(inputs, interrupted, tmp_path, num_ranks, **options)
     for name, weight in uninterrupted.items():
@@ -101,6 +103,7 @@ def test_a_run_goes_on_in_another_layout(
 def resume(inputs, interrupted, dump, num_ranks, **options):
     """Take steps 4 to 6; return the weights."""
     load = interrupted / "checkpoint"
+    options = {"vocag_scope": "group", **options}
     done = train(inputs, num_ranks, dump, train_iters=6, load=load, **options)
     assert "iteration        4/       6" in done.stdout
     assert "iteration        3/       6" not in done.stdout
