@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.hub import why_silent
+
 # Functions between the output layer's product and the softmax, by their configuration's field.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -45,6 +47,8 @@ def load_language_model(
         arguments["gguf_file"] = path.name
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **arguments)
     else:
+        if not path.exists() and why_silent(source) is not None:
+            arguments["local_files_only"] = True  # the cache may have it; asking takes minutes
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **arguments)
     output_weight(model)
     model.train(False)

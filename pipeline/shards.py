@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.batches import AlignedBatch
 from pipeline.encoding import TAR_BLOCK, encode_batch
+from pipeline.first_contact import require_answer
 from pipeline.kernels import find_cut_points
 from pipeline.quality import AlignmentStatistics, measure_alignment
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
@@ -122,12 +123,14 @@ def read_manifest(dataset: str) -> Manifest:
 
     Raises:
         DatasetError: no manifest there, or not a complete one.
+        NoAnswerError: the store is silent.
 
     Example:
         >>> read_manifest("aligned").totals["num_documents"]
         1000
     """
     path = dataset if dataset.endswith(".json") else f"{dataset.rstrip('/')}/{MANIFEST_FILE}"
+    require_answer(path)
     try:
         with fsspec.open(path, "rb") as file:
             data = file.read()

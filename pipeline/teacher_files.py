@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.dataset_tokenizers import load_dataset_tokenizers
+from pipeline.hub import HubError, download_folder
 from pipeline.tokenization import Tokenizer
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
@@ -157,18 +158,10 @@ def _download(source: str, role: str) -> Path:
             f'{role} "{source}": no such folder or .gguf file, and no Hugging Face repository '
             "name (owner/name); name one of the three"
         )
-    from huggingface_hub import snapshot_download
-
-    repository, _, revision = source.partition("@")
     try:
-        found = snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES)
-    except Exception as error:  # the hub client raises many unrelated types
-        raise ValueError(
-            f'{role} "{source}": no such folder or .gguf file, and the Hugging Face hub gave no '
-            f"model ({type(error).__name__}: {error}); check the name, the network, or HF_TOKEN "
-            "for a gated repository"
-        ) from error
-    return Path(found)
+        return download_folder(source, _HUB_FILES)
+    except HubError as error:
+        raise ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}') from error
 
 
 @lru_cache

@@ -13,6 +13,7 @@ from typing import Literal
 
 import orjson
 
+from pipeline.hub import HubError, download_file
 from pipeline.tokenization_ranks import (
     RankFileError,
     convert_tekken,
@@ -97,22 +98,12 @@ def _file_in_folder(folder: Path) -> Path:
 
 
 def _download(source: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    repository, _, revision = source.partition("@")
     try:
-        try:
-            found = hf_hub_download(repository, HUB_FILES[0], revision=revision or None)
-        except EntryNotFoundError:
-            found = hf_hub_download(repository, HUB_FILES[1], revision=revision or None)
-    except Exception as error:  # the hub client raises many unrelated types
+        return download_file(source, HUB_FILES)
+    except HubError as error:
         raise TokenizerError(
-            f'tokenizer "{source}": no such file or folder, and the Hugging Face hub gave no '
-            f"tokenizer.json or tokenizer.model ({type(error).__name__}: {error}); check the name, "
-            "the network, or HF_TOKEN for a gated repository"
+            f'tokenizer "{source}": no such file or folder, and {error}'
         ) from error
-    return Path(found)
 
 
 def _read(source: str, path: Path) -> TokenizerFile:

@@ -1,0 +1,107 @@
+"""Whether a store or the hub answers at all, asked once and not for long.
+
+Their clients try again and again: Hugging Face's for minutes, Beam's and Google's too, for files
+and for credentials alike. A machine without a network should say so in seconds, in one line.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import fsspec
+
+FIRST_ANSWER_SECONDS = 8.0
+
+_answered: set[str] = set()
+
+
+class NoAnswerError(ConnectionError):
+    """A store or the hub gave no answer; the message says which, and what to look at."""
+
+
+def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
+    """Return what a call gives, or give up when it takes too long.
+
+    Args:
+        ask: the call; it goes on in a thread that ends with the process.
+        of: who is asked, for the message.
+
+    Raises:
+        NoAnswerError: no answer in time.
+        Exception: whatever the call raises.
+
+    Example:
+        >>> answer_of(lambda: 42, of="the hub")
+        42
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask())
+        except Exception as error:  # whatever a client raises belongs to the one who waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"first answer of {of}", daemon=True).start()
+    try:
+        return future.result(FIRST_ANSWER_SECONDS)
+    except TimeoutError:
+        if future.done():
+            raise  # the client's own
+        raise NoAnswerError(
+            f"{of} gave no answer within {FIRST_ANSWER_SECONDS:g} s: look at the network, the "
+            "credentials and, where one is needed, the proxy"
+        ) from None
+
+
+def require_answer(url: str) -> None:
+    """Ask the store of a URL for one file, once per process and store; any answer will do.
+
+    Args:
+        url: what fsspec opens; nobody is asked about a local path.
+
+    Raises:
+        NoAnswerError: no answer, or none that is about the file.
+
+    Example:
+        >>> require_answer("gs://bucket/aligned/manifest.json")
+    """
+    store = store_of(url)
+    if store is not None and store not in _answered:
+        first_answer(lambda: _look_at(url), of=store)
+        _answered.add(store)
+
+
+def first_answer(ask: Callable[[], object], *, of: str) -> None:
+    """Ask for a file; that it is missing or forbidden is an answer.
+
+    Raises:
+        NoAnswerError: no answer, or none that is about the file.
+    """
+    try:
+        answer_of(ask, of=of)
+    except (FileNotFoundError, PermissionError):
+        pass
+    except (NoAnswerError, ImportError):
+        raise
+    except Exception as error:  # clients raise types of their own
+        reason = str(error).strip().split("\n")[0] or "no reason given"
+        raise NoAnswerError(f"{of} can't be used: {type(error).__name__}: {reason}") from error
+
+
+def store_of(url: str) -> str | None:
+    """Return scheme and host of a URL, None for a local path.
+
+    Example:
+        >>> store_of("gs://bucket/aligned/manifest.json")
+        'gs://bucket'
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local", "memory"):
+        return None
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _look_at(url: str) -> None:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem.info(path)
