@@ -24,7 +24,7 @@ from beam_jobs.inputs import (
     plan_tasks,
 )
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
-from beam_jobs.options import AlignOptions, parse_options
+from beam_jobs.options import AlignOptions, own_options, parse_options
 from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.records import Job
@@ -105,7 +105,7 @@ def align(options: AlignOptions) -> Manifest:
     """
     started, clock = time.time(), time.monotonic()
     options = replace(options, output=storage.absolute(options.output))
-    beam_options = make_beam_options(options.beam_arguments, run=options.run)
+    beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
     FileSystems.set_options(beam_options)
     files = find_inputs(options.input, text_field=options.text_field)
     _require_separate(files, options.output)
@@ -238,7 +238,7 @@ def run_job(
     reset_progress(job.run_folder)
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, tasks, job)
-    bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes)
+    bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes, quiet=run.quiet)
     run_to_end(pipeline, job.run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
 
 

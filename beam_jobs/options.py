@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from beam_jobs.blocks import Shuffle
 from beam_jobs.reading import ReadingRules
-from beam_jobs.run_options import HERE, RunOptions, add_run_options, take_run_options
+from beam_jobs.run_options import HERE, RunOptions, add_run_options, option_names, take_run_options
 from beam_jobs.tokenizer_files import SpecialStrings
 from pipeline.conventions import add_convention_options
 
@@ -156,6 +156,11 @@ def parse_size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f'"{text}" is no size; write 268435456, 256MiB or 250MB')
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def own_options() -> list[str]:
+    """Return the names of the options that don't go to Beam."""
+    return option_names(_parser())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ comes from the committed records.
 
 import json
 import os
+import sys
 import threading
 import time
 import uuid
@@ -18,10 +19,14 @@ from typing import Any
 from tqdm import tqdm
 
 from beam_jobs import storage
+from pipeline.formatting import format_bytes, format_count, format_duration, format_short
 
 _WRITE_SECONDS = 0.3
 _POLL_SECONDS = 0.3
 PROGRESS_PREFIX = "progress-"
+
+HEARTBEAT_SECONDS = 60.0
+"""Between two lines where there is no terminal to draw a bar on."""
 
 
 @dataclass
@@ -106,26 +111,56 @@ def total_counts(folder: str) -> Counts:
     return total
 
 
-def run_with_bar(folder: str, work: Callable[[], None], *, text_bytes: int) -> None:
-    """Run `work` while a thread draws the progress of the run's workers.
+def run_with_bar(
+    folder: str, work: Callable[[], None], *, text_bytes: int, quiet: bool = False
+) -> None:
+    """Run `work` while a thread shows the progress of the run's workers.
 
     Args:
         folder: the run's folder, local.
         work: blocks until the job has ended.
         text_bytes: roughly how much text the input holds.
+        quiet: show nothing.
     """
-    _run_beside(partial(_draw, folder, text_bytes), work)
+    _run_beside(partial(_draw, folder, text_bytes, _Screen(quiet)), work)
 
 
-def run_with_token_bar(folder: str, work: Callable[[], None], *, num_tokens: int) -> None:
-    """Run `work` while a thread draws how many of a dataset's teacher tokens are scored.
+def run_with_token_bar(
+    folder: str, work: Callable[[], None], *, num_tokens: int, quiet: bool = False
+) -> None:
+    """Run `work` while a thread shows how many of a dataset's teacher tokens are scored.
 
     Args:
         folder: the run's folder, local.
         work: blocks until the job has ended.
         num_tokens: teacher tokens of the dataset.
+        quiet: show nothing.
     """
-    _run_beside(partial(_draw_tokens, folder, num_tokens), work)
+    _run_beside(partial(_draw_tokens, folder, num_tokens, _Screen(quiet)), work)
+
+
+class _Screen:
+    """Where progress is shown: a bar on a terminal, elsewhere a line every minute."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._has_lines = not quiet and not sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._next_line = self._started + HEARTBEAT_SECONDS
+
+    def bar(self, verb: str, unit: str, total: int) -> Any:
+        """Return a bar on stderr; nothing is drawn where that is no terminal."""
+        return tqdm(
+            total=total, unit=unit, unit_scale=True, desc=verb, dynamic_ncols=True,
+            disable=True if self._quiet else None,
+        )  # fmt: skip
+
+    def beat(self, line: Callable[[], str]) -> None:
+        """Print a line if it is time for one."""
+        if self._has_lines and time.monotonic() >= self._next_line:
+            elapsed = format_duration(time.monotonic() - self._started)
+            print(f"{elapsed}: {line()}", file=sys.stderr, flush=True)
+            self._next_line = time.monotonic() + HEARTBEAT_SECONDS
 
 
 def _run_beside(draw: Callable[[threading.Event], None], work: Callable[[], None]) -> None:
@@ -151,37 +186,54 @@ def _poll(folder: str, finished: threading.Event) -> Iterator[Counts]:
         yield counts
 
 
-def _draw(folder: str, text_bytes: int, finished: threading.Event) -> None:
-    bar = _bar("reading", "B", text_bytes)
+def _draw(folder: str, text_bytes: int, screen: _Screen, finished: threading.Event) -> None:
+    bar = screen.bar("reading", "B", text_bytes)
     started = None
     for counts in _poll(folder, finished):
         if counts.aligned_documents and started is None:
             started = time.monotonic() - _POLL_SECONDS
             bar.close()
-            bar = _bar("aligning", " documents", counts.read_documents)
+            bar = screen.bar("aligning", " documents", counts.read_documents)
         if started is None:
             bar.total, bar.n = max(text_bytes, counts.read_bytes), counts.read_bytes
+            screen.beat(partial(_describe_reading, counts, text_bytes))
         else:
-            speed = counts.student_tokens / (time.monotonic() - started)
+            seconds = time.monotonic() - started
+            speed = counts.student_tokens / seconds
             bar.total, bar.n = counts.read_documents, counts.aligned_documents
             bar.set_postfix_str(f"{speed / 1e6:.2f} M student tokens/s", refresh=False)
+            screen.beat(partial(_describe_aligning, counts, seconds))
         bar.refresh()
     bar.close()
 
 
-def _draw_tokens(folder: str, num_tokens: int, finished: threading.Event) -> None:
-    bar = _bar("scoring", " tokens", num_tokens)
+def _draw_tokens(folder: str, num_tokens: int, screen: _Screen, finished: threading.Event) -> None:
+    bar = screen.bar("scoring", " tokens", num_tokens)
+    started = time.monotonic()
     for counts in _poll(folder, finished):
         # Bundles that run twice count twice; the bar must not overflow.
         bar.total = num_tokens - min(num_tokens, counts.reused_tokens)
         bar.n = min(bar.total, counts.scored_tokens)
         bar.set_postfix_str(f"{counts.scored_documents} documents", refresh=False)
+        seconds = time.monotonic() - started
+        screen.beat(partial(_describe_share, "scored", bar.n, bar.total, "teacher tokens", seconds))
         bar.refresh()
     bar.close()
 
 
-def _bar(verb: str, unit: str, total: int) -> Any:
-    """Return a bar on stderr; nothing is drawn where that is no terminal."""
-    return tqdm(
-        total=total, unit=unit, unit_scale=True, desc=verb, dynamic_ncols=True, disable=None
+def _describe_reading(counts: Counts, text_bytes: int) -> str:
+    return (
+        f"read {format_bytes(counts.read_bytes)} of about {format_bytes(text_bytes)} of text, "
+        f"{format_count(counts.read_documents)} documents"
     )
+
+
+def _describe_aligning(counts: Counts, seconds: float) -> str:
+    done, total = counts.aligned_documents, counts.read_documents
+    share = _describe_share("aligned", done, total, "documents", seconds)
+    return f"{share}, {format_short(counts.student_tokens / seconds)} student tokens/s"
+
+
+def _describe_share(verb: str, done: int, total: int, what: str, seconds: float) -> str:
+    left = f", {format_duration(seconds * (total - done) / done)} left" if done else ""
+    return f"{verb} {format_count(done)} of {format_count(total)} {what}{left}"

@@ -51,6 +51,12 @@ def take_run_options(values: dict[str, Any]) -> RunOptions:
     return RunOptions(**{field.name: values.pop(field.name) for field in fields(RunOptions)})
 
 
+def option_names(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the long options of a command."""
+    names = [name for action in parser._actions for name in action.option_strings]
+    return [name for name in names if name.startswith("--")]
+
+
 def configure_logging(command: str, options: RunOptions) -> None:
     """Let our warnings be one line each on stderr, and Beam's and gRPC's be asked for."""
     level = logging.ERROR if options.quiet else logging.INFO if options.verbose else logging.WARNING

@@ -5,6 +5,7 @@ import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 
 import apache_beam as beam
@@ -36,7 +37,11 @@ _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 
 
 def make_beam_options(
-    arguments: Sequence[str], *, run: RunOptions = HERE, command: str = "align"
+    arguments: Sequence[str],
+    *,
+    run: RunOptions = HERE,
+    command: str = "align",
+    own: Sequence[str] = (),
 ) -> PipelineOptions:
     """Return Beam's options.
 
@@ -44,6 +49,7 @@ def make_beam_options(
         arguments: those that are not the command's own.
         run: how many processes of this machine.
         command: its name, for errors.
+        own: its own options, for errors: one of them may be meant.
 
     Raises:
         OptionsError: an argument that Beam does not know either, an unknown runner, or one that
@@ -55,10 +61,11 @@ def make_beam_options(
     """
     options = PipelineOptions([*arguments, *run.beam_arguments()])
     make_runner(options)  # importing a runner's module makes its options known
-    unknown = _unknown_arguments(arguments)
+    unknown, known = _unknown_arguments(arguments)
     if unknown:
         raise OptionsError(
-            f"neither {command} nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
+            f"neither {command} nor Beam knows {' '.join(unknown)}"
+            f"{_suggest(unknown, [*own, *known])}; see --help, and quote globs"
         )
     if run.workers > 1:
         _require_ours_to_start(options, arguments, run.workers)
@@ -198,8 +205,23 @@ def _require_ours_to_start(
         raise OptionsError(f"--workers {workers} says what {both[0]} says; leave one of them out")
 
 
-def _unknown_arguments(arguments: Sequence[str]) -> list[str]:
+def _suggest(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """Return what may have been meant by options that nobody knows."""
+    # Ours are written with hyphens and Beam's with underscores: neither is a mistake to be counted.
+    spelled = {name.replace("_", "-"): name for name in reversed(known)}
+    pairs = []
+    for argument in unknown:
+        name = argument.split("=", 1)[0]
+        near = get_close_matches(name.replace("_", "-"), spelled, n=1, cutoff=0.75)
+        if name.startswith("--") and near:
+            pairs.append(f"{spelled[near[0]]} for {name}")
+    return f"; did you mean {' and '.join(pairs)}?" if pairs else ""
+
+
+def _unknown_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments that Beam does not know, and the options that it knows."""
     parsers: list[ArgumentParser] = []
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     unknown: list[str] = parsers[0].parse_known_args(list(arguments))[1]
-    return unknown
+    known = [name for action in parsers[0]._actions for name in action.option_strings]
+    return unknown, known

@@ -19,7 +19,7 @@ from beam_jobs.progress import reset_progress, run_with_token_bar
 from beam_jobs.run_options import RunOptions, configure_logging
 from beam_jobs.runners import JobError, exit_status, make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import open_run, run_folder_of
-from beam_jobs.score_options import ScoreOptions, parse_options
+from beam_jobs.score_options import ScoreOptions, own_options, parse_options
 from beam_jobs.scoring import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.sharding import LOCK_FILE, Gather, Spread
 from pipeline.context_rule import ContextRule
@@ -72,7 +72,9 @@ def score(options: ScoreOptions) -> ScoreManifest:
     """
     started, clock = time.time(), time.monotonic()
     options = replace(options, output=storage.absolute(options.output))
-    beam_options = make_beam_options(options.beam_arguments, run=options.run, command="score")
+    beam_options = make_beam_options(
+        options.beam_arguments, run=options.run, command="score", own=own_options()
+    )
     FileSystems.set_options(beam_options)
     manifest = choose_conventions(
         read_manifest(options.output),
@@ -167,7 +169,7 @@ def run_job(
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
     build_pipeline(pipeline, len(manifest.shards), job)
     num_tokens = manifest.totals["num_teacher_tokens"]
-    bar = partial(run_with_token_bar, job.run_folder, num_tokens=num_tokens)
+    bar = partial(run_with_token_bar, job.run_folder, num_tokens=num_tokens, quiet=run.quiet)
     run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
 
 

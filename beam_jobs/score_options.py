@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beam_jobs.options import OptionsError
-from beam_jobs.run_options import HERE, RunOptions, add_run_options, take_run_options
+from beam_jobs.run_options import HERE, RunOptions, add_run_options, option_names, take_run_options
 from pipeline.conventions import add_convention_options
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -118,6 +118,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
     values = vars(known)
     values["run"] = take_run_options(values)
     return ScoreOptions(**values, beam_arguments=tuple(unknown))
+
+
+def own_options() -> list[str]:
+    """Return the names of the options that don't go to Beam."""
+    return option_names(_parser())
 
 
 def _parser() -> argparse.ArgumentParser:

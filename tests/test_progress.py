@@ -1,16 +1,19 @@
 """The live bar and the counters behind it."""
 
 import io
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from beam_jobs import progress
 from beam_jobs.progress import (
     Counts,
     WorkerProgress,
     reset_progress,
     run_with_bar,
+    run_with_token_bar,
     total_counts,
     worker_progress,
 )
@@ -57,9 +60,9 @@ def test_the_bar_shows_both_stages_on_a_terminal_only(
     monkeypatch.setattr(sys, "stderr", screen)
 
     def work() -> None:
-        progress = WorkerProgress(str(tmp_path))
-        progress.add(read_documents=3, read_bytes=900, aligned_documents=3, student_tokens=200)
-        progress.flush()
+        worker = WorkerProgress(str(tmp_path))
+        worker.add(read_documents=3, read_bytes=900, aligned_documents=3, student_tokens=200)
+        worker.flush()
 
     run_with_bar(str(tmp_path), text_bytes=1000, work=work)
     shown = screen.getvalue()
@@ -74,3 +77,37 @@ def test_the_bar_ends_where_the_work_fails(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="the work failed"):
         run_with_bar(str(tmp_path), text_bytes=1, work=work)
+
+
+@pytest.mark.parametrize(("quiet", "terminal"), [(False, False), (False, True), (True, False)])
+def test_a_line_now_and_then_says_how_far_it_is_where_no_bar_can_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool, terminal: bool
+) -> None:
+    screen = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
+    worker = WorkerProgress(str(tmp_path))
+
+    def read() -> None:
+        worker.add(read_documents=4000, read_bytes=1_500_000)
+        worker.flush()
+
+    def align() -> None:
+        worker.add(aligned_documents=1000, student_tokens=200)
+        worker.flush()
+
+    def score() -> None:
+        worker.add(scored_tokens=5000)
+        worker.flush()
+
+    run_with_bar(str(tmp_path), text_bytes=2_000_000, work=read, quiet=quiet)
+    run_with_bar(str(tmp_path), text_bytes=2_000_000, work=align, quiet=quiet)
+    run_with_token_bar(str(tmp_path), num_tokens=10_000, work=score, quiet=quiet)
+    lines = screen.getvalue().splitlines()
+    if quiet:
+        assert lines == []
+    elif not terminal:
+        first, second, third = lines
+        assert first.endswith("s: read 1.50 MB of about 2.00 MB of text, 4,000 documents")
+        assert re.search(r"s: aligned 1,000 of 4,000 documents, .* left, .* student tok", second)
+        assert re.search(r"s: scored 5,000 of 10,000 teacher tokens, .* left$", third)
