@@ -18,15 +18,14 @@ from beam_jobs.inputs import (
     InputError,
     InputFile,
     count_buckets,
-    decode_task,
     describe_inputs,
     find_inputs,
     plan_tasks,
 )
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.options import AlignOptions, own_options, parse_options
+from beam_jobs.probes import probe_documents, usable_texts
 from beam_jobs.progress import reset_progress, run_with_bar
-from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.records import Job
 from beam_jobs.report import RunSummary
 from beam_jobs.resources import estimate_disk, require_address_space, require_disk
@@ -58,10 +57,6 @@ from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
 from vocag_cli import leave
-
-PROBE_TASKS = 4
-PROBE_DOCUMENTS = 32
-PROBE_BYTES = 64 << 10
 
 _logger = logging.getLogger(__name__)
 
@@ -142,29 +137,6 @@ def configure(
         **describe_inputs(files),
         **_chosen_conventions(options, tokenizers),
     }
-
-
-def probe_documents(tasks: Sequence[str], rules: ReadingRules) -> list[bytes]:
-    """Return some of the first texts of a few tasks, to prove the fast path on.
-
-    Raises:
-        InputError: none of the documents looked at has the text field.
-    """
-    outcomes: list[PlacedDocument | DeadLetter] = []
-    for task in tasks[:: max(1, len(tasks) // PROBE_TASKS)][:PROBE_TASKS]:
-        num_bytes = 0
-        for place, outcome in enumerate(read_piece(decode_task(task)[0], rules)):
-            num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
-            if place == PROBE_DOCUMENTS or num_bytes > PROBE_BYTES:
-                break
-            outcomes.append(outcome)
-    missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
-    if missing and len(missing) == len(outcomes):
-        raise InputError(
-            f'none of the first {len(missing)} documents has a field "{rules.text_field}" (the '
-            f"first one is {missing[0].source}#{missing[0].position}); name it with --text-field"
-        )
-    return [outcome.text for outcome in outcomes if isinstance(outcome, PlacedDocument)]
 
 
 def prepare_job(
@@ -281,7 +253,7 @@ def _make(
     seconds = None
     if manifest is None:
         tasks = plan_tasks(files)
-        probes = probe_documents(tasks, options.rules)
+        probes = usable_texts(probe_documents(tasks, options.rules))
         for tokenizer in tokenizers:
             tokenizer.check_fast_path(probes)
         shuffle = choose_shuffle(options)

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from beam_jobs import storage
@@ -68,12 +68,14 @@ def hold_remote(path: str, folder: str) -> Iterator[None]:
         ended.set()
         thread.join()
         if (_read(path) or owner)["id"] == owner["id"]:
-            storage.delete_files(*os.path.split(path)[:1], [os.path.basename(path)])
+            storage.delete_files(os.path.dirname(path), [os.path.basename(path)])
 
 
 @contextmanager
 def _hold_local(path: str, folder: str) -> Iterator[None]:
-    storage.make_folder(os.path.dirname(path))
+    parent = os.path.dirname(path)
+    is_new = not os.path.isdir(parent)
+    storage.make_folder(parent)
     file = _open_locked(path, folder)
     try:
         json.dump(_describe_owner(), file)
@@ -82,6 +84,9 @@ def _hold_local(path: str, folder: str) -> Iterator[None]:
     finally:
         if os.path.exists(path):
             os.remove(path)  # before the lock goes: who opens it later finds another file
+        if is_new:
+            with suppress(OSError):  # something was written
+                os.rmdir(parent)
         file.close()
 
 

@@ -277,7 +277,10 @@ def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
         (["--max-document-bytes=4GiB"], "--max-document-bytes 4294967296 is not in"),
         (["--text-field="], "--text-field is empty"),
         (["--runner=NoSuchRunner"], "NoSuchRunner"),
-        (["--studnet=x"], "neither align nor Beam knows --studnet=x"),
+        (["--studnet=x"], "nor Beam knows --studnet=x; did you mean --student for --studnet\\?"),
+        (["--text-feild=x"], "did you mean --text-field for --text-feild"),
+        (["--direct-num-worker=2"], "did you mean --direct_num_workers for --direct-num-worker"),
+        (["--no-such-thing"], "nor Beam knows --no-such-thing; see --help"),
         (["stray.jsonl"], "neither align nor Beam knows stray.jsonl; .* quote globs"),
     ],
 )
