@@ -5,11 +5,11 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import version
 from typing import Literal
 
 from beam_jobs import storage
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization_sweep import DifferingCharacters, library_versions
 from schemas.errors import ForeignTokenizerError
 
 SpecialStrings = Literal["plain", "honoured"]
@@ -25,6 +25,7 @@ class StoredTokenizer:
         special_strings: "plain" or "honoured".
         fast: whether the launcher found the fast path exact.
         versions: of the libraries with which it did; a worker with others tries again.
+        differing: ranges of the characters whose documents take the reference.
     """
 
     path: str
@@ -32,6 +33,7 @@ class StoredTokenizer:
     special_strings: SpecialStrings
     fast: bool
     versions: tuple[str, ...]
+    differing: tuple[tuple[int, int], ...]
 
 
 _lock = threading.Lock()
@@ -45,7 +47,12 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
     if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
         storage.write_atomically(path, tokenizer.file_bytes, scratch=scratch)
     stored = StoredTokenizer(
-        path, tokenizer.sha256, tokenizer.special_strings, tokenizer.fast, _versions()
+        path,
+        tokenizer.sha256,
+        tokenizer.special_strings,
+        tokenizer.fast,
+        library_versions(),
+        tokenizer.differing.ranges,
     )
     with _lock:
         _loaded[stored] = tokenizer
@@ -77,13 +84,11 @@ def _load(stored: StoredTokenizer) -> Tokenizer:
         path = os.path.join(folder, os.path.basename(stored.path))
         with open(path, "wb") as file:
             file.write(data)
+        proven = stored.versions == library_versions()
         return load_tokenizer(
             path,
             special_strings=stored.special_strings,
             fast=stored.fast,
-            proven=stored.versions == _versions(),
+            proven=proven,
+            differing=DifferingCharacters(stored.differing) if proven else None,
         )
-
-
-def _versions() -> tuple[str, ...]:
-    return tuple(map(version, ("gigatoken", "sentencepiece", "tokenizers")))

@@ -7,14 +7,18 @@ sum. The fast path is exact or it is not taken:
 
 - At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
   `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
+- Once for each tokenizer and version of the libraries, both encode every character in context
+  (`pipeline.tokenization_sweep`): documents that hold one of those that differ go through the
+  reference.
 - For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
-  their bytes must spell it; else the document goes through the reference, whose reports
-  `pipeline.offsets` mends.
+  their bytes must spell it; else the document goes through the reference
+  (`pipeline.tokenization_reference`).
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from textwrap import shorten
 from typing import Literal
@@ -32,6 +36,12 @@ from pipeline.batches import (
 from pipeline.tokenization_backends import FastEncoder, load_reference
 from pipeline.tokenization_reference import ReferencePath
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
+from pipeline.tokenization_sweep import (
+    DifferingCharacters,
+    find_differing,
+    library_versions,
+    remembered_differing,
+)
 from schemas.manifest import ConventionRecord, default_convention
 
 __all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
@@ -89,7 +99,13 @@ class Tokenizer:
     """
 
     def __init__(
-        self, file: TokenizerFile, special_strings: SpecialStrings, *, fast: bool, proven: bool
+        self,
+        file: TokenizerFile,
+        special_strings: SpecialStrings,
+        *,
+        fast: bool,
+        proven: bool,
+        differing: DifferingCharacters | None,
     ) -> None:
         """Use `load_tokenizer`."""
         self.file = file
@@ -109,9 +125,11 @@ class Tokenizer:
         self._vocabulary = self._reference_path.vocabulary
         self._fast: FastEncoder | None = None
         self.slow_reason = self._load_fast(fast)
-        if not proven:
+        self._differing: DifferingCharacters | None = DifferingCharacters(())
+        if not proven:  # probes are tried whatever characters they hold
             self._require_usable()
             self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
+        self._differing = differing
 
     @property
     def source(self) -> str:
@@ -132,6 +150,17 @@ class Tokenizer:
     def fast(self) -> bool:
         """Whether the fast path is taken."""
         return self._fast is not None
+
+    @property
+    def differing(self) -> DifferingCharacters:
+        """Characters whose documents take the reference; found when first asked for, in seconds."""
+        if self._fast is None:
+            return DifferingCharacters(())
+        if self._differing is None:
+            key = f"{self.sha256} {self.special_strings} {library_versions()}"
+            compare = partial(self._gives_same_ids, self._fast)
+            self._differing = remembered_differing(key, partial(find_differing, compare))
+        return self._differing
 
     @property
     def around_text(self) -> ConventionRecord:
@@ -255,7 +284,7 @@ class Tokenizer:
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
                 return f"{name} differ from the reference's on {len(texts)} probe texts"
         input_ids, cu_tokens = encoder.encode_batch(texts)
-        for d in range(len(texts)):
+        for d in np.flatnonzero(~self._differing_in(texts)).tolist():
             ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
             expected = slow.input_ids[slow.cu_tokens[d] : slow.cu_tokens[d + 1]]
             if not np.array_equal(ids, expected) and self._vocabulary.all_known(ids):
@@ -268,6 +297,7 @@ class Tokenizer:
             return self._tokenize_reference(texts)
         input_ids, cu_tokens = self._fast.encode_batch(texts)
         byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
+        proven &= ~self._differing_in(texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
         unproven = np.flatnonzero(~proven)
         if len(unproven) == 0:
@@ -275,6 +305,19 @@ class Tokenizer:
         return splice_documents(
             batch, unproven, self._tokenize_reference([texts[d] for d in unproven])
         )
+
+    def _differing_in(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Return which texts hold a character on which the encoders differ, bool [D]."""
+        if all(text.isascii() for text in texts):
+            return np.zeros(len(texts), np.bool_)
+        return self.differing.in_texts(texts)
+
+    def _gives_same_ids(self, encoder: FastEncoder, texts: Sequence[str]) -> NDArray[np.bool_]:
+        input_ids, cu_tokens = encoder.encode_batch([text.encode() for text in texts])
+        fast = np.split(input_ids, cu_tokens[1:-1])
+        slow = self._reference.encode_batch(texts)
+        same = [np.array_equal(a, b.ids) for a, b in zip(fast, slow, strict=True)]
+        return np.array(same, np.bool_)
 
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
@@ -321,6 +364,7 @@ def load_tokenizer(
     special_strings: SpecialStrings = "plain",
     fast: bool = True,
     proven: bool = False,
+    differing: DifferingCharacters | None = None,
 ) -> Tokenizer:
     """Load a tokenizer and prove its fast path on the hard cases.
 
@@ -331,6 +375,7 @@ def load_tokenizer(
         fast: False never takes the fast path.
         proven: nothing is tried, because the same bytes were loaded with the same options and
             libraries before, as a job's launcher does for its workers.
+        differing: characters whose documents take the reference, where they are known.
 
     Raises:
         TokenizerError: not found, or a tokenizer that can't give offsets.
@@ -339,7 +384,9 @@ def load_tokenizer(
         raise TokenizerError(
             f'special_strings "{special_strings}" is unknown; use "plain" or "honoured"'
         )
-    return Tokenizer(find_tokenizer(source), special_strings, fast=fast, proven=proven)
+    return Tokenizer(
+        find_tokenizer(source), special_strings, fast=fast, proven=proven, differing=differing
+    )
 
 
 def _unusable(texts: Sequence[bytes]) -> dict[int, str]:
