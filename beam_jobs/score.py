@@ -56,11 +56,11 @@ def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> N
     )
 
 
-def score(options: ScoreOptions) -> ScoreManifest:
+def score(options: ScoreOptions) -> ScoreManifest | None:
     """Score a dataset, or return the scores where they are finished already.
 
     Returns:
-        The score manifest.
+        The score manifest; None of a trial (`limit`), which writes nothing.
 
     Raises:
         ValueError: the dataset, the teacher or an option can't be used.
@@ -85,15 +85,16 @@ def score(options: ScoreOptions) -> ScoreManifest:
     )
     teacher = find_teacher(options.teacher)
     teacher.require_tokenizer(options.output, manifest)
+    options = settle_dtype(options, manifest, teacher)
     rule = teacher_rule(options, manifest, teacher)
     finished = find_finished(options.output, manifest, rule)
-    if finished is not None:
+    if finished is not None and options.limit is None:
         name = score_manifest_name(rule.fingerprint)
         options.run.say(
             f"{name} is finished: the same teacher, rule and data made it; nothing to do"
         )
         return finished
-    configuration = {"scores": rule.fingerprint, "dataset": manifest.fingerprint}
+    configuration = _configuration(rule, manifest)
     job = ScoreJob(
         output=options.output,
         run_folder=run_folder_of(options.output, configuration),
@@ -106,6 +107,11 @@ def score(options: ScoreOptions) -> ScoreManifest:
         allow_untrained=options.allow_untrained_teacher,
         started=started,
     )
+    if options.limit is not None:
+        from beam_jobs.score_trial import try_teacher
+
+        print(try_teacher(job, limit=options.limit))
+        return None
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), options.output):
         open_run(job.run_folder, configuration)
         run_job(job, beam_options, manifest, run=options.run)
@@ -117,6 +123,38 @@ def score(options: ScoreOptions) -> ScoreManifest:
     storage.remove_folder(job.run_folder)
     options.run.say(summarise(scores, run, output=options.output))
     return scores
+
+
+def settle_dtype(options: ScoreOptions, manifest: Manifest, teacher: TeacherFiles) -> ScoreOptions:
+    """Return the options with a dtype: the one given, of an earlier run, or the fastest here.
+
+    An earlier run's comes first, so that a job that goes on never starts anew in another.
+    """
+    if options.dtype:
+        return options
+    for dtype in ("bfloat16", "float32"):
+        earlier = replace(options, dtype=dtype)
+        rule = teacher_rule(earlier, manifest, teacher)
+        folder = run_folder_of(options.output, _configuration(rule, manifest))
+        if find_finished(options.output, manifest, rule) or storage.list_folder(folder):
+            return earlier
+    from pipeline.dtype_trial import bfloat16_speedup, default_dtype
+    from pipeline.scoring import default_device
+
+    device = options.device or default_device()
+    chosen = default_dtype(device)
+    reason = ""
+    if device == "cpu":
+        reason = (
+            f": this CPU multiplies in bfloat16 {bfloat16_speedup():.1f} x as fast as in float32"
+        )
+    options.run.say(f"scoring in {chosen}{reason}; --dtype says otherwise")
+    return replace(options, dtype=chosen)
+
+
+def _configuration(rule: TeacherRule, manifest: Manifest) -> dict[str, str]:
+    """Return what names a run."""
+    return {"scores": rule.fingerprint, "dataset": manifest.fingerprint}
 
 
 def teacher_rule(options: ScoreOptions, manifest: Manifest, teacher: TeacherFiles) -> TeacherRule:
@@ -136,7 +174,7 @@ def teacher_rule(options: ScoreOptions, manifest: Manifest, teacher: TeacherFile
         raise OptionsError(str(error)) from error
     return TeacherRule(
         weights_sha256=teacher.sha256,
-        dtype=options.dtype or _default_dtype(options.device),
+        dtype=options.dtype,
         tokenizer_sha256=manifest.teacher.sha256,
         context=context.to_json(),
     )
@@ -216,12 +254,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         score(options)
 
     return exit_status("score", work)
-
-
-def _default_dtype(device: str) -> str:
-    from pipeline.scoring import default_device, default_dtype
-
-    return default_dtype(device or default_device())
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.context_rule import ContextRule, Pieces
 from pipeline.cross_entropy import linear_cross_entropy
+from pipeline.dtype_trial import default_dtype
 from pipeline.hf_models import load_language_model, output_weight
 from pipeline.loss_checks import NonFiniteLossError
 from pipeline.teacher_tokens import DocumentTokens
@@ -256,7 +257,7 @@ def load_scorer(
     Args:
         source: a folder, a Hugging Face repository, or a .gguf file.
         rule: with which context.
-        dtype: "float32", "bfloat16" or "float16"; "": see `default_dtype`.
+        dtype: "float32", "bfloat16" or "float16"; "": see `pipeline.dtype_trial`.
         device: such as "cuda:1"; "": the GPU where there is one.
         batch_tokens: as in `Scorer`.
 
@@ -276,11 +277,6 @@ def load_scorer(
 def default_device() -> str:
     """Return "cuda" where there is a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def default_dtype(device: str) -> str:
-    """Return the dtype for a device: bfloat16 on a GPU; CPUs mostly have no fast one but fp32."""
-    return "float32" if device == "cpu" else "bfloat16"
 
 
 def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:

@@ -28,7 +28,9 @@ def write_world(root: Path) -> Path:
 def score_arguments(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> list[str]:
     """Return the command line that scores the world's dataset with its untrained teacher."""
     lengths = [] if seq_length is None else ["--seq-length", str(seq_length)]
-    fixed = ["--allow-untrained-teacher", "--threads", str(THREADS)]
+    # Not what is fastest here: stored losses are compared with those of training, in float32.
+    dtype = [] if "--dtype" in more else ["--dtype", "float32"]
+    fixed = ["--allow-untrained-teacher", "--threads", str(THREADS), *dtype]
     return [str(root / "data"), "--teacher", str(root / "teacher"), *lengths, *fixed, *more]
 
 

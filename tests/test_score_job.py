@@ -91,6 +91,50 @@ def test_a_finished_run_is_not_done_again(
     assert sidecars(world) == before
 
 
+def test_the_dtype_is_tried_and_stays(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [a for a in score_arguments(world) if a not in ("--dtype", "float32")]
+    assert main(arguments) == 0
+    dtype, speedup = re.findall(
+        r"scoring in (\w+): this CPU multiplies in bfloat16 ([\d.]+) x as fast as in float32;",
+        capsys.readouterr().out,
+    )[0]
+    assert dtype == ("bfloat16" if float(speedup) >= 1.2 else "float32")
+    assert decode_score_manifest(manifest_of(world).read_bytes(), where="").rule.dtype == dtype
+    manifest_of(world).unlink()
+    run_score(world, "--dtype", "float32" if dtype == "bfloat16" else "bfloat16")
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "is finished: the same teacher" in capsys.readouterr().out, "whatever a trial says"
+
+
+def test_a_few_documents_say_what_all_would_take(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in (world / "data").iterdir())
+    run_score(world, "--limit", "15")
+    shown = capsys.readouterr().out
+    mean = float(
+        re.findall(r"tried 15 documents, .* \(float32\), mean loss ([\d.]+) nats", shown)[0]
+    )
+    assert "nothing was written: leave out --limit to score them" in shown
+    assert sorted(path.name for path in (world / "data").iterdir()) == before
+    run_score(world)
+    scores = decode_score_manifest(manifest_of(world).read_bytes(), where="")
+    losses: list[float] = []
+    documents = 0
+    for record in scores.sidecars:
+        data = (world / "data" / record.file).read_bytes()
+        sidecar = decode_sidecar(data, where=record.file)
+        for start, stop in zip(sidecar.starts[:-1], sidecar.starts[1:], strict=True):
+            if documents < 15:
+                losses += sidecar.losses[start:stop].astype(float).tolist()
+            documents += 1
+    assert documents == 40
+    assert mean == pytest.approx(np.nanmean(losses), abs=2e-3)
+    with pytest.raises(OptionsError, match="--limit 0 is below 1 document"):
+        parse_options(score_arguments(world, "--limit", "0"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [3, 5])
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(world: Path, call: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.context_rule import ContextRule
+from pipeline.dtype_trial import bfloat16_speedup, default_dtype
 from pipeline.loss_checks import NonFiniteLossError
 from pipeline.packing import Convention, PackingRules
 from pipeline.scoring import (
@@ -16,7 +17,6 @@ from pipeline.scoring import (
     DocumentTokens,
     Scorer,
     UntrainedTeacherError,
-    default_dtype,
     plan_batches,
 )
 from tests.streaming_data import make_documents, make_index
@@ -159,4 +159,7 @@ def test_work_counts_the_operations_of_the_tokens(model, data):
     assert work.num_operations < 2.5 * matrices * work.num_tokens
     assert work.seconds > 0
     assert Scorer(model, rows()).matmul_rate() > 1e6
-    assert (default_dtype("cpu"), default_dtype("cuda")) == ("float32", "bfloat16")
+    speedup = bfloat16_speedup()
+    assert speedup > 0
+    expected = "bfloat16" if speedup >= 1.2 else "float32"
+    assert (default_dtype("cpu"), default_dtype("cuda")) == (expected, "bfloat16")
