@@ -83,6 +83,11 @@ class TeacherOptions:
         for name in ("tensor_parallel", "pipeline_parallel", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"the teacher's {name} is {getattr(self, name)}, below 1")
+        if not self.timeout_minutes > 0:
+            raise ArgumentError(
+                f"--vocag-teacher-timeout-minutes {self.timeout_minutes} is not above 0: a student "
+                "would never wait for its teacher"
+            )
         if self.dtype not in _DTYPES:
             raise ArgumentError(f"--vocag-teacher-dtype {self.dtype!r} is none of {_DTYPES}")
         ranks = self.tensor_parallel * self.pipeline_parallel

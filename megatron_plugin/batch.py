@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -214,6 +214,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         how: Aggregation,
         tensor_parallel_group: dist.ProcessGroup,
         lookahead: int,
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         """Start without asking anything.
 
@@ -224,6 +225,7 @@ class GuidedBatches(Iterator[MicroBatch]):
             how: Φ.
             tensor_parallel_group: ranks that compute the same loss.
             lookahead: steps requested beyond the one that is computed.
+            meet: returns when all of the student's ranks are here.
         """
         self._batches = batches
         self._bridge = bridge
@@ -231,6 +233,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._how = how
         self._group = tensor_parallel_group
         self._lookahead = lookahead
+        self._meet = meet
         self._asked: deque[tuple[list[MicroBatch], PendingScores | None]] = deque()
         self._ready: deque[MicroBatch] = deque()
 
@@ -279,6 +282,8 @@ class GuidedBatches(Iterator[MicroBatch]):
             start = time.perf_counter()
             scores = pending.wait()
             message = _flatten(scores, time.perf_counter() - start).to(device)
+        # Before the broadcast, whose timeout is Megatron's.
+        self._meet()
         if self._group.size() > 1:
             dist.broadcast(message, dist.get_global_rank(self._group, 0), group=self._group)
         return message[:-3].view(num_rows, places), ServiceTimes(*message[-3:].tolist())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
 _IDLE = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
-_START = timedelta(minutes=30)  # the other world loads its weights
+START_TIMEOUT = timedelta(minutes=30)  # the other world loads its weights
 _GRACE_SECONDS = 5.0
 
 
@@ -112,7 +112,9 @@ class _Link:
 
     def __init__(self, store: dist.Store, rank: int, pairing: Pairing) -> None:
         size = pairing.num_students + pairing.num_teachers
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), rank, size, _START)
+        self._group = dist.ProcessGroupGloo(
+            dist.PrefixStore("bridge", store), rank, size, START_TIMEOUT
+        )
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         return self._group.send([tensor], to, tag)
@@ -129,15 +131,25 @@ class StudentBridge:
     ) -> None:
         """Connect; returns when every leader of both worlds has."""
         self._timeout = timedelta(minutes=timeout_minutes)
-        with _peer("the teacher"):
+        self._replica = replica
+        with peer("the teacher", f"student replica {replica} waited to connect;"):
             self._link = _Link(store, replica, pairing)
-        self._teachers = [pairing.num_students + t for t in pairing.teachers_of(replica)]
+        served_by = pairing.teachers_of(replica)
+        self._teachers = [pairing.num_students + t for t in served_by]
+        ranks = [store.get(_rank_key(t)).decode() for t in served_by]
+        self._names = ", ".join(
+            f"teacher replica {t} (rank {rank} of the job)"
+            for t, rank in zip(served_by, ranks, strict=True)
+        )
         self._sends: list[tuple[Any, Tensor]] = []
 
     @property
     def num_parts(self) -> int:
         """Teacher replicas that share a request; they divide its rows."""
         return len(self._teachers)
+
+    def _peer(self, what: str) -> AbstractContextManager[None]:
+        return peer("the teacher", f"student replica {self._replica} {what} {self._names};")
 
     def request(self, rows: TeacherRows) -> PendingScores:
         """Ask for losses; returns at once."""
@@ -148,17 +160,20 @@ class StudentBridge:
             num_rows, places = share.input_ids.shape
             header = torch.tensor([_SCORE, num_rows, places, share.cu_seqlens.shape[1]])
             payload = torch.cat((share.input_ids, share.cu_seqlens), 1).contiguous()
-            with _peer("the teacher"):
+            with self._peer("asked"):
                 self._sends.append((self._link.send(header, teacher, _HEADER), header))
                 self._sends.append((self._link.send(payload, teacher, _REQUEST), payload))
                 reply = torch.empty(num_rows * places + 2)
                 replies.append((self._link.receive(reply, teacher, _REPLY), reply))
-        return PendingScores(replies, tuple(rows.input_ids.shape), self._timeout)
+        waited = f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"
+        return PendingScores(
+            replies, tuple(rows.input_ids.shape), self._timeout, self._peer(waited)
+        )
 
     def close(self) -> None:
         """Tell the teachers that no request follows."""
         for teacher in self._teachers:
-            with _peer("the teacher"):
+            with self._peer("said good-bye to"):
                 header = torch.tensor([_STOP, 0, 0, 0])
                 self._link.send(header, teacher, _HEADER).wait(self._timeout)
 
@@ -170,6 +185,7 @@ class PendingScores:
     replies: list[tuple[Any, Tensor]]
     shape: tuple[int, int]
     timeout: timedelta
+    peer: AbstractContextManager[None]
 
     def wait(self) -> Scores:
         """Return the losses.
@@ -177,7 +193,7 @@ class PendingScores:
         Raises:
             BridgeError: the teacher is gone or silent for too long.
         """
-        with _peer("the teacher"):
+        with self.peer:
             for work, _ in self.replies:
                 work.wait(self.timeout)
         parts = [reply for _, reply in self.replies]
@@ -189,9 +205,10 @@ class PendingScores:
 class TeacherBridge:
     """The teacher's end: takes one request of each student replica at a time."""
 
-    def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
+    def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int, job_rank: int) -> None:
         """Connect; returns when every leader of both worlds has."""
-        with _peer("the student"):
+        store.set(_rank_key(replica), str(job_rank))
+        with peer("the student", f"teacher replica {replica} waited to connect;"):
             self._link = _Link(store, pairing.num_students + replica, pairing)
         self._students = pairing.students_of(replica)
         self._asking: list[int] = []
@@ -204,7 +221,7 @@ class TeacherBridge:
         """
         requests, self._asking = [], []
         for student in list(self._students):
-            with _peer("the student"):
+            with peer("the student", f"the teacher waited for student replica {student};"):
                 header = torch.empty(4, dtype=torch.int64)
                 self._link.receive(header, student, _HEADER).wait(_IDLE)
                 kind, num_rows, places, bounds = header.tolist()
@@ -222,13 +239,21 @@ class TeacherBridge:
         for student, score in zip(self._asking, scores, strict=True):
             trailer = torch.tensor([score.num_tokens, score.seconds])
             message = torch.cat((score.losses.flatten().cpu(), trailer))
-            with _peer("the student"):
+            with peer("the student", f"the teacher answered student replica {student};"):
                 self._link.send(message, student, _REPLY).wait(_IDLE)
 
 
+def _rank_key(teacher: int) -> str:
+    return f"bridge/teacher-{teacher}/rank"
+
+
 @contextmanager
-def _peer(name: str) -> Iterator[None]:
+def peer(name: str, what: str) -> Iterator[None]:
     """Turn gloo's errors into ours, after torchrun has had time to report the cause.
+
+    Args:
+        name: who is asked.
+        what: this rank did.
 
     When a process dies, its peers see broken connections at once, torchrun only at its next look.
     A peer that ended first would be reported as the first failure, and hide the cause.
@@ -236,9 +261,9 @@ def _peer(name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        logger.error("lost the bridge to %s: %s", name, error)
+        logger.error("lost the bridge to %s: %s %s", name, what, error)
         time.sleep(_GRACE_SECONDS)
         raise BridgeError(
-            f"{name} doesn't answer over the bridge ({error}): the messages of its own ranks say "
-            "why; raise --vocag-teacher-timeout-minutes if it was only slow"
+            f"{name} doesn't answer over the bridge: {what} {error}; the messages of {name}'s own "
+            "ranks say why; raise --vocag-teacher-timeout-minutes if it was only slow"
         ) from error

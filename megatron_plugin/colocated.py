@@ -2,29 +2,24 @@
 
 Both models use the same process groups. With pipeline parallelism the teacher's pass must not mix
 with the student's messages between stages, so it runs as a whole before the student's schedule
-starts. Megatron has no hook there, so `megatron.training.training.get_forward_backward_func` is
-wrapped.
+starts.
 """
 
 from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from megatron.training import training
 from torch import Tensor
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.batch import MicroBatch, ServiceTimes, spread_scores, teacher_rows
+from megatron_plugin.step_schedule import read_steps_ahead
 from megatron_plugin.teacher import Teacher
 from megatron_plugin.teacher_setup import load_teacher
 from schemas.manifest import Manifest
-
-Schedule = Callable[..., Any]
 
 
 class ColocatedTeacher:
@@ -42,23 +37,7 @@ class ColocatedTeacher:
             seq_length=checks.teacher_seq_length(teacher, manifest, args.seq_length),
             device=torch.device("cuda"),
         )
-        original = training.get_forward_backward_func
-        training.get_forward_backward_func = lambda *given, **named: self._guided(
-            original(*given, **named)
-        )
-
-    def _guided(self, schedule: Schedule) -> Schedule:
-        def run(
-            *, data_iterator: Iterator[MicroBatch], num_microbatches: int, **others: Any
-        ) -> Any:
-            batches = [next(data_iterator) for _ in range(num_microbatches)]
-            return schedule(
-                data_iterator=iter(self._guide(batches)),
-                num_microbatches=num_microbatches,
-                **others,
-            )
-
-        return run
+        read_steps_ahead(self._guide)
 
     def _guide(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         start = time.perf_counter()

@@ -21,15 +21,17 @@ from torch import distributed as dist
 from torch.utils.data import DataLoader
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.batch import GuidedBatches, MicroBatch, Origin, micro_batch
-from megatron_plugin.bridge import Pairing, StudentBridge
+from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge
 from megatron_plugin.colocated import ColocatedTeacher
 from megatron_plugin.forward_step import StepRules, run_forward_step
+from megatron_plugin.meeting import StudentMeeting, meet_before_steps
 from megatron_plugin.model_arguments import config_of_arguments, require_model
 from megatron_plugin.models import load_model, packed_layer_spec
 from megatron_plugin.run_identity import RunIdentity, require_same_run
 from megatron_plugin.skipped_steps import take_over_skipping
+from megatron_plugin.step_schedule import read_steps_ahead
 from megatron_plugin.weight_sources import Weights, open_weights
 from megatron_plugin.worlds import World
 from pipeline.order import ReplicaBatches
@@ -65,6 +67,7 @@ class StudentRun:
         self._weights: Weights | None = None
         self._rules: StepRules | None = None
         self._bridge: StudentBridge | None = None
+        self._meeting: StudentMeeting | None = None
         self._guided: list[GuidedBatches] = []
         self._opened: dict[str, AlignedRows] = {}
         self._colocated: ColocatedTeacher | None = None
@@ -241,18 +244,35 @@ class StudentRun:
         teacher = self._options.teacher
         if teacher is None or teacher.is_cached:
             return
-        if self._bridge is not None or self._colocated is not None:
+        if self._colocated is not None:
             return
         if not teacher.world_size:
             self._colocated = ColocatedTeacher(teacher, self._manifest, self._options, args)
-        elif _computes_loss() and parallel_state.get_tensor_model_parallel_rank() == 0:
-            assert self._world.bridge_store is not None
+            return
+        if self._meeting is None:
+            self._connect(teacher, args)
+
+    def _connect(self, teacher: TeacherOptions, args: Namespace) -> None:
+        """Connect the leaders with the teacher; all ranks wait until they are."""
+        store = self._world.bridge_store
+        assert store is not None
+        self._meeting = StudentMeeting(
+            teacher_minutes=teacher.timeout_minutes,
+            distributed_minutes=args.distributed_timeout_minutes,
+        )
+        read_steps_ahead()
+        replicas = range(args.data_parallel_size)
+        if _computes_loss() and parallel_state.get_tensor_model_parallel_rank() == 0:
+            replica = parallel_state.get_data_parallel_rank()
             self._bridge = StudentBridge(
-                self._world.bridge_store,
-                Pairing(args.data_parallel_size, teacher.num_replicas),
-                replica=parallel_state.get_data_parallel_rank(),
+                store,
+                Pairing(len(replicas), teacher.num_replicas),
+                replica=replica,
                 timeout_minutes=teacher.timeout_minutes,
             )
+            store.set(f"connected/{replica}", "")
+        # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.
+        store.wait([f"connected/{replica}" for replica in replicas], 2 * START_TIMEOUT)
 
     def _batches(
         self, rows: AlignedRows, num_samples: int | None, consumed: int, args: Namespace
@@ -290,11 +310,17 @@ class StudentRun:
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
         teacher = self._options.teacher
-        if teacher is None or not _computes_loss(vp_stage):
+        if teacher is None or not (teacher.is_cached or teacher.world_size):
             return batches
         if teacher.is_cached:
+            if not _computes_loss(vp_stage):
+                return batches
             return (batch.guided_by_stored(self._options.aggregation) for batch in batches)
-        if not teacher.world_size:
+        assert self._meeting is not None
+        if not _computes_loss():
+            first = vp_stage in (None, 0)  # one chunk's batches wait for all of the rank's
+            return meet_before_steps(batches, self._meeting, num_microbatches) if first else batches
+        if not _computes_loss(vp_stage):
             return batches
         guided = GuidedBatches(
             batches,
@@ -303,6 +329,7 @@ class StudentRun:
             how=self._options.aggregation,
             tensor_parallel_group=parallel_state.get_tensor_model_parallel_group(),
             lookahead=lookahead,
+            meet=self._meeting.wait,
         )
         self._guided.append(guided)
         return guided

@@ -50,12 +50,17 @@ def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespa
         seq_length=checks.teacher_seq_length(teacher_options, manifest, args.seq_length),
         device=device,
     )
-    bridge = None
+    # First, because its making waits as long as Megatron's collectives do; ranks without a bridge
+    # then wait in it for those that connect.
+    group, bridge = _waiting_group(), None
     if _is_leader():
         pairing = Pairing(_student_replicas(args, world), teacher_options.num_replicas)
         replica = parallel_state.get_data_parallel_rank()
-        bridge = TeacherBridge(world.bridge_store, pairing, replica=replica)
-    num_rows = _answer_requests(teacher, bridge, _waiting_group())
+        first = world.job_size - world.size
+        bridge = TeacherBridge(
+            world.bridge_store, pairing, replica=replica, job_rank=first + world.rank
+        )
+    num_rows = _answer_requests(teacher, bridge, group)
     logger.info("teacher rank %d scored %d rows", world.rank, num_rows)
     dist.barrier()
     dist.destroy_process_group()

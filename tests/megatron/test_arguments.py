@@ -69,6 +69,7 @@ def test_help_is_left_to_megatron():
             "with the student's parallelism: leave out",
         ),
         (("--vocag-teacher", "m", "--vocag-teacher-micro-batch-size", "0"), "is 0, below 1"),
+        (("--vocag-teacher", "m", "--vocag-teacher-timeout-minutes", "0"), "is not above 0"),
     ],
 )
 def test_impossible_options(extra, message):

@@ -283,13 +283,27 @@ def test_a_killed_world_ends_the_job(inputs, victim):
     assert f"rank      : {0 if victim == 'student' else 1} " in output
 
 
-def test_a_silent_teacher_ends_the_job(inputs):
+@pytest.mark.parametrize("layout", [None, "tensor", "pipeline"])
+def test_a_silent_teacher_ends_the_job(inputs, layout):
+    changes = {f"{layout}_model_parallel_size": 2} if layout else {}
+    num_ranks = 3 if layout else 2
     with started(
-        inputs, train_iters=100000, vocag_teacher_timeout_minutes=0.2, **TWO_WORLDS
+        inputs,
+        num_ranks=num_ranks,
+        train_iters=100000,
+        vocag_teacher_timeout_minutes=0.2,
+        **TWO_WORLDS,
+        **changes,
     ) as job:
         os.kill(job.ranks()["teacher"], signal.SIGSTOP)
         output = job.finish()
     assert "the teacher doesn't answer over the bridge" in output.rstrip()[-3000:]
+    waited = "student replica 0 waited 0.2 minutes at most for teacher replica 0"
+    assert f"{waited} (rank {num_ranks - 1} of the job)" in output
+    if layout:
+        # The other rank is in no collective of Megatron's, whose timeout knows no teacher.
+        other = {"tensor": 1, "pipeline": 0}[layout]
+        assert f"student rank {other} waited for the leaders" in output
 
 
 def test_a_cut_bridge_ends_the_job(inputs):
@@ -315,12 +329,13 @@ def test_sigterm_saves_and_ends_both_worlds(inputs, tmp_path):
 
 
 class started:  # noqa: N801  a context manager, used like a function
-    """A job of one student and one teacher rank, once it has taken its first step."""
+    """A job of one teacher rank and one or more of the student, after its first step."""
 
-    def __init__(self, inputs, environment=None, **changes):
+    def __init__(self, inputs, environment=None, *, num_ranks=2, **changes):
+        self.num_ranks = num_ranks
         self.token = f"{time.monotonic_ns()}"
         self.process = subprocess.Popen(
-            torchrun_command(2, *arguments(inputs, **changes)),
+            torchrun_command(num_ranks, *arguments(inputs, **changes)),
             cwd=ROOT,
             env=job_environment(VOCAG_TEST_JOB=self.token, **environment or {}),
             stdout=subprocess.PIPE,
@@ -362,8 +377,8 @@ class started:  # noqa: N801  a context manager, used like a function
             for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if entry.startswith(b"RANK="):
                     by_rank[int(entry.removeprefix(b"RANK="))] = pid
-        assert sorted(by_rank) == [0, 1]
-        return {"student": by_rank[0], "teacher": by_rank[1]}
+        assert sorted(by_rank) == list(range(self.num_ranks))
+        return {"student": by_rank[0], "teacher": by_rank[self.num_ranks - 1]}
 
     def finish(self, code=None):
         """Wait for the end; return all output. No process may be left."""
