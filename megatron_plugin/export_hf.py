@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             dtype=_DTYPES.get(options.dtype),
             with_tokenizer=not options.no_tokenizer,
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         print(f"export_hf: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: {len(weights.tensors)} tensors, {weights.shape.family}")

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from megatron_plugin.batch import GuidedBatches, MicroBatch, Origin, micro_batch
 from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge
 from megatron_plugin.colocated import ColocatedTeacher
 from megatron_plugin.forward_step import StepRules, run_forward_step
+from megatron_plugin.full_disks import explain_full_disks
 from megatron_plugin.meeting import StudentMeeting, meet_before_steps
 from megatron_plugin.model_arguments import config_of_arguments, require_model
 from megatron_plugin.models import load_model, packed_layer_spec
@@ -66,6 +68,7 @@ class StudentRun:
         self._manifest = manifest
         self._weights: Weights | None = None
         self._rules: StepRules | None = None
+        self._written: list[str | Path | None] = [options.cache_folder]
         self._bridge: StudentBridge | None = None
         self._meeting: StudentMeeting | None = None
         self._guided: list[GuidedBatches] = []
@@ -93,6 +96,7 @@ class StudentRun:
             ValueError: what can't work, with the remedy.
         """
         options = self._options
+        self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options, self._manifest)
         if options.teacher is not None and not options.teacher.is_cached:
             checks.require_service(args, options.teacher)
@@ -135,6 +139,8 @@ class StudentRun:
         # Megatron ends a run by sys.exit on --exit-interval, --exit-duration and SIGTERM.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._end_teacher()
+        elif isinstance(error, Exception):
+            explain_full_disks(error, self._written)
 
     def _end_teacher(self) -> None:
         for guided in self._guided:
