@@ -14,16 +14,18 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
 from beam_jobs.blocks import Shuffle
-from beam_jobs.inputs import (
-    InputError,
-    InputFile,
-    count_buckets,
-    describe_inputs,
-    find_inputs,
-    plan_tasks,
+from beam_jobs.input_identity import (
+    INPUTS_FILE,
+    encode_inputs,
+    publish_inputs,
+    require_same_inputs,
 )
+from beam_jobs.inputs import describe_inputs, find_inputs
+from beam_jobs.listing import InputError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
+from beam_jobs.losses import Losses, read_losses, require_few_losses
 from beam_jobs.options import AlignOptions, own_options, parse_options
+from beam_jobs.pieces import InputFile, count_buckets, plan_tasks
 from beam_jobs.probes import probe_documents, usable_texts
 from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.records import Job
@@ -37,7 +39,7 @@ from beam_jobs.runners import (
     make_runner,
     run_to_end,
 )
-from beam_jobs.runs import find_finished, open_run, run_folder_of
+from beam_jobs.runs import find_finished, open_run, run_folder_of, warn_of_lost_files
 from beam_jobs.sharding import (
     SUMMARY_FILE,
     AlignBucket,
@@ -49,6 +51,7 @@ from beam_jobs.sharding import (
     Spread,
     WriteManifest,
 )
+from beam_jobs.standard_input import is_spooled, spool_standard_input
 from beam_jobs.summary import library_versions, read_summary, summarise, write_report
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.conventions import NOTHING, describe_convention, name_tokens
@@ -94,6 +97,7 @@ def align(options: AlignOptions) -> Manifest:
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.
         JobError: the Beam job failed.
+        TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
 
     Example:
         >>> align(AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")).totals
@@ -102,18 +106,26 @@ def align(options: AlignOptions) -> Manifest:
     options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
     FileSystems.set_options(beam_options)
-    files = find_inputs(options.input, text_field=options.text_field)
+    with spool_standard_input(options.input, options.output, format=options.format) as patterns:
+        options = replace(options, input=patterns)
+        return _align(options, beam_options, started=started, clock=clock)
+
+
+def _align(
+    options: AlignOptions, beam_options: PipelineOptions, *, started: float, clock: float
+) -> Manifest:
+    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
     _require_separate(files, options.output)
     require_address_space()
     tokenizers = (_load(options.student, options), _load(options.teacher, options))
     configuration = configure(options, files, tokenizers)
     if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
-        finished = _find_finished(options, configuration)
+        finished = _find_finished(options, configuration, files)
         if finished is not None:
             return finished
     with hold_lock(storage.join(options.output, OUTPUT_LOCK), options.output):
         # Who held the lock until now may have finished the same dataset.
-        finished = _find_finished(options, configuration)
+        finished = _find_finished(options, configuration, files)
         return finished or _make(
             options, beam_options, files, tokenizers, configuration, started=started, clock=clock
         )
@@ -131,6 +143,7 @@ def configure(
         "shard_bytes": options.shard_bytes,
         "keep_text": options.keep_text,
         "special_strings": options.special_strings,
+        "format": options.format,
         "student_sha256": tokenizers[0].sha256,
         "teacher_sha256": tokenizers[1].sha256,
         **asdict(options.rules),
@@ -225,15 +238,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status("align", work)
 
 
-def _find_finished(options: AlignOptions, configuration: Mapping[str, Any]) -> Manifest | None:
+def _find_finished(
+    options: AlignOptions, configuration: Mapping[str, Any], files: Sequence[InputFile]
+) -> Manifest | None:
     """Return the dataset if nothing is left to do, and say so."""
     manifest = find_finished(options.output, configuration)
     summary = storage.join(run_folder_of(options.output, configuration), SUMMARY_FILE)
     if manifest is None or storage.num_bytes_of(summary) is not None:
         return None
+    remark = require_same_inputs(options.output, files)
     options.run.say(
         f"{options.output} is finished: the same input and options made it; nothing to do"
+        + (f"\nnote: {remark}" if remark else "")
     )
+    _require_few_losses(manifest, read_losses(options.output, manifest), options)
     return manifest
 
 
@@ -261,16 +279,22 @@ def _make(
         disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=shuffle)
         disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
         require_disk(options.output, run_folder, disk)
+        warn_of_lost_files(options.output)
         open_run(run_folder, configuration)
+        path = storage.join(run_folder, INPUTS_FILE)
+        storage.write_atomically(path, encode_inputs(files), scratch=run_folder)
         job = prepare_job(options, configuration, tokenizers, started=started)
         run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
         manifest = _read_result(options.output, run_folder)
         seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
-    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers)
+    losses = read_losses(options.output, manifest)
+    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers, losses)
     run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
+    publish_inputs(run_folder, options.output)
     storage.remove_folder(run_folder)
     options.run.say(summarise(manifest, run, output=options.output, report=report))
+    _require_few_losses(manifest, losses, options)
     return manifest
 
 
@@ -283,12 +307,17 @@ def _load(source: str, options: AlignOptions) -> Tokenizer:
 
 def _require_separate(files: Sequence[InputFile], output: str) -> None:
     folder = output.rstrip("/") + "/"
-    inside = [file.path for file in files if file.path.startswith(folder)]
+    paths = [file.path for file in files if file.path.startswith(folder)]
+    inside = [path for path in paths if not is_spooled(path)]
     if inside:
         raise InputError(
             f"{len(inside)} input files, such as {inside[0]}, lie in --output {output}: what the "
             "job writes there would be read the next time; choose another --output"
         )
+
+
+def _require_few_losses(manifest: Manifest, losses: Losses, options: AlignOptions) -> None:
+    require_few_losses(manifest, losses, max_share=options.max_dead_letters, output=options.output)
 
 
 def _text_bytes(files: Sequence[InputFile]) -> int:
@@ -338,6 +367,7 @@ def _describe_run(
     beam_options: PipelineOptions,
     manifest: Manifest,
     tokenizers: tuple[Tokenizer, Tokenizer],
+    losses: Losses,
 ) -> RunSummary:
     student, teacher = tokenizers
     return RunSummary(
@@ -351,6 +381,7 @@ def _describe_run(
         student_convention=describe_convention(manifest.student, student),
         teacher_convention=describe_convention(manifest.teacher, teacher),
         versions=library_versions(),
+        losses=losses,
         **read_summary(storage.join(run_folder, SUMMARY_FILE)),
     )
 

@@ -12,7 +12,8 @@ import orjson
 
 from beam_jobs import storage
 from beam_jobs.blocks import BlockStore, Record, unpack_block
-from beam_jobs.inputs import SAMPLE_BYTES_PER_TEXT_BYTE
+from beam_jobs.losses import DUPLICATE_OF
+from beam_jobs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.progress import worker_progress
 from beam_jobs.reading import DeadLetter, Reason
 from beam_jobs.records import BucketRecord, Job, Part
@@ -158,7 +159,7 @@ def _separate(records: Sequence[Record]) -> tuple[list[Record], list[DeadLetter]
             letters.append(record.dead_letter())
         elif documents and documents[-1].key == record.key:
             source, name = record.source.decode(), record.document_id.decode()
-            detail = f"the id was first used at {documents[-1].place}"
+            detail = f"{DUPLICATE_OF}{documents[-1].place}"
             letters.append(DeadLetter(source, record.position, name, Reason.DUPLICATE_ID, detail))
         else:
             documents.append(record)

@@ -5,7 +5,9 @@ data, so half a file reads like a whole one. Here the end of a file inside a com
 error, raised after the data before it was delivered.
 """
 
+import bz2
 import io
+import lzma
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
@@ -16,13 +18,19 @@ _CHUNK_BYTES = 1 << 17
 _BUFFER_BYTES = 1 << 20
 _GZIP_WINDOW_BITS = 31
 _ZSTD_MAX_WINDOW_BYTES = 1 << 31
+_XZ_MAX_BYTES = 1 << 31
+_READY_BYTES = 1 << 22
 
 
 class CutStreamError(ValueError):
     """A compressed file ends before its data does."""
 
 
-DAMAGE = (CutStreamError, zlib.error, zstandard.ZstdError)
+class DamagedStreamError(ValueError):
+    """A compressed file's data is not what its format allows."""
+
+
+DAMAGE = (CutStreamError, DamagedStreamError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
 """What reading a damaged stream raises; failures of the storage are other errors."""
 
 
@@ -31,7 +39,8 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 
     Args:
         file: the file as stored.
-        compression: "none", "gzip" or "zstd"; several members or frames in a row are one stream.
+        compression: "none", "gzip", "zstd", "bzip2" or "xz"; several members or frames in a row are
+            one stream.
 
     Example:
         >>> decompress(open("corpus.jsonl.gz", "rb"), "gzip").readline()
@@ -57,7 +66,7 @@ class _Decompressed(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            if not self._compressed and not self._fetch():
+            if not self._compressed and self._needs_input() and not self._fetch():
                 return 0
             if self._decompressor.eof:
                 self._decompressor = self._new_decompressor()
@@ -67,6 +76,9 @@ class _Decompressed(io.RawIOBase):
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
+
+    def _needs_input(self) -> bool:
+        return self._decompressor.eof or getattr(self._decompressor, "needs_input", True)
 
     def _fetch(self) -> bool:
         self._compressed = self._file.read(_CHUNK_BYTES)
@@ -86,4 +98,46 @@ def _zstd_decompressor() -> Any:
     return zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES).decompressobj()
 
 
-_DECOMPRESSORS = {"gzip": _gzip_decompressor, "zstd": _zstd_decompressor}
+class _Bounded:
+    """A decompressor of the standard library that gives a few megabytes at a time.
+
+    A hundred kilobytes of bzip2 or xz can hold gigabytes.
+    """
+
+    def __init__(self, decompressor: Any) -> None:
+        self._decompressor = decompressor
+
+    def decompress(self, data: bytes) -> bytes:
+        try:
+            ready: bytes = self._decompressor.decompress(data, _READY_BYTES)
+        except OSError as error:  # bzip2's own, without a number: not the storage's
+            raise DamagedStreamError(str(error)) from error
+        return ready
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._decompressor.eof)
+
+    @property
+    def needs_input(self) -> bool:
+        return bool(self._decompressor.needs_input)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._decompressor.unused_data)
+
+
+def _bzip2_decompressor() -> Any:
+    return _Bounded(bz2.BZ2Decompressor())
+
+
+def _xz_decompressor() -> Any:
+    return _Bounded(lzma.LZMADecompressor(memlimit=_XZ_MAX_BYTES))
+
+
+_DECOMPRESSORS = {
+    "gzip": _gzip_decompressor,
+    "zstd": _zstd_decompressor,
+    "bzip2": _bzip2_decompressor,
+    "xz": _xz_decompressor,
+}

@@ -1,106 +1,65 @@
-"""Which files are read, under which names, in which pieces.
-
-A *piece* is what one worker reads without help: a file, a range of bytes of a large JSON lines
-file, or some row groups of a parquet file. Small pieces travel together in one *task*. Nothing
-downstream depends on where pieces end: a document is named by its file and its place in it.
-"""
+"""Which files are read, under which names, and of which kind each is."""
 
 import json
-import math
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from hashlib import sha256
+from typing import BinaryIO, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from apache_beam.io.filesystem import BeamIOError
-from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
+from beam_jobs.decompression import DAMAGE, decompress
+from beam_jobs.input_identity import content_of
+from beam_jobs.json_values import HEAD_BYTES, holds_values
+from beam_jobs.listing import FoundFile, InputError, fixed_folder, list_files
+from beam_jobs.pieces import InputFile, Piece
+from beam_jobs.tables import TABLES, read_shape
 
-TASK_BYTES = 64 << 20
-"""Input bytes of one task, where files can be cut or put together to reach it."""
+Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow"]
 
-SAMPLE_BYTES_PER_TEXT_BYTE = 3
-"""Tar bytes per byte of text: 9 to 10 bytes per student token of 3 to 4 bytes."""
-
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text"}
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_EXPANSION = {"none": 1.0, "gzip": 4.0, "zstd": 4.0, "parquet": 3.0}
-_WILDCARD = re.compile(r"[*?\[]")
+_FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",  # or "json", where it turns out to be no lines
+    ".txt": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+_RANDOM_ACCESS = ("parquet", "arrow")
 _OPEN_THREADS = 16
 
 
-class InputError(ValueError):
-    """The input can't be read as asked for: a mistake to correct before the job starts."""
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """One file of the corpus.
-
-    Attributes:
-        path: where it is on this machine or in the object store.
-        source: its name in ids and dead letters, relative to the fixed part of its glob, and so
-            the same on every machine.
-        num_bytes: its size.
-        format: "jsonl", "parquet" or "text".
-        compression: "none", "gzip" or "zstd".
-        row_group_bytes: uncompressed bytes of a parquet file's row groups; empty where the file
-            is no parquet or its footer is unreadable.
-    """
-
-    path: str
-    source: str
-    num_bytes: int
-    format: str
-    compression: str
-    row_group_bytes: tuple[int, ...] = ()
-
-    @property
-    def estimated_text_bytes(self) -> float:
-        """Roughly how much text it holds; compressed files are taken to expand 3 or 4 times."""
-        return self.num_bytes * _EXPANSION.get(self.format, _EXPANSION[self.compression])
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Part of a file: bytes [start, end) of JSON lines, row groups [start, end) of parquet.
-
-    A piece of JSON lines owns the lines that begin in its range. `end` is None where the rest of
-    the file belongs to it.
-    """
-
-    path: str
-    source: str
-    format: str
-    compression: str
-    start: int = 0
-    end: int | None = None
-
-
-def find_inputs(patterns: Sequence[str], *, text_field: str) -> list[InputFile]:
+def find_inputs(
+    patterns: Sequence[str], *, fields: Sequence[str] = ("text",), format: Format | None = None
+) -> list[InputFile]:
     """Return the files that the patterns name, in the order of their sources.
 
     Args:
-        patterns: paths or globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system.
-        text_field: the column that parquet files must have.
+        patterns: paths, globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system, or
+            folders of Hugging Face `datasets`.
+        fields: the columns that tables must have.
+        format: of every file, whatever its name; None goes by names.
 
     Raises:
         InputError: a pattern matches nothing, a file is of an unknown kind or can't be opened, two
-            files would have the same source, or a parquet file lacks the column.
+            files would have the same source, or a table lacks a column.
 
     Example:
-        >>> find_inputs(["corpus/part-*.jsonl.zst"], text_field="text")
+        >>> find_inputs(["corpus/part-*.jsonl.zst"], fields=("text",))
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:
         pattern = storage.absolute(pattern)
-        for path, num_bytes in _match(pattern):
-            files.setdefault(path, _describe(path, num_bytes, _fixed_folder(pattern)))
+        folder = fixed_folder(pattern)
+        for found in list_files(pattern):
+            files.setdefault(found.path, _describe(found, folder, format))
     by_source: dict[str, InputFile] = {}
     for file in files.values():
         other = by_source.setdefault(file.source, file)
@@ -111,7 +70,7 @@ def find_inputs(patterns: Sequence[str], *, text_field: str) -> list[InputFile]:
             )
     ordered = [by_source[source] for source in sorted(by_source)]
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
-        return list(pool.map(lambda file: _inspect(file, text_field), ordered))
+        return list(pool.map(lambda file: _inspect(file, fields, is_named=format is None), ordered))
 
 
 def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
@@ -124,120 +83,70 @@ def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
     }
 
 
-def count_buckets(files: Sequence[InputFile], *, shard_bytes: int, keep_text: bool) -> int:
-    """Return into how many buckets the corpus is hashed, so that each fills about one shard.
-
-    Example:
-        >>> count_buckets(files_of_1_gb, shard_bytes=256 << 20, keep_text=False)
-        12
-    """
-    text_bytes = sum(file.estimated_text_bytes for file in files)
-    factor = SAMPLE_BYTES_PER_TEXT_BYTE + (1 if keep_text else 0)
-    return max(1, math.ceil(text_bytes * factor / shard_bytes))
-
-
-def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> list[str]:
-    """Return the reading tasks, each the JSON of a list of pieces; see `decode_task`."""
-    tasks: list[list[Piece]] = []
-    room = 0.0
-    for piece, num_bytes in _pieces(files, task_bytes):
-        if not tasks or num_bytes > room:
-            tasks.append([])
-            room = task_bytes
-        tasks[-1].append(piece)
-        room -= num_bytes
-    return [json.dumps([asdict(piece) for piece in task]) for task in tasks]
-
-
-def decode_task(task: str) -> list[Piece]:
-    """Return the pieces of a task."""
-    return [Piece(**piece) for piece in json.loads(task)]
-
-
-def _match(pattern: str) -> Iterator[tuple[str, int]]:
-    if storage.is_local(pattern) and os.path.isfile(pattern):
-        yield pattern, os.path.getsize(pattern)  # whatever wildcards its name may hold
-        return
-    if storage.is_local(pattern) and os.path.isdir(pattern):
-        raise InputError(
-            f"--input {pattern} is a folder: name its files, such as {pattern}/*.jsonl"
-        )
-    try:
-        found = FileSystems.match([pattern])[0].metadata_list
-    except (BeamIOError, ValueError) as error:
-        raise InputError(f"--input {pattern} can't be listed: {error}") from error
-    if not found:
-        raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
-    yield from ((entry.path, entry.size_in_bytes) for entry in found)
-
-
-def _fixed_folder(pattern: str) -> str:
-    is_plain = storage.is_local(pattern) and os.path.isfile(pattern)
-    wildcard = None if is_plain else _WILDCARD.search(pattern)
-    fixed = pattern[: wildcard.start()] if wildcard else pattern
-    return fixed[: fixed.rfind("/") + 1]
-
-
-def _describe(path: str, num_bytes: int, folder: str) -> InputFile:
+def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile:
+    path, num_bytes, modified = found
     source = path.removeprefix(folder)
     if not source.isprintable():
         raise InputError(f"{path!r} has a name with control or undecodable characters; rename it")
     stem, compression = path, "none"
     for suffix, name in _COMPRESSIONS.items():
-        if path.endswith(suffix):
-            stem, compression = path.removesuffix(suffix), name
-    suffix = os.path.splitext(stem)[1].lower()
-    if suffix == ".parquet" and compression == "none":
-        return InputFile(path, source, num_bytes, "parquet", compression)
-    if suffix not in _FORMATS:
+        if path.lower().endswith(suffix):
+            stem, compression = path[: -len(suffix)], name
+    kind = format or _FORMATS.get(os.path.splitext(stem)[1].lower())
+    if kind in _RANDOM_ACCESS and compression != "none":
         raise InputError(
-            f"{path} is of no known kind: .jsonl, .ndjson, .json and .txt (each also .gz or .zst) "
-            "and .parquet can be read; narrow the glob or rename the file"
+            f"{path} is {kind} and compressed as a whole: such a file can't be read from its "
+            "middle; decompress it (its columns are compressed already)"
         )
-    return InputFile(path, source, num_bytes, _FORMATS[suffix], compression)
+    if kind is None:
+        raise InputError(
+            f"{path} is of no known kind: .jsonl, .ndjson, .json, .txt, .csv and .tsv (each also "
+            ".gz, .zst, .bz2 or .xz), .parquet, .arrow and .feather can be read; narrow the glob, "
+            "or say what the files are, such as --format text"
+        )
+    return InputFile(path, source, num_bytes, kind, compression, modified)
 
 
-def _inspect(file: InputFile, text_field: str) -> InputFile:
+def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> InputFile:
+    piece = Piece(file.path, file.source, file.format, file.compression)
     try:
+        file = replace(file, content=content_of(file.path, file.num_bytes))
         with storage.open_to_read(file.path) as opened:
-            if file.format != "parquet":
+            if file.format == "jsonl" and is_named:
+                return replace(file, format=_lines_or_values(opened, file))
+            if file.format not in TABLES:
                 opened.read(1)
                 return file
-            metadata = pq.ParquetFile(opened).metadata
+            shape = read_shape(opened, piece)
     except (pa.ArrowException, OSError) as error:
-        if file.format == "parquet" and getattr(error, "errno", None) is None:
-            return file  # a damaged footer: reading the file will make it a dead letter
         raise InputError(f"{file.path} can't be opened: {error}; remove it or fix it") from error
-    columns = metadata.schema.to_arrow_schema().names
-    root = text_field.split(".")[0]
-    if text_field not in columns and root not in columns:
-        raise InputError(
-            f'{file.path} has no column "{text_field}", it has {", ".join(columns)}; '
-            "choose one with --text-field"
-        )
-    groups = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-    return InputFile(**{**asdict(file), "row_group_bytes": tuple(groups)})
+    if shape is None:
+        return file  # damaged: reading the file will make it a dead letter
+    _require_columns(file, shape.columns, fields)
+    return replace(file, row_group_bytes=shape.row_group_bytes)
 
 
-def _pieces(files: Sequence[InputFile], task_bytes: int) -> Iterator[tuple[Piece, float]]:
-    for file in files:
-        kind = (file.path, file.source, file.format, file.compression)
-        if file.format == "parquet" and file.row_group_bytes:
-            yield from _row_group_pieces(file, task_bytes)
-        elif file.format == "jsonl" and file.compression == "none" and file.num_bytes > task_bytes:
-            for start in range(0, file.num_bytes, task_bytes):
-                end = min(start + task_bytes, file.num_bytes)
-                yield Piece(*kind, start, end), end - start
-        else:
-            yield Piece(*kind), file.estimated_text_bytes
+def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
+    try:
+        head = decompress(opened, file.compression).read(HEAD_BYTES)
+    except DAMAGE:
+        return "jsonl"  # reading it will say what is wrong
+    may_be_pretty = ".json" in {os.path.splitext(name)[1] for name in _stems(file.path.lower())}
+    return "json" if holds_values(head, may_be_pretty=may_be_pretty) else "jsonl"
 
 
-def _row_group_pieces(file: InputFile, task_bytes: int) -> Iterator[tuple[Piece, float]]:
-    kind = (file.path, file.source, file.format, file.compression)
-    start, size = 0, 0
-    for index, num_bytes in enumerate(file.row_group_bytes):
-        if size and size + num_bytes > task_bytes:
-            yield Piece(*kind, start, index), size
-            start, size = index, 0
-        size += num_bytes
-    yield Piece(*kind, start, len(file.row_group_bytes)), size
+def _stems(path: str) -> Iterable[str]:
+    yield path
+    yield os.path.splitext(path)[0]
+
+
+def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[str]) -> None:
+    for field in fields:
+        root = field if file.format in ("csv", "tsv") else field.split(".")[0]
+        if field not in columns and root not in columns:
+            raise InputError(
+                f'{file.path} has no column "{field}", it has {", ".join(columns)}; '
+                "choose with --text-field or --text-template"
+            )
+        if list(columns).count(field) > 1:
+            raise InputError(f'{file.path} has several columns "{field}"; rename all but one')

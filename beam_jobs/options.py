@@ -4,11 +4,13 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from beam_jobs.blocks import Shuffle
+from beam_jobs.inputs import Format
 from beam_jobs.reading import ReadingRules
 from beam_jobs.run_options import HERE, RunOptions, add_run_options, option_names, take_run_options
+from beam_jobs.templates import parse_template
 from beam_jobs.tokenizer_files import SpecialStrings
 from pipeline.conventions import add_convention_options
 
@@ -41,15 +43,25 @@ examples:
       --project my-project --region europe-west4 --temp_location gs://bucket/temp \\
       --sdk_container_image my-registry/vocag-worker
 
+  # questions and answers of a Hugging Face dataset that was saved to a folder
+  vocag align --input gsm8k/train --text-template 'Question: {question}\\nAnswer: {answer}' \\
+      --student student/tokenizer.json --teacher Qwen/Qwen2.5-1.5B --output aligned
+
   # then check what was written
   vocag validate aligned
 
-input: .jsonl, .ndjson, .json (one object a line) and .txt (one document a file), each also .gz or
-.zst, and .parquet. A document that can't be used goes to OUTPUT/dead_letters.jsonl with its reason
-and stops nothing.
+input: .jsonl and .ndjson (one object a line), .json (the same, an array, or one object), .csv and
+.tsv (with a header), .txt (one document a file), each also .gz, .zst, .bz2 or .xz; .parquet; .arrow
+and .feather; folders that Hugging Face datasets saved; - for standard input. Other names need
+--format: --format text reads .md or .tex. A document that can't be used goes to
+OUTPUT/dead_letters.jsonl with its reason and stops nothing; an input file that changes while it is
+read stops the job.
 
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/ and report.html.
+
+exit status: 0 done; 1 the job failed, run it again to resume; 2 asked for wrongly; 3 done, but more
+documents are left out than --max-dead-letters allows.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
@@ -75,10 +87,13 @@ class AlignOptions:
         keep_text: whether samples hold their text.
         max_document_bytes: longest text; longer ones are dead letters.
         text_field: field or column of the text.
+        text_template: how the text is joined from several fields; "" for `text_field` alone.
         id_field: field or column of the id, "" to name documents by their place.
+        format: what all input files are; None goes by their names.
         special_strings: "plain" or "honoured".
         fast: False never takes the fast path.
         shuffle: how documents travel to their buckets: "auto", "files" or "runner".
+        max_dead_letters: largest share of the documents that may be left out, 0 to 1.
         run: how many processes, and what they say.
         beam_arguments: options for Beam.
     """
@@ -95,10 +110,13 @@ class AlignOptions:
     keep_text: bool = False
     max_document_bytes: int = 16 << 20
     text_field: str = "text"
+    text_template: str = ""
     id_field: str = "id"
+    format: Format | None = None
     special_strings: SpecialStrings = "plain"
     fast: bool = True
     shuffle: Shuffle | Literal["auto"] = "auto"
+    max_dead_letters: float = 0.01
     run: RunOptions = HERE
     beam_arguments: tuple[str, ...] = ()
 
@@ -120,11 +138,23 @@ class AlignOptions:
             )
         if not self.text_field:
             raise OptionsError("--text-field is empty; name the field that holds the text")
+        if self.text_template:
+            self._check_template()
+
+    def _check_template(self) -> None:
+        if self.text_field != "text":
+            raise OptionsError("--text-field and --text-template say different things; give one")
+        try:
+            parse_template(self.text_template)
+        except ValueError as error:
+            raise OptionsError(f"--text-template: {error}") from None
 
     @property
     def rules(self) -> ReadingRules:
         """What counts as a document."""
-        return ReadingRules(self.text_field, self.id_field, self.max_document_bytes)
+        return ReadingRules(
+            self.text_field, self.id_field, self.max_document_bytes, self.text_template
+        )
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
@@ -140,6 +170,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
     """
     known, unknown = _parser().parse_known_args(arguments)
     values = vars(known)
+    values.pop("_given", None)
     values["input"] = tuple(values["input"])
     values["run"] = take_run_options(values)
     return AlignOptions(**values, beam_arguments=tuple(unknown))
@@ -158,9 +189,46 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def parse_share(text: str) -> float:
+    """Return a share written as `0.01` or `1%`.
+
+    Example:
+        >>> parse_share("1%")
+        0.01
+    """
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f'"{text}" is no share; write 0.01 or 1%')
+    return share
+
+
 def own_options() -> list[str]:
     """Return the names of the options that don't go to Beam."""
     return option_names(_parser())
+
+
+class _Once(argparse.Action):
+    """An option that a second use would silently overrule."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        given = getattr(namespace, "_given", None) or set()
+        if self.dest in given:
+            raise OptionsError(
+                f"{option_string} is given twice; to join fields, use --text-template "
+                r"'{question}\n{answer}'"
+            )
+        namespace._given = {*given, self.dest}
+        setattr(namespace, self.dest, values)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -172,7 +240,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--input", action="append", required=True, metavar="GLOB", help="documents; repeatable")
+    add("--input", action="append", required=True, metavar="GLOB",
+        help="documents: files, globs, folders of Hugging Face datasets, or - for standard input; "
+        "repeatable")  # fmt: skip
+    add("--format", choices=get_args(Format),
+        help="what the input files are (default: what their names say)")  # fmt: skip
     add("--output", required=True, metavar="FOLDER", help="where the dataset goes")
     tokenizer = "tokenizer: Hugging Face repository, folder, tokenizer.json or SentencePiece model"
     add("--student", required=True, metavar="TOKENIZER", help=f"the student's {tokenizer}")
@@ -185,11 +257,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--keep-text", action="store_true", help="keep each document's text in its sample")
     add("--max-document-bytes", type=parse_size, default=16 << 20, metavar="SIZE",
         help="longest text; longer ones become dead letters (default: 16MiB)")  # fmt: skip
-    add("--text-field", default="text", metavar="FIELD",
+    add("--text-field", default="text", metavar="FIELD", action=_Once,
         help="field or column of the text; a.b for nested ones (default: %(default)s)")  # fmt: skip
+    add("--text-template", default="", metavar="TEMPLATE", action=_Once,
+        help=r"join the text from several fields, such as '{question}\n{answer}'; a document that "
+        "lacks one is left out")  # fmt: skip
     add("--id-field", default="id", metavar="FIELD",
         help="field or column of the id, used where present; '' to name every document by its "
         "file and place (default: %(default)s)")  # fmt: skip
+    add("--max-dead-letters", type=parse_share, default=0.01, metavar="SHARE",
+        help="end with status 3 where a larger share of the documents is left out, such as 0.05 or "
+        "5%%; the dataset is written all the same (default: 1%%)")  # fmt: skip
     add("--special-strings", choices=get_args(SpecialStrings), default="plain",
         help="whether <s> or <|endoftext|> in a text is plain text or its control token "
         "(default: %(default)s)")  # fmt: skip

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from beam_jobs.inputs import InputError, Piece, decode_task
+from beam_jobs.listing import InputError
+from beam_jobs.pieces import Piece, decode_task
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 
 PROBE_TASKS = 4
@@ -37,7 +38,7 @@ def probe_documents(
         found = _read_first(piece, rules, num_documents, num_bytes)
         outcomes += found
         with_fields += found if piece.format != "text" else []
-    _require_text_field(outcomes, rules.text_field)
+    _require_text_field(outcomes, '" and "'.join(rules.text_fields))
     _require_id_field(with_fields, rules.id_field)
     return outcomes
 

@@ -1,36 +1,40 @@
 """Documents out of files, and a dead letter for each one that can't be used.
 
-Every document has a place: its source and a position there (byte offset of its line in the
-uncompressed file, row number of a parquet file, 0 of a text file). The place is the same wherever
-the job runs and however files are cut into pieces, so documents without an id are named by it.
+Every document has a place: its source and a position there (byte offset of its line or value in the
+uncompressed file, row number of a table, 0 of a text file). The place is the same wherever the job
+runs and however files are cut into pieces, so documents without an id are named by it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, BinaryIO
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from beam_jobs import storage
 from beam_jobs.decompression import DAMAGE, decompress
-from beam_jobs.inputs import Piece
+from beam_jobs.input_identity import require_unchanged
+from beam_jobs.json_values import BYTE_ORDER_MARK, split_values
+from beam_jobs.pieces import Piece
+from beam_jobs.tables import TABLES, BadRow, DamagedTableError, read_rows
+from beam_jobs.templates import parse_template
 
 LINE_BYTES_PER_TEXT_BYTE = 4
 """JSON escapes make a text at most 3 times longer, control characters aside; the rest is slack for
 other fields. A longer line is not parsed, so one huge line can't fill a worker's memory."""
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 20
-_ROWS_PER_BATCH = 256
+_MAX_EXACT_FLOAT = float(1 << 53)
 
 
 class Reason(StrEnum):
     """Why a document is no sample: the codes in `dead_letters.jsonl`."""
 
     BAD_JSON = "bad_json"
+    BAD_ROW = "bad_row"
     MISSING_TEXT = "missing_text"
     TEXT_NOT_A_STRING = "text_not_a_string"
     EMPTY_TEXT = "empty_text"
@@ -68,14 +72,24 @@ class ReadingRules:
     """What counts as a document.
 
     Attributes:
-        text_field: where the text is in a JSON object or parquet row; dots lead into nested ones.
+        text_field: where the text is in a JSON object or a table's row; dots lead into nested ones.
         id_field: where its id is, "" to name every document by its place.
         max_document_bytes: longest text in UTF-8 bytes.
+        text_template: how the text is joined from several fields (`beam_jobs.templates`); "" to
+            take `text_field` as it is.
     """
 
     text_field: str = "text"
     id_field: str = "id"
     max_document_bytes: int = 16 << 20
+    text_template: str = ""
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The fields that a text is made of."""
+        if not self.text_template:
+            return (self.text_field,)
+        return tuple(part.field for part in parse_template(self.text_template) if part.field)
 
     @property
     def max_line_bytes(self) -> int:
@@ -96,18 +110,28 @@ def read_piece(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | D
 
     Damage to the file becomes a dead letter at the place where reading stopped; what came before it
     is kept. Failures of the storage itself (a lost connection, a missing file) are raised, so that
-    the runner tries again.
+    the runner tries again, and so is a file that was cut or written to since the job was planned.
+
+    Raises:
+        InputChangedError: at the end, for what was read of a changing file is of no use.
 
     Example:
         >>> list(read_piece(Piece("/data/a.txt", "a.txt", "text", "none"), ReadingRules()))
     """
-    if piece.format == "parquet":
-        yield from _read_parquet(piece, rules)
+    yield from _read_documents(piece, rules)
+    require_unchanged(piece)
+
+
+def _read_documents(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+    if piece.format in TABLES:
+        yield from _read_table(piece, rules)
         return
     with storage.open_to_read(piece.path) as stored:
         file = decompress(stored, piece.compression)
         if piece.format == "text":
             yield _read_text(file, piece, rules)
+        elif piece.format == "json":
+            yield from _read_json_values(file, piece, rules)
         else:
             yield from _read_json_lines(file, piece, rules)
 
@@ -122,7 +146,7 @@ def _read_text(file: BinaryIO, piece: Piece, rules: ReadingRules) -> PlacedDocum
         detail = f"the file holds more than --max-document-bytes {rules.max_document_bytes}"
         return DeadLetter(piece.source, 0, document_id, Reason.TOO_LARGE, detail)
     try:
-        return PlacedDocument(piece.source, 0, document_id, _check_text(text, rules))
+        return PlacedDocument(piece.source, 0, document_id, _check_text(text, "", rules))
     except _UnusableError as unusable:
         return DeadLetter(piece.source, 0, document_id, unusable.reason, unusable.detail)
 
@@ -149,6 +173,21 @@ def _read_json_lines(
         yield _damaged(piece.source, position, error)
 
 
+def _read_json_values(
+    file: BinaryIO, piece: Piece, rules: ReadingRules
+) -> Iterator[PlacedDocument | DeadLetter]:
+    end = 0
+    try:
+        for value in split_values(file, rules.max_line_bytes):
+            end = value.position + value.num_bytes
+            if value.data is None:
+                yield _too_long(piece.source, value.position, value.num_bytes, rules)
+            else:
+                yield _parse_line(piece.source, value.position, value.data, rules)
+    except DAMAGE as error:
+        yield _damaged(piece.source, end, error)
+
+
 def _skip_line(file: BinaryIO) -> int:
     num_bytes = 0
     while part := file.readline(_SKIP_BYTES):
@@ -162,10 +201,13 @@ def _parse_line(
     source: str, position: int, line: bytes, rules: ReadingRules
 ) -> PlacedDocument | DeadLetter:
     if position == 0:
-        line = line.removeprefix(_BYTE_ORDER_MARK)
+        line = line.removeprefix(BYTE_ORDER_MARK)
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        record = _parse_with_nan(line)
+        if record is not None:
+            return _place_document(source, position, record, rules)
         # Messages of orjson 3.13: "str is not valid UTF-8: surrogates not allowed", "no low
         # surrogate in string", "invalid high surrogate in string".
         reason = Reason.INVALID_UNICODE if "surrogate" in error.msg else Reason.BAD_JSON
@@ -173,62 +215,49 @@ def _parse_line(
     return _place_document(source, position, record, rules)
 
 
-def _read_parquet(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
-    position = 0
+def _read_table(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+    fields = (*rules.text_fields, rules.id_field) if rules.id_field else rules.text_fields
     try:
-        with storage.open_to_read(piece.path) as stored:
-            file = pq.ParquetFile(stored, page_checksum_verification=True)
-            end = file.num_row_groups if piece.end is None else piece.end
-            counts = [file.metadata.row_group(i).num_rows for i in range(end)]
-            position = sum(counts[: piece.start])
-            present = {name.split(".")[0] for name in file.schema_arrow.names}
-            columns = [n for n in (rules.text_field, rules.id_field) if n.split(".")[0] in present]
-            for record in _records(file, range(piece.start, end), columns):
-                yield _place_document(piece.source, position, record, rules)
-                position += 1
-    except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None:
-            raise  # the storage failed; Arrow's own OSErrors, about damage, have no errno
-        yield _damaged(piece.source, position, error)
-
-
-def _records(file: pq.ParquetFile, groups: Iterable[int], columns: list[str]) -> Iterator[Any]:
-    for group in groups:  # one by one: damage to one spares those before it
-        for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=columns):
-            yield from _rows(batch)
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[Any]:
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:  # raised before the first row is yielded
-        for index in range(len(batch)):
-            try:
-                yield batch.slice(index, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield _UnusableError(
-                    Reason.INVALID_UNICODE, f"{error.reason} at byte {error.start}"
-                )
+        for position, row in read_rows(piece, fields, max_cell_bytes=rules.max_line_bytes):
+            if isinstance(row, BadRow):
+                yield DeadLetter(piece.source, position, None, Reason(row.reason), row.detail)
+            else:
+                yield _place_document(piece.source, position, row, rules)
+    except DamagedTableError as error:
+        yield _damaged(piece.source, error.position, error.__cause__ or error)
 
 
 def _place_document(
     source: str, position: int, record: Any, rules: ReadingRules
 ) -> PlacedDocument | DeadLetter:
     try:
-        if isinstance(record, _UnusableError):
-            raise record
         if not isinstance(record, dict):
             kind = type(record).__name__
             raise _UnusableError(Reason.BAD_JSON, f"the line holds a JSON {kind}, not an object")
         document_id = _document_id(record, rules) or f"{source}#{position}"
         try:
-            text = _check_text(_look_up(record, rules.text_field), rules)
+            if rules.text_template:
+                text = _join_fields(record, rules)
+            else:
+                text = _check_text(_look_up(record, rules.text_field), rules.text_field, rules)
         except _UnusableError as unusable:
             unusable.document_id = document_id
             raise
         return PlacedDocument(source, position, document_id, text)
     except _UnusableError as unusable:
         return DeadLetter(source, position, unusable.document_id, unusable.reason, unusable.detail)
+
+
+def _parse_with_nan(line: bytes) -> Any:
+    """Return what a line holds that only NaN or Infinity keep from being JSON, None for others."""
+    if b"NaN" not in line and b"Infinity" not in line:
+        return None
+    try:
+        record = json.loads(line)
+        json.dumps(record, ensure_ascii=False).encode()  # no lone surrogate anywhere
+    except (ValueError, RecursionError):
+        return None
+    return record
 
 
 def _look_up(record: Mapping[str, Any], field: str) -> Any:
@@ -246,22 +275,38 @@ def _document_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, float) and math.isnan(value):
+        return None  # how pandas writes a missing number
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
+        return str(int(value))  # a column of integers with one missing is one of floats in pandas
     kind = type(value).__name__
     raise _UnusableError(
         Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
     )
 
 
-def _check_text(text: Any, rules: ReadingRules) -> bytes:
-    if text is None:
-        raise _UnusableError(Reason.MISSING_TEXT, f'no "{rules.text_field}" in the record')
+def _join_fields(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
+    text = ""
+    for literal, field in parse_template(rules.text_template):
+        text += literal
+        if field:
+            value = _look_up(record, field)
+            if not isinstance(value, str):
+                _check_text(value, field, rules)  # says what is wrong with it
+            text += value
+    return _check_text(text, rules.text_template, rules)
+
+
+def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
+    if text is None or (isinstance(text, float) and math.isnan(text)):
+        raise _UnusableError(Reason.MISSING_TEXT, f'no "{field}" in the record')
     if isinstance(text, str):
         data = text.encode()
     elif isinstance(text, bytes):
         data = text
     else:
         kind = type(text).__name__
-        raise _UnusableError(Reason.TEXT_NOT_A_STRING, f'"{rules.text_field}" is of type {kind}')
+        raise _UnusableError(Reason.TEXT_NOT_A_STRING, f'"{field}" is of type {kind}')
     if not data:
         raise _UnusableError(Reason.EMPTY_TEXT, "the text has no characters")
     if len(data) > rules.max_document_bytes:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
+from beam_jobs.losses import Losses
 from beam_jobs.report_charts import CHART_STYLE, Series, bar_chart
 from pipeline.formatting import (
     format_bytes,
@@ -21,6 +22,9 @@ from schemas.manifest import Manifest, ShardRecord, TokenizerRecord
 
 OPEN_SHARDS = 20
 """Longer tables of shards start collapsed."""
+
+MAX_LOSS_FILES = 50
+"""Files that lost documents and are named; those that lost most."""
 
 _STYLE = """
 header .mono { overflow-wrap: anywhere; }
@@ -68,6 +72,7 @@ class RunSummary:
         teacher_convention: the same for the teacher.
         reused_buckets: parts taken over from an interrupted run.
         versions: version of each library that shaped the result.
+        losses: what is left out, file by file.
     """
 
     runner: str
@@ -84,6 +89,7 @@ class RunSummary:
     teacher_convention: str = "unknown"
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
 
 
 def render_report(manifest: Manifest, run: RunSummary) -> str:
@@ -106,6 +112,7 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
         _quality_tables(manifest, statistics),
         tag("h2", "Documents left out"),
         _dead_letters(manifest),
+        *_losses_by_file(run.losses),
         tag("h2", "Tokenizers"),
         _tokenizers(manifest, run),
         tag("h2", "Run"),
@@ -275,6 +282,29 @@ def _dead_letters(manifest: Manifest) -> Element:
         None,
         _table(["reason", "documents", "share"], rows, num_text_columns=1),
         tag("p", "Each is named in ", tag("code", letters.file), ".", class_="soft small"),
+    )
+
+
+def _losses_by_file(losses: Losses) -> Iterable[Element]:
+    if not losses.files:
+        return
+    ranked = sorted(losses.files, key=lambda file: (-file.by_reason.total(), file.source))
+    rows = [
+        [
+            file.source,
+            ", ".join(f"{name} {format_count(n)}" for name, n in sorted(file.by_reason.items())),
+            f"#{file.first}",
+            format_count(file.by_reason.total()),
+        ]
+        for file in ranked[:MAX_LOSS_FILES]
+    ]
+    heading = ["file", "reasons", "first place", "documents"]
+    rest = len(ranked) - len(rows)
+    note = f"and {format_plural(rest, 'more file')}" if rest else ""
+    yield _panel(
+        tag("h3", "By file"),
+        tag("div", _table(heading, rows, num_text_columns=2), class_="scroll"),
+        tag("p", note, class_="soft small"),
     )
 
 

@@ -8,8 +8,8 @@ import shutil
 
 from beam_jobs import storage
 from beam_jobs.blocks import Shuffle
-from beam_jobs.inputs import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.options import OptionsError
+from beam_jobs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from pipeline.formatting import format_bytes
 
 LEAST_ADDRESS_SPACE = 1500 << 20

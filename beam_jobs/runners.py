@@ -20,7 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
-from beam_jobs import storage
+from beam_jobs import losses, storage
 from beam_jobs.options import OptionsError
 from beam_jobs.resources import explain_shortage
 from beam_jobs.run_options import HERE, RunOptions
@@ -131,6 +131,7 @@ def run_to_end(
 def exit_status(command: str, work: Callable[[], object]) -> int:
     """Run a command's work; return 0, 1 where the job failed, 2 where it was asked for wrongly.
 
+    3 is the status of a dataset that is written, but without more of its input than was allowed.
     What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a
     command that Ctrl-C or SIGTERM ended.
     """
@@ -144,6 +145,8 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
         return _say(f"vocag {command}: error: {error}", 2)
     except JobError as error:
         return _say(f"vocag {command}: {error}", 1)
+    except losses.TooManyDeadLettersError as error:
+        return _say(f"vocag {command}: {error}", losses.EXIT_STATUS)
     except KeyboardInterrupt:
         return _say(f"vocag {command}: interrupted; {RESUME}", 130)
     except Terminated:

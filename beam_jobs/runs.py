@@ -2,6 +2,7 @@
 
 import glob
 import json
+import logging
 import re
 from collections.abc import Mapping
 from hashlib import sha256
@@ -16,6 +17,8 @@ from beam_jobs.sharding import CONFIGURATION_FILE
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
 _RUN_PREFIX = ".vocag-"
+
+_logger = logging.getLogger(__name__)
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
@@ -32,6 +35,8 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | None:
     """Return the dataset in `output` where the same configuration has already made it.
 
+    A dataset that has lost files, or parts of them, is not finished: it is made again.
+
     Raises:
         OptionsError: the folder holds a dataset, or a run, of another configuration.
     """
@@ -39,7 +44,7 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     if storage.num_bytes_of(path) is not None:
         manifest = decode_manifest(storage.read_bytes(path), where=path)
         _require_same(output, "a dataset", manifest.configuration, configuration)
-        return manifest
+        return None if find_lost_files(output, manifest) else manifest
     runs = _find_runs(output)
     for run in runs:
         _require_same(
@@ -48,6 +53,30 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     if not runs:
         _require_no_shards(output, str(configuration["name"]))
     return None
+
+
+def find_lost_files(output: str, manifest: Manifest) -> list[str]:
+    """Return the files of a dataset that are not there, or not of the size in its manifest."""
+    sizes = {shard.file: shard.num_bytes for shard in manifest.shards}
+    sizes |= {shard.index_file: shard.index_num_bytes for shard in manifest.shards}
+    found = storage.list_folder(output)
+    lost = [name for name, num_bytes in sizes.items() if found.get(name) != num_bytes]
+    others = (manifest.dead_letters.file, manifest.student.file, manifest.teacher.file)
+    paths = {name: storage.join(output, *name.split("/")) for name in others}
+    return lost + [name for name, path in paths.items() if storage.num_bytes_of(path) is None]
+
+
+def warn_of_lost_files(output: str) -> None:
+    """Say why a dataset that has a manifest is made again."""
+    path = storage.join(output, MANIFEST_FILE)
+    if storage.num_bytes_of(path) is not None:
+        lost = find_lost_files(output, decode_manifest(storage.read_bytes(path), where=path))
+        _logger.warning(
+            "%s has a manifest, but %d of its files are gone or cut, such as %s: it is made again",
+            output,
+            len(lost),
+            lost[0],
+        )
 
 
 def open_run(folder: str, configuration: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ from apache_beam.metrics import Metrics
 from beam_jobs import storage
 from beam_jobs.blocks import BlockStore, pack_blocks
 from beam_jobs.buckets import align_bucket
-from beam_jobs.inputs import decode_task
+from beam_jobs.input_identity import INPUTS_FILE
+from beam_jobs.pieces import decode_task
 from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
 from beam_jobs.records import BucketRecord, Job, number_shards
@@ -36,7 +37,9 @@ from schemas.manifest import (
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
 LOCK_FILE = "lock"
-_KEPT_FILES = re.compile(rf"{SUMMARY_FILE}|{CONFIGURATION_FILE}|{PROGRESS_PREFIX}.*|{LOCK_FILE}")
+_KEPT_FILES = re.compile(
+    rf"{SUMMARY_FILE}|{CONFIGURATION_FILE}|{INPUTS_FILE}|{PROGRESS_PREFIX}.*|{LOCK_FILE}"
+)
 _PROGRESS_DOCUMENTS = 1000
 
 

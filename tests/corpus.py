@@ -74,6 +74,7 @@ def align_options(corpus: Corpus, output: Path, *beam: str, **changes: object) -
         "teacher": TEACHER,
         "shard_bytes": SHARD_BYTES,
         "max_document_bytes": MAX_DOCUMENT_BYTES,
+        "max_dead_letters": 1.0,  # bad documents are what it is for
         "beam_arguments": beam,
     }
     return AlignOptions(**{**values, **changes})  # type: ignore[arg-type]
@@ -82,17 +83,18 @@ def align_options(corpus: Corpus, output: Path, *beam: str, **changes: object) -
 def command_line(options: AlignOptions) -> list[str]:
     """Return the arguments that give these options."""
     arguments = [f"--input={pattern}" for pattern in options.input]
-    for name in ("output", "student", "teacher", "shard_bytes", "max_document_bytes"):
+    names = ("output", "student", "teacher", "shard_bytes", "max_document_bytes")
+    for name in (*names, "max_dead_letters"):
         arguments.append(f"--{name.replace('_', '-')}={getattr(options, name)}")
     return [*arguments, *options.beam_arguments]
 
 
 def digests(output: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a dataset, but for the report, which holds times."""
+    """Return the SHA-256 of every file of a dataset, but for what holds times."""
     return {
         str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(output.rglob("*"))
-        if path.is_file() and path.name != "report.html"
+        if path.is_file() and path.name not in ("report.html", "inputs.json")
     }
 
 

@@ -20,8 +20,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import align as align_module
 from beam_jobs.align import align, main
-from beam_jobs.inputs import InputError, plan_tasks
+from beam_jobs.listing import InputError
 from beam_jobs.options import OptionsError, parse_options, parse_size
+from beam_jobs.pieces import plan_tasks
 from beam_jobs.runners import make_beam_options
 from pipeline.shards import read_manifest
 from schemas.document import AlignedDocument, decode_document, document_key

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.inputs import InputError, find_inputs, plan_tasks
+from beam_jobs.inputs import find_inputs
+from beam_jobs.listing import InputError
+from beam_jobs.pieces import plan_tasks
 from beam_jobs.probes import probe_documents, usable_texts
 from beam_jobs.reading import ReadingRules
 
 
 def tasks_of(folder: Path) -> list[str]:
     """Return the reading tasks of a folder's files."""
-    return plan_tasks(find_inputs([f"{folder}/*"], text_field="text"))
+    return plan_tasks(find_inputs([f"{folder}/*"], fields=("text",)))
 
 
 @pytest.fixture

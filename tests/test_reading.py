@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from beam_jobs.blocks import BlockStore, pack_blocks, unpack_block
 from beam_jobs.decompression import CutStreamError, decompress
-from beam_jobs.inputs import InputError, Piece, decode_task, find_inputs, plan_tasks
+from beam_jobs.inputs import find_inputs
+from beam_jobs.listing import InputError
+from beam_jobs.pieces import Piece, decode_task, plan_tasks
 from beam_jobs.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from tests.corpus import json_line
 
@@ -107,7 +109,11 @@ def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -
     ("line", "reason", "document_id"),
     [
         (b"{", Reason.BAD_JSON, None),
-        (b'{"text": NaN}', Reason.BAD_JSON, None),
+        (b'{"text": NaN}', Reason.MISSING_TEXT, "lines.jsonl#0"),
+        (b'{"id": NaN, "text": "secret" NaN}', Reason.BAD_JSON, None),
+        (b'{"x": NaN, "id": "\\ud800", "text": "secret"}', Reason.BAD_JSON, None),
+        (b'{"id": Infinity, "text": "secret"}', Reason.BAD_ID, None),
+        (b'{"id": 0.5, "text": "secret"}', Reason.BAD_ID, None),
         (b'"secret"', Reason.BAD_JSON, None),
         (b"{}", Reason.MISSING_TEXT, "lines.jsonl#0"),
         (b'{"id": "a", "text": null}', Reason.MISSING_TEXT, "a"),
@@ -137,6 +143,10 @@ def test_a_bad_line_is_a_dead_letter_without_its_text(
         (b'{"id": null, "text": "x"}', "lines.jsonl#0"),
         (b'{"id": "", "text": "x"}', "lines.jsonl#0"),
         (b'{"id": 7, "text": "x"}', "7"),
+        (b'{"id": 7.0, "text": "x"}', "7"),
+        (b'{"id": NaN, "text": "x"}', "lines.jsonl#0"),
+        (b'{"id": "a", "text": "x", "score": NaN, "more": [-Infinity]}', "a"),
+        (b'{"id": "a", "text": "\\ud83e\\udd17", "score": NaN}', "a"),
         (b'\xef\xbb\xbf{"id": "with a mark", "text": "x"}', "with a mark"),
     ],
 )
@@ -254,9 +264,9 @@ def test_sources_do_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "b.jsonl").write_bytes(LINES[0])
         (folder.parent / "a.txt").write_bytes(b"a")
-        found = find_inputs([f"{tmp_path / root}/corpus/**"], text_field="text")
+        found = find_inputs([f"{tmp_path / root}/corpus/**"])
         assert [file.source for file in found] == ["a.txt", "x/b.jsonl"]
-    (one,) = find_inputs([str(folder / "b.jsonl")], text_field="text")
+    (one,) = find_inputs([str(folder / "b.jsonl")])
     assert one.source == "b.jsonl"
 
 
@@ -277,14 +287,14 @@ def test_inputs_that_cannot_be_read_are_errors_at_the_start(tmp_path: Path) -> N
     }
     for patterns, message in cases.items():
         with pytest.raises(InputError, match=message):
-            find_inputs(patterns, text_field="text")
+            find_inputs(patterns)
 
 
 def test_tasks_cover_every_byte_once(tmp_path: Path) -> None:
     sizes = {"a.jsonl": 1000, "b.jsonl": 10, "c.jsonl": 20, "d.jsonl": 0, "e.jsonl": 101}
     for name, num_bytes in sizes.items():
         (tmp_path / name).write_bytes(b"x" * num_bytes)
-    tasks = plan_tasks(find_inputs([f"{tmp_path}/*"], text_field="text"), task_bytes=100)
+    tasks = plan_tasks(find_inputs([f"{tmp_path}/*"]), task_bytes=100)
     pieces = [piece for task in tasks for piece in decode_task(task)]
     covered: dict[str, list[range]] = {}
     for piece in pieces:

@@ -1,0 +1,167 @@
+"""Which files a pattern names, local or in an object store. Nothing it names is passed over."""
+
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from apache_beam.io.filesystem import FileSystem
+from apache_beam.io.filesystems import BeamIOError, FileSystems
+
+from beam_jobs import storage
+
+WILDCARD = re.compile(r"[*?\[]")
+_MAX_NAMED = 3
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_DATASET_STATE = "state.json"
+_DATASET_SPLITS = "dataset_dict.json"
+
+
+class InputError(ValueError):
+    """The input can't be read as asked for: a mistake to correct before the job starts."""
+
+
+class FoundFile(NamedTuple):
+    """A file, its size in bytes, and when it was written, in nanoseconds (0: unknown)."""
+
+    path: str
+    num_bytes: int
+    modified: int
+
+
+def list_files(pattern: str) -> Iterator[FoundFile]:
+    """Yield the files that a path or glob names.
+
+    A folder that the `datasets` library wrote (`save_to_disk`) stands for its Arrow files.
+
+    Raises:
+        InputError: nothing matches, or something that matches is no readable file.
+
+    Example:
+        >>> [found.path for found in list_files("/data/**.jsonl")]
+    """
+    if not storage.is_local(pattern):
+        yield from _match_remote(pattern)
+        return
+    if os.path.isdir(pattern):
+        yield from _files_of_folder(pattern)
+        return
+    is_plain = os.path.lexists(pattern) or not WILDCARD.search(pattern)
+    paths = [pattern] if is_plain else sorted(_walk(pattern))
+    if not paths or not any(map(os.path.lexists, paths)):
+        raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
+    found, refused = [], []
+    for path in paths:
+        why = _why_not_a_file(path)
+        if why:
+            refused.append(f"{path} is {why}")
+        else:
+            status = os.stat(path)
+            found.append(FoundFile(path, status.st_size, status.st_mtime_ns))
+    _refuse(refused)
+    yield from found
+
+
+def fixed_folder(pattern: str) -> str:
+    """Return the part of a pattern that sources are relative to, with its slash.
+
+    Example:
+        >>> fixed_folder("/data/web/**.jsonl")
+        '/data/web/'
+    """
+    is_plain = storage.is_local(pattern) and os.path.isfile(pattern)
+    if storage.is_local(pattern) and os.path.isdir(pattern):
+        return pattern.rstrip("/") + "/"
+    wildcard = None if is_plain else WILDCARD.search(pattern)
+    fixed = pattern[: wildcard.start()] if wildcard else pattern
+    return fixed[: fixed.rfind("/") + 1]
+
+
+def _match_remote(pattern: str) -> Iterator[FoundFile]:
+    try:
+        found = FileSystems.match([pattern])[0].metadata_list
+    except (BeamIOError, ValueError) as error:
+        raise InputError(f"--input {pattern} can't be listed: {error}") from error
+    if not found:
+        raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
+    for entry in found:
+        modified = int((entry.last_updated_in_seconds or 0) * 1e9)
+        yield FoundFile(entry.path, entry.size_in_bytes, modified)
+
+
+def _walk(pattern: str) -> Iterator[str]:
+    """Yield whatever matches and is no folder, as Beam's patterns go; links are followed once.
+
+    Beam's own listing leaves out what it can't ask the size of, such as a dangling link.
+    """
+    matches = re.compile(FileSystem.translate_pattern(pattern)).match
+    root = fixed_folder(pattern)
+    max_slashes = sys.maxsize if "**" in pattern else pattern.count("/")
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_raise_unlisted):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        goes_deeper = folder.rstrip("/").count("/") + 1 < max_slashes
+        folders[:] = sorted(folders) if goes_deeper else []
+        yield from filter(matches, (os.path.join(folder, name) for name in names))
+
+
+def _raise_unlisted(error: OSError) -> None:
+    raise InputError(f"--input: {error.filename} can't be listed: {error.strerror}") from error
+
+
+def _why_not_a_file(path: str) -> str | None:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if os.path.islink(path):
+            return f"a link to {os.readlink(path)}, which can't be followed ({error.strerror})"
+        return f"not to be had ({error.strerror})"
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        return f"{kind}: what comes through it can't be read twice; pipe it into --input -"
+    return None if os.access(path, os.R_OK) else "not readable for you"
+
+
+def _refuse(refused: list[str]) -> None:
+    if refused:
+        rest = len(refused) - _MAX_NAMED
+        more = f", and {rest} more such" if rest > 0 else ""
+        raise InputError(
+            f"{'; '.join(refused[:_MAX_NAMED])}{more}: remove it, mend it, or narrow --input"
+        )
+
+
+def _files_of_folder(folder: str) -> Iterator[FoundFile]:
+    """Yield the Arrow files of a dataset that `datasets.save_to_disk` wrote."""
+    splits = os.path.join(folder, _DATASET_SPLITS)
+    if os.path.isfile(splits):
+        with open(splits, "rb") as file:
+            names = json.load(file)["splits"]
+        raise InputError(
+            f"--input {folder} holds the splits {', '.join(names)}: name the ones to read, such as "
+            f"--input {folder}/{names[0] if names else 'train'}"
+        )
+    state = os.path.join(folder, _DATASET_STATE)
+    if not os.path.isfile(state):
+        raise InputError(f"--input {folder} is a folder: name its files, such as {folder}/*.jsonl")
+    with open(state, "rb") as file:
+        values = json.load(file)
+    if values.get("_indices_files") or values.get("_indices_data_files"):
+        raise InputError(
+            f"--input {folder} is a selection of another dataset's rows; write it out with "
+            "flatten_indices().save_to_disk(...) first"
+        )
+    for entry in values["_data_files"]:
+        yield from list_files(os.path.join(folder, entry["filename"]))

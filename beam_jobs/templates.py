@@ -1,0 +1,50 @@
+r"""`--text-template '{question}\n{answer}'`: a document's text out of several fields."""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\", "{{": "{", "}}": "}"}
+_TOKEN = re.compile(r"\\.|\{\{|\}\}|\{(?P<field>[^{}]*)\}|[{}]|\\\Z", re.DOTALL)
+
+
+class TemplatePart(NamedTuple):
+    """A piece of a template: literal text, then a field's value, "" where none follows."""
+
+    literal: str
+    field: str
+
+
+@lru_cache
+def parse_template(template: str) -> tuple[TemplatePart, ...]:
+    r"""Return the parts of a template.
+
+    `\n`, `\t` and `\\` are what they are in most languages, for a shell passes them on as typed;
+    `{{` and `}}` are braces.
+
+    Raises:
+        ValueError: a brace without its partner, another escape, or no field at all.
+
+    Example:
+        >>> parse_template(r"Q: {question}\n")
+        (TemplatePart(literal='Q: ', field='question'), TemplatePart(literal='\n', field=''))
+    """
+    parts: list[TemplatePart] = []
+    literal, end = "", 0
+    for token in _TOKEN.finditer(template):
+        literal += template[end : token.start()]
+        end = token.end()
+        if token["field"]:
+            parts.append(TemplatePart(literal, token["field"]))
+            literal = ""
+        elif token[0] in _ESCAPES:
+            literal += _ESCAPES[token[0]]
+        else:
+            raise ValueError(
+                f'"{token[0]}" at character {token.start()} of the template {template!r} means '
+                r"nothing: write {field}, \n, \t, \\, {{ or }}"
+            )
+    literal += template[end:]
+    if not parts:
+        raise ValueError(f"the template {template!r} names no field; write such as {{question}}")
+    return (*parts, TemplatePart(literal, "")) if literal else tuple(parts)
