@@ -4,10 +4,10 @@ The library's own forward pass builds the logits of a whole sequence, in fp32 a 
 tokens of a large vocabulary. Here a model is asked for its last hidden states, and
 `pipeline.cross_entropy` walks the output layer in chunks.
 
-Packed rows: attention must not cross documents. transformers knows packed rows by `cu_seqlens` for
-flash attention only, so a boolean mask [rows, 1, T, T] is passed, which every attention
-implementation but flash takes. It costs T**2 bytes a row, and attention over the whole row: fine up
-to a few thousand tokens a row, which is what this reference is for.
+Rows are packed, and attention must not cross documents. A mask of our own is no way: transformers
+*adds* a boolean one under "eager" attention, so that tokens see the future, and sliding windows are
+lost. It is told positions instead, which start again with every document, no mask and no cache;
+`pipeline.packed_check` proves at load that a model then keeps documents apart.
 """
 
 from pathlib import Path
@@ -18,23 +18,34 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.hub import why_silent
+from pipeline.packed_attention import packed_arguments
+from pipeline.packed_check import keep_documents_apart
 
 # Functions between the output layer's product and the softmax, by their configuration's field.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def load_language_model(
-    source: str, *, dtype: torch.dtype = torch.float32, attention: str | None = None
+    source: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    attention: str | None = None,
+    packed: bool = True,
 ) -> PreTrainedModel:
     """Load a causal language model for evaluation.
 
     Args:
         source: a folder, a Hugging Face repository, or a .gguf file (needs `gguf`).
         dtype: of the weights.
-        attention: the library's name of an implementation, such as "sdpa"; None: its own choice.
+        device: where it runs; what is checked there holds there.
+        attention: the library's name of an implementation, such as "flash_attention_2"; None: the
+            fastest that is exact.
+        packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
 
     Raises:
-        ValueError: an output layer that chunked cross entropy does not cover.
+        ValueError: an output layer that chunked cross entropy does not cover, or documents of a
+            packed row that see each other.
         OSError: nothing there.
 
     Example:
@@ -51,7 +62,9 @@ def load_language_model(
             arguments["local_files_only"] = True  # the cache may have it; asking takes minutes
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **arguments)
     output_weight(model)
-    model.train(False)
+    model.train(False).to(device)
+    if packed:
+        keep_documents_apart(model, attention)
     return cast(PreTrainedModel, model)
 
 
@@ -74,53 +87,25 @@ def output_weight(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def hidden_states(
-    model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor, cu_seqlens: Tensor
-) -> Tensor:
+def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor) -> Tensor:
     """Run a model over packed rows; return the states that enter its output layer.
 
     Args:
-        model: loaded by `load_language_model`, or any whose `base_model` gives hidden states.
+        model: loaded by `load_language_model`, or prepared by `keep_documents_apart`.
         input_ids: int [rows, T].
-        position_ids: int [rows, T], from 0 in every segment.
-        cu_seqlens: int [rows, segments + 1], segment bounds from 0 to T; equal ones are empty
-            segments.
+        position_ids: int [rows, T], from 0 in every segment; they alone say where segments start.
 
     Returns:
         float [rows, T, H].
 
     Example:
-        >>> hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"],
-        ...               cu_seqlens=batch["cu_seqlens"]).shape
+        >>> hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"]).shape
         torch.Size([4, 512, 192])
     """
-    mask = segment_mask(cu_seqlens, input_ids.shape[1])
-    output = model.base_model(
+    states: Tensor = model.base_model(
         input_ids=input_ids.long(),
-        attention_mask=mask,
         position_ids=position_ids.long(),
         use_cache=False,
-    )
-    states: Tensor = output.last_hidden_state
+        **packed_arguments(model, position_ids),
+    ).last_hidden_state
     return states
-
-
-def segment_mask(cu_seqlens: Tensor, seq_length: int) -> Tensor:
-    """Return which earlier tokens each token may see: those of its own segment.
-
-    Args:
-        cu_seqlens: int [rows, segments + 1].
-        seq_length: T.
-
-    Returns:
-        bool [rows, 1, T, T], True = visible; every token sees itself.
-
-    Example:
-        >>> segment_mask(torch.tensor([[0, 1, 3]]), 3)[0, 0].int().tolist()
-        [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    """
-    places = torch.arange(seq_length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    bounds = cu_seqlens.contiguous()
-    segments = torch.searchsorted(bounds, places.expand(len(bounds), -1).contiguous(), right=True)
-    same = segments[:, :, None] == segments[:, None, :]
-    return (same & (places[:, None] >= places)).unsqueeze(1)

@@ -1,0 +1,229 @@
+"""Attention of packed rows: each document attends to itself, without a mask.
+
+transformers (5) separates the documents of a row by positions that start again, if it is given no
+mask and no cache. It does so with a mask of T x T places, so a row of many documents costs as much
+as one long document. `packed_attention` is registered with it as another implementation that is
+told the documents' bounds: it attends document by document, while everything else of a model runs
+over whole rows. Two ways, with the same result:
+
+- on GPUs in 16 bits, torch's kernel for sequences of varying length (one call, no copies);
+- elsewhere `scaled_dot_product_attention` on each document.
+
+Where no bounds are given (evaluation, generation) it is transformers' own "sdpa".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+# Shapes: b rows of l places, s = b * l; h heads (k of keys), d of each.
+
+PACKED_ATTENTION = "vocag_packed"
+"""The implementation's name in transformers."""
+
+_MAX_HEAD_DIM = 256  # of torch's kernel
+# What some models add to attention's weights, and this implementation does not.
+_UNKNOWN = ("softcap", "s_aux", "position_bias")
+
+
+def find_bounds(position_ids: Tensor) -> Tensor:
+    """Return where the documents of all rows start, and where the last one ends.
+
+    Args:
+        position_ids: int [rows, T], from 0 in every segment.
+
+    Returns:
+        int32 [segments + 1], places of the rows laid end to end.
+
+    Example:
+        >>> find_bounds(torch.tensor([[0, 1, 0], [0, 1, 2]])).tolist()
+        [0, 2, 3, 6]
+    """
+    starts = position_ids == 0
+    starts[:, 0] = True  # nothing goes on from row to row
+    places = starts.flatten().nonzero().flatten()
+    return F.pad(places, (0, 1), value=position_ids.numel()).int()
+
+
+def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:
+    """Return what a model's forward pass needs besides positions, by its implementation.
+
+    Args:
+        model: whose configuration names the implementation.
+        position_ids: int [rows, T], from 0 in every segment.
+
+    Example:
+        >>> more = packed_arguments(model, position_ids)
+        >>> model.base_model(input_ids, position_ids=position_ids, use_cache=False, **more)
+    """
+    kind = str(model.config._attn_implementation)
+    if kind != PACKED_ATTENTION and "flash" not in kind:
+        return {"attention_mask": None}
+    bounds, longest = find_bounds(position_ids), position_ids.shape[1]
+    return {
+        # transformers hands on a mask of four dimensions as it is, so this one spares making one.
+        "attention_mask": bounds.new_empty(0, 0, 0, 0) if kind == PACKED_ATTENTION else None,
+        # By position alone, flash attention separates the documents of a single row only.
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend within documents; the signature is transformers'.
+
+    Args:
+        module: the layer's attention.
+        query: float [rows, heads, T, d].
+        key: float [rows, key heads, T, d].
+        value: likewise.
+        attention_mask: not looked at where bounds are given.
+        scaling: of the products.
+        dropout: of attention weights.
+        sliding_window: a token sees itself and `sliding_window - 1` tokens before it; None: all.
+        cu_seq_lens_q: int32 [segments + 1], of `find_bounds`.
+        others: what the model passes on.
+
+    Returns:
+        float [rows, T, heads, d], and None for the weights.
+
+    Raises:
+        ValueError: the model's attention has more to it than this.
+    """
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
+        )
+    unknown = [name for name in _UNKNOWN if others.get(name) is not None]
+    if unknown or not getattr(module, "is_causal", True):
+        raise ValueError(f"{type(module).__name__} attends with {unknown or 'no causal order'}")
+    shape_blhd = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    query_shd, key_skd, value_skd = (
+        states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)
+    )
+    attend = _attend_by_kernel if _kernel_fits(query, value) else _attend_in_turn
+    out_shd = attend(
+        query_shd,
+        key_skd,
+        value_skd,
+        cu_seq_lens_q,
+        scale=scaling,
+        dropout=dropout,
+        window=sliding_window,
+        longest=query.shape[2],
+    )
+    return out_shd.view(shape_blhd), None
+
+
+def _attend_by_kernel(
+    query_shd: Tensor,
+    key_skd: Tensor,
+    value_skd: Tensor,
+    bounds: Tensor,
+    *,
+    scale: float | None,
+    dropout: float,
+    window: int | None,
+    longest: int,
+) -> Tensor:
+    attend = _varlen_kernel()
+    assert attend is not None
+    if dropout:
+        raise ValueError(f"attention dropout {dropout} is not in torch's kernel: set it to 0")
+    out: Tensor = attend(
+        query_shd,
+        key_skd,
+        value_skd,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query_shd.shape[1] != key_skd.shape[1],
+    )
+    return out
+
+
+@torch.compiler.disable  # the loop's length is data
+def _attend_in_turn(
+    query_shd: Tensor,
+    key_skd: Tensor,
+    value_skd: Tensor,
+    bounds: Tensor,
+    *,
+    scale: float | None,
+    dropout: float,
+    window: int | None,
+    longest: int,
+) -> Tensor:
+    lengths = bounds.diff().tolist()
+    # Splitting once, and not slicing, lets the gradient be put together once.
+    parts = zip(*(x.split(lengths) for x in (query_shd, key_skd, value_skd)), strict=True)
+    shared = query_shd.shape[1] // key_skd.shape[1]
+    outs = []
+    for query, key, value in parts:
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+        if shared > 1:
+            k, v = (x.repeat_interleave(shared, dim=1) for x in (k, v))
+        band = None if window is None or len(query) <= window else _band(len(query), window, q)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=band, is_causal=band is None, dropout_p=dropout, scale=scale
+        )
+        outs.append(out[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
+def _band(length: int, window: int, like: Tensor) -> Tensor:
+    """Return which tokens each one sees, bool [length, length]."""
+    square = torch.ones(length, length, dtype=torch.bool, device=like.device)
+    return square.tril().triu(1 - window)
+
+
+def _kernel_fits(query: Tensor, value: Tensor) -> bool:
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] == value.shape[-1] <= _MAX_HEAD_DIM
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and _varlen_kernel() is not None
+    )
+
+
+@cache
+def _varlen_kernel() -> Callable[..., Any] | None:
+    """Return torch's kernel where it has windows and shared key heads (2.11 and later)."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"window_size", "enable_gqa", "scale"} <= known.keys() else None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
