@@ -172,7 +172,7 @@ def _score(
     source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32], before: str | None
 ) -> tuple[Tensor, Tensor]:
     """Return a model's losses of a text's tokens and where it has any, [1, T] each."""
-    model = load_language_model(source)
+    model = load_language_model(source, packed=False)
     around = name_tokens(tokenizer.around_text, lambda: tokenizer, before=before)
     context = around.first_token_id
     tokens = [*([] if context is None else [context]), *ids.tolist()]
@@ -181,8 +181,7 @@ def _score(
         raise ValueError(f"the text has {len(tokens)} tokens, {source} can see {limit}: shorten it")
     input_ids = torch.tensor([tokens])
     positions = torch.arange(len(tokens))[None]
-    bounds = torch.tensor([[0, len(tokens)]])
-    hidden = hidden_states(model, input_ids, position_ids=positions, cu_seqlens=bounds)
+    hidden = hidden_states(model, input_ids, position_ids=positions)
     mask = positions > 0
     losses = score_tokens(hidden, output_weight(model), input_ids, teacher_loss_mask=mask)
     num_added = len(tokens) - len(ids)

@@ -268,10 +268,12 @@ def load_scorer(
     device = device or default_device()
     wanted = DTYPES[dtype or default_dtype(device)]
     flash = device.startswith("cuda") and wanted.itemsize == 2 and is_flash_attn_2_available()
+    attention = "flash_attention_2" if flash else None
+    # A piece a row: no architecture lets them see each other, so none is refused.
     model = load_language_model(
-        source, dtype=wanted, attention="flash_attention_2" if flash else "sdpa"
+        source, dtype=wanted, device=device, attention=attention, packed=False
     )
-    return Scorer(cast(Any, model).to(device), rule, batch_tokens=batch_tokens)
+    return Scorer(model, rule, batch_tokens=batch_tokens)
 
 
 def default_device() -> str:

@@ -52,7 +52,6 @@ def online_losses(teacher: Path, batch: Rows) -> torch.Tensor:
             model,
             batch["teacher_input_ids"],
             position_ids=batch["teacher_position_ids"],
-            cu_seqlens=batch["teacher_cu_seqlens"],
         )
         return score_tokens(
             states,

@@ -81,7 +81,6 @@ def test_cached_and_online_guidance_keep_the_same_tokens_but_for_ties(world: Pat
             student,
             batch["input_ids"],
             position_ids=batch["position_ids"],
-            cu_seqlens=batch["cu_seqlens"],
         )
         labels = batch["labels"].long()
         losses = linear_cross_entropy(states, output_weight(student), labels).losses

@@ -8,7 +8,7 @@ import torch
 from transformers import CohereConfig, CohereForCausalLM, LlamaForCausalLM
 
 from pipeline.cross_entropy import linear_cross_entropy
-from pipeline.hf_models import hidden_states, load_language_model, output_weight, segment_mask
+from pipeline.hf_models import hidden_states, load_language_model, output_weight
 from tests.datasets import byte_level
 from tests.hf_folders import write_model
 
@@ -27,9 +27,7 @@ def _positions(bounds: torch.Tensor) -> torch.Tensor:
 def test_packed_rows_equal_each_segment_alone(model: LlamaForCausalLM) -> None:
     input_ids = torch.randint(400, (2, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        packed = hidden_states(
-            model, input_ids, position_ids=_positions(BOUNDS), cu_seqlens=BOUNDS.int()
-        )
+        packed = hidden_states(model, input_ids, position_ids=_positions(BOUNDS))
         num_compared = 0
         for row, bounds in enumerate(BOUNDS.tolist()):
             for start, end in pairwise(bounds):
@@ -41,20 +39,10 @@ def test_packed_rows_equal_each_segment_alone(model: LlamaForCausalLM) -> None:
     assert num_compared == 5
 
 
-def test_segment_mask_equals_a_slow_one() -> None:
-    mask = segment_mask(BOUNDS, 16)
-    assert mask.shape == (2, 1, 16, 16)
-    for row, bounds in enumerate(BOUNDS.tolist()):
-        segment = [sum(b <= place for b in bounds) for place in range(16)]
-        for i in range(16):
-            for j in range(16):
-                assert mask[row, 0, i, j] == (j <= i and segment[i] == segment[j])
-
-
 def test_chunked_losses_equal_the_model_s_own(model: LlamaForCausalLM) -> None:
     input_ids = torch.randint(400, (1, 16), generator=torch.Generator().manual_seed(2))
     bounds = torch.tensor([[0, 16]])
-    hidden = hidden_states(model, input_ids, position_ids=_positions(bounds), cu_seqlens=bounds)
+    hidden = hidden_states(model, input_ids, position_ids=_positions(bounds))
     labels = input_ids.roll(-1, 1)
     losses = linear_cross_entropy(hidden, output_weight(model), labels).losses
     logits = model(input_ids).logits

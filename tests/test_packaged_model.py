@@ -43,8 +43,6 @@ def test_packaged_teacher_knows_english(tmp_path: Path) -> None:
 def _mean_loss(model: torch.nn.Module, ids: list[int]) -> float:
     input_ids = torch.tensor([ids])
     positions = torch.arange(len(ids))[None]
-    hidden = hidden_states(
-        model, input_ids, position_ids=positions, cu_seqlens=torch.tensor([[0, len(ids)]])
-    )
+    hidden = hidden_states(model, input_ids, position_ids=positions)
     losses = score_tokens(hidden, output_weight(model), input_ids, teacher_loss_mask=positions > 0)
     return float(losses.nanmean())

@@ -62,7 +62,6 @@ def _loss_sum(config: TrainConfig, student: PreTrainedModel, batch: Rows) -> tor
             student,
             batch["input_ids"],
             position_ids=batch["position_ids"],
-            cu_seqlens=batch["cu_seqlens"],
         )
         scores = linear_cross_entropy(
             hidden, output_weight(student), batch["labels"].long(), loss_mask=batch["loss_mask"]

@@ -267,7 +267,6 @@ def _student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
         model,
         batch["input_ids"],
         position_ids=batch["position_ids"],
-        cu_seqlens=batch["cu_seqlens"],
     )
 
 
@@ -276,5 +275,4 @@ def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
         teacher,
         batch["teacher_input_ids"],
         position_ids=batch["teacher_position_ids"],
-        cu_seqlens=batch["teacher_cu_seqlens"],
     )

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from pipeline.dataset_files import open_dataset
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.hf_models import load_language_model, output_weight
+from pipeline.packed_check import keep_documents_apart
 from pipeline.shards import read_manifest
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.teacher_files import find_teacher, require_tokenizer
@@ -36,15 +37,16 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         require_tokenizer(Path(source), root, manifest, side="student")
         torch.manual_seed(config.seed)
         shape = AutoConfig.from_pretrained(source)
-        model = cast(Any, AutoModelForCausalLM).from_config(shape).float()
+        model = cast(Any, AutoModelForCausalLM).from_config(shape).float().to(device)
         output_weight(model)
+        keep_documents_apart(model)
     else:
         files = find_teacher(source, role="student")
         files.require_tokenizer(root, manifest, side="student")
-        model = load_language_model(str(files.path))
+        model = load_language_model(str(files.path), device=str(device))
     _require_vocabulary(model, manifest.student, source, side="student")
     _require_length(model, config.seq_length, source, "--seq-length")
-    return cast(PreTrainedModel, model.to(device))
+    return cast(PreTrainedModel, model)
 
 
 def load_teacher(
@@ -68,11 +70,11 @@ def load_teacher(
     files = find_teacher(config.teacher)
     files.require_tokenizer(open_dataset(config.data).root, manifest)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
-    teacher = load_language_model(str(files.path), dtype=dtype)
+    teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
     _require_vocabulary(teacher, manifest.teacher, config.teacher, side="teacher")
     length = rows.plan.rules.teacher_seq_length
     _require_length(teacher, length, config.teacher, "--teacher-seq-length")
-    teacher = cast(PreTrainedModel, cast(Any, teacher).to(device)).requires_grad_(False)
+    teacher.requires_grad_(False)
     _require_trained(teacher, rows.__getitems__([0]).to(device), config.teacher)
     return teacher
 
