@@ -113,6 +113,10 @@ def test_plain_calls_and_generation_are_as_before() -> None:
     mask[0, :9] = 0
     with torch.no_grad():
         torch.testing.assert_close(model(input_ids).logits, plain(input_ids).logits)
+        _, position_ids = rows()  # as a trainer of somebody else's passes them
+        given = model.model(input_ids, position_ids=position_ids, use_cache=False)
+        packed = hidden_states(model, input_ids, position_ids=position_ids)
+        torch.testing.assert_close(given.last_hidden_state, packed)
         given = (m(input_ids, attention_mask=mask).logits[0, 9:] for m in (model, plain))
         torch.testing.assert_close(*given)
         options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
