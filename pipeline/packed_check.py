@@ -109,6 +109,13 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
         packed = _losses_packed(model, rows, breaks=True)
     if candidate == PACKED_ATTENTION and num_windows and torch.equal(whole, alone):
         return "its sliding window can't be made short enough to be tried"
+    if not alone.isfinite().all():
+        _logger.warning(
+            "%s gives a document alone losses that are not finite: packed rows can't be held "
+            "against them",
+            type(model).__name__,
+        )
+        return None
     share, least = _TOLERANCES[dtype]
     difference = float((packed - alone).abs().max())
     allowed = max(share * float((leaking - alone).abs().max()), least)
