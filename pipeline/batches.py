@@ -78,6 +78,27 @@ class AlignedBatch:
     failures: Sequence[tuple[SourceDocument, str]] = ()
 
 
+def join_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
+    """Return the documents of all batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    firsts = np.cumsum([0, *(batch.num_documents for batch in batches)]).tolist()
+    counts = [np.diff(batch.cu_tokens) for batch in batches]
+    return TokenBatch(
+        input_ids=np.concatenate([np.empty(0, np.uint32), *(b.input_ids for b in batches)]),
+        byte_offsets=np.concatenate(
+            [np.empty((0, 2), np.int32), *(batch.byte_offsets for batch in batches)]
+        ),
+        cu_tokens=np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64),
+        tiles=np.concatenate([np.empty(0, np.bool_), *(batch.tiles for batch in batches)]),
+        failures={
+            first + document: reason
+            for first, batch in zip(firsts[:-1], batches, strict=True)
+            for document, reason in batch.failures.items()
+        },
+    )
+
+
 def splice_documents(
     batch: TokenBatch, documents: NDArray[np.int64], other: TokenBatch
 ) -> TokenBatch:

@@ -163,7 +163,7 @@ def _divide(
     parts = levels[0](piece)
     results = [rewrite(part) for part in parts]
     if "".join(results) != result:
-        yield piece, result
+        yield from _halve(piece, result, rewrite, levels)
         return
     for part, became in zip(parts, results, strict=True):
         if part == became:
@@ -172,6 +172,27 @@ def _divide(
             yield from _divide(part, became, rewrite, levels[1:])
         else:
             yield from _without_equal_ends(part, became)
+
+
+def _halve(
+    piece: str,
+    result: str,
+    rewrite: Normalize,
+    levels: Sequence[Callable[[str], list[str]]],
+) -> Iterator[tuple[str, str]]:
+    """Divide what its parts don't make up into halves that do, as long as there are such."""
+    parts = levels[0](piece)
+    middle = len(parts) // 2
+    halves = "".join(parts[:middle]), "".join(parts[middle:])
+    results = [rewrite(half) for half in halves]
+    if middle == 0 or "".join(results) != result:
+        yield piece, result
+        return
+    for half, became in zip(halves, results, strict=True):
+        if half == became:
+            yield half, became
+        else:
+            yield from _divide(half, became, rewrite, levels)
 
 
 def _without_equal_ends(source: str, result: str) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ sum. The fast path is exact or it is not taken:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -30,10 +30,12 @@ from pipeline.batches import (
     MAX_TEXT_BYTES,
     Ranges,
     TokenBatch,
+    join_batches,
     splice_documents,
     without_failures,
 )
 from pipeline.tokenization_backends import FastEncoder, load_reference
+from pipeline.tokenization_pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization_reference import ReferencePath
 from pipeline.tokenization_sources import TokenizerError, TokenizerFile, find_tokenizer
 from pipeline.tokenization_sweep import (
@@ -293,8 +295,13 @@ class Tokenizer:
 
     def _tokenize_decodable(self, texts: Sequence[bytes]) -> TokenBatch:
         """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""
+        return self._tokenize_either(texts, self._tokenize_reference)
+
+    def _tokenize_either(
+        self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
+    ) -> TokenBatch:
         if self._fast is None:
-            return self._tokenize_reference(texts)
+            return reference(texts)
         input_ids, cu_tokens = self._fast.encode_batch(texts)
         byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
         proven &= ~self._differing_in(texts)
@@ -302,9 +309,7 @@ class Tokenizer:
         unproven = np.flatnonzero(~proven)
         if len(unproven) == 0:
             return batch
-        return splice_documents(
-            batch, unproven, self._tokenize_reference([texts[d] for d in unproven])
-        )
+        return splice_documents(batch, unproven, reference([texts[d] for d in unproven]))
 
     def _differing_in(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return which texts hold a character on which the encoders differ, bool [D]."""
@@ -349,8 +354,15 @@ class Tokenizer:
             )
 
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
+        """Tokenize with the reference, some at a time, long ones in pieces: it takes memory."""
         self.num_reference_documents += len(texts)
-        return self._reference_path.tokenize(texts)
+        return join_batches([self._tokenize_group(group) for group in group_texts(texts)])
+
+    def _tokenize_group(self, texts: Sequence[bytes]) -> TokenBatch:
+        if len(texts[0]) <= LONG_TEXT_BYTES:
+            return self._reference_path.tokenize(texts)
+        piece = partial(self._tokenize_either, reference=self._reference_path.tokenize)
+        return tokenize_in_pieces(texts[0], piece)
 
     def _own_probes(self) -> list[str]:
         """Return texts with this tokenizer's own added tokens, plain and among others."""

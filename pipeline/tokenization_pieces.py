@@ -1,0 +1,160 @@
+"""Long texts tokenized piece by piece: memory that does not grow with the longest document.
+
+Pieces overlap, and are joined only where both sides agree on many tokens in a row, their bytes
+included. Where they don't agree the piece is made longer, up to a limit, beyond which the document
+is refused: a text without any place where a tokenizer starts anew, such as one endless word.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.batches import Ranges, TokenBatch
+from schemas.document import tiles_text
+
+Tokenize = Callable[[Sequence[bytes]], TokenBatch]
+
+LONG_TEXT_BYTES = 512 << 10
+"""Longer texts are tokenized in pieces where they take the reference path."""
+
+PIECE_BYTES = 256 << 10
+LONGEST_PIECE_BYTES = 4 << 20
+"""A reference library takes about 160 bytes of memory for each byte of a piece."""
+
+OVERLAP_BYTES = 8 << 10
+AGREEING_TOKENS = 64
+"""Tokens that must be the same on both sides of a joint. A tokenizer's choices reach back a few."""
+
+
+def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
+    """Tokenize one long text.
+
+    Args:
+        text: UTF-8 bytes.
+        tokenize: gives tokens of short texts.
+
+    Returns:
+        A batch of one document, which fails where pieces can't be joined.
+
+    Example:
+        >>> tokenize_in_pieces(text, tokenizer.tokenize_batch).num_documents
+        1
+    """
+    start, size = 0, PIECE_BYTES
+    ids: list[NDArray[np.uint32]] = []
+    offsets: list[Ranges] = []
+    piece = _tokenize_piece(text, start, size, tokenize)
+    while not piece.failures and start + size < len(text):
+        next_start = _next_start(text, start + size)
+        following = _tokenize_piece(text, next_start, PIECE_BYTES, tokenize)
+        joint = None if following.failures else _find_joint(piece, following, next_start)
+        if joint is not None:
+            ids.append(piece.input_ids[: joint[0]])
+            offsets.append(piece.byte_offsets[: joint[0]])
+            piece, start, size = _slice(following, joint[1]), next_start, PIECE_BYTES
+        elif following.failures or size >= LONGEST_PIECE_BYTES:
+            return _failure(text, next_start, following)
+        else:  # what is before `start` in `piece` is settled: only its end is made longer
+            size += size
+            longer = _tokenize_piece(text, start, size, tokenize)
+            piece = longer if not ids else _from_first_of(piece, longer)
+    if piece.failures:
+        return _failure(text, start, piece)
+    input_ids = np.concatenate([*ids, piece.input_ids])
+    byte_offsets = np.concatenate([*offsets, piece.byte_offsets])
+    tiles = np.array([tiles_text(byte_offsets, len(text))], np.bool_)
+    cu_tokens = np.array([0, len(input_ids)], np.int64)
+    return TokenBatch(input_ids, byte_offsets, cu_tokens, tiles)
+
+
+def group_texts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield texts in groups of at most `LONG_TEXT_BYTES`; a longer one is a group of its own."""
+    first = num_bytes = 0
+    for d, text in enumerate(texts):
+        if d > first and num_bytes + len(text) > LONG_TEXT_BYTES:
+            yield texts[first:d]
+            first, num_bytes = d, 0
+        num_bytes += len(text)
+    if texts:
+        yield texts[first:]
+
+
+def _tokenize_piece(text: bytes, start: int, size: int, tokenize: Tokenize) -> TokenBatch:
+    """Return a piece's tokens, their offsets in the whole text."""
+    batch = tokenize([text[start : _character_start(text, start + size)]])
+    batch.byte_offsets[:] += start
+    return batch
+
+
+def _next_start(text: bytes, end: int) -> int:
+    """Return where the piece behind `end` starts: at white space, where there is some."""
+    first = end - OVERLAP_BYTES
+    found = text.find(b"\n", first, end - OVERLAP_BYTES // 2)
+    if found < 0:
+        found = text.find(b" ", first, end - OVERLAP_BYTES // 2)
+    return found if found >= 0 else _character_start(text, first)
+
+
+def _character_start(text: bytes, place: int) -> int:
+    """Return the first byte at or before a place that starts a character, or the text's end."""
+    if place >= len(text):
+        return len(text)
+    while text[place] & 0xC0 == 0x80:
+        place -= 1
+    return place
+
+
+def _find_joint(before: TokenBatch, after: TokenBatch, start: int) -> tuple[int, int] | None:
+    """Return tokens of both pieces that begin at one byte amid tokens that agree, if any."""
+    first = int(np.searchsorted(before.byte_offsets[:, 0], start))
+    wanted = 2 * AGREEING_TOKENS
+    starts = after.byte_offsets[:, 0]
+    for i in range(first, len(before.input_ids) - wanted, AGREEING_TOKENS // 2):
+        j = int(np.searchsorted(starts, before.byte_offsets[i, 0]))
+        if _agree(before, i, after, j, wanted):
+            middle = _boundary(before, i, wanted)
+            if middle is not None:
+                return middle, j + middle - i
+    return None
+
+
+def _agree(before: TokenBatch, i: int, after: TokenBatch, j: int, count: int) -> bool:
+    own, others = slice(i, i + count), slice(j, j + count)
+    return np.array_equal(before.input_ids[own], after.input_ids[others]) and np.array_equal(
+        before.byte_offsets[own], after.byte_offsets[others]
+    )
+
+
+def _boundary(tokens: TokenBatch, first: int, count: int) -> int | None:
+    """Return a token near the middle of some that shares no byte with the one before it."""
+    for place in range(first + count // 2, first + count):
+        if tokens.byte_offsets[place, 0] >= tokens.byte_offsets[place - 1, 1]:
+            return place
+    return None
+
+
+def _from_first_of(piece: TokenBatch, longer: TokenBatch) -> TokenBatch:
+    """Return a longer piece from the token on with which the shorter one begins."""
+    return _slice(longer, int(np.searchsorted(longer.byte_offsets[:, 0], piece.byte_offsets[0, 0])))
+
+
+def _slice(batch: TokenBatch, first: int) -> TokenBatch:
+    ids, offsets = batch.input_ids[first:], batch.byte_offsets[first:]
+    cu_tokens = np.array([0, len(ids)], np.int64)
+    return TokenBatch(ids, offsets, cu_tokens, np.zeros(1, np.bool_), batch.failures)
+
+
+def _failure(text: bytes, place: int, piece: TokenBatch) -> TokenBatch:
+    reason = piece.failures.get(
+        0,
+        f"{len(text)} bytes of text that a tokenizer can't take in pieces: around byte {place} "
+        f"none of {LONGEST_PIECE_BYTES} bytes is a place where it starts anew; split the document",
+    )
+    return TokenBatch(
+        np.empty(0, np.uint32),
+        np.empty((0, 2), np.int32),
+        np.zeros(2, np.int64),
+        np.zeros(1, np.bool_),
+        {0: reason},
+    )
