@@ -13,7 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
-from beam_jobs.blocks import Shuffle
+from beam_jobs.dry_run import describe_job
 from beam_jobs.input_identity import (
     INPUTS_FILE,
     encode_inputs,
@@ -30,7 +30,7 @@ from beam_jobs.probes import probe_documents, usable_texts
 from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.records import Job
 from beam_jobs.report import RunSummary
-from beam_jobs.resources import estimate_disk, require_address_space, require_disk
+from beam_jobs.resources import choose_shuffle, estimate_disk, require_address_space, require_disk
 from beam_jobs.run_options import RunOptions, configure_logging
 from beam_jobs.runners import (
     describe_runner,
@@ -114,10 +114,7 @@ def align(options: AlignOptions) -> Manifest:
 def _align(
     options: AlignOptions, beam_options: PipelineOptions, *, started: float, clock: float
 ) -> Manifest:
-    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
-    _require_separate(files, options.output)
-    require_address_space()
-    tokenizers = (_load(options.student, options), _load(options.teacher, options))
+    files, tokenizers = _open_inputs(options)
     configuration = configure(options, files, tokenizers)
     if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
         finished = _find_finished(options, configuration, files)
@@ -129,6 +126,25 @@ def _align(
         return finished or _make(
             options, beam_options, files, tokenizers, configuration, started=started, clock=clock
         )
+
+
+def describe(options: AlignOptions) -> str:
+    """Return what `align` would do with the options; nothing is written.
+
+    Raises:
+        ValueError: the input, a tokenizer, an option or the output folder can't be used.
+    """
+    if STANDARD_INPUT in options.input:
+        raise InputError(
+            "--dry-run reads a sample, and standard input can't be read again: save it"
+        )
+    options = replace(options, output=storage.absolute(options.output))
+    FileSystems.set_options(
+        make_beam_options(options.beam_arguments, run=options.run, own=own_options())
+    )
+    files, tokenizers = _open_inputs(options)
+    find_finished(options.output, configure(options, files, tokenizers))  # refuses what align would
+    return describe_job(options, files, plan_tasks(files), tokenizers)
 
 
 def configure(
@@ -199,13 +215,6 @@ def tokenizer_records(
     )
 
 
-def choose_shuffle(options: AlignOptions) -> Shuffle:
-    """Return how texts travel: through files wherever workers share a file system."""
-    if options.shuffle != "auto":
-        return options.shuffle
-    return "files" if storage.is_local(options.output) else "runner"
-
-
 def run_job(
     tasks: Sequence[str],
     job: Job,
@@ -233,9 +242,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         options = parse_options(arguments)
         configure_logging("align", options.run)
-        align(options)
+        if options.dry_run:
+            print(describe(options))
+        else:
+            align(options)
 
     return exit_status("align", work)
+
+
+def _open_inputs(
+    options: AlignOptions,
+) -> tuple[list[InputFile], tuple[Tokenizer, Tokenizer]]:
+    """Return what a job starts from."""
+    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
+    _require_separate(files, options.output)
+    require_address_space()
+    return files, (_load(options.student, options), _load(options.teacher, options))
 
 
 def _find_finished(

@@ -47,6 +47,10 @@ examples:
   vocag align --input gsm8k/train --text-template 'Question: {question}\\nAnswer: {answer}' \\
       --student student/tokenizer.json --teacher Qwen/Qwen2.5-1.5B --output aligned
 
+  # what would that take? (nothing is written)
+  vocag align --dry-run --input 'corpus/*.jsonl.zst' --output aligned \\
+      --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
+
   # then check what was written
   vocag validate aligned
 
@@ -95,6 +99,7 @@ class AlignOptions:
         shuffle: how documents travel to their buckets: "auto", "files" or "runner".
         max_dead_letters: largest share of the documents that may be left out, 0 to 1.
         run: how many processes, and what they say.
+        dry_run: the command only says what it would do.
         beam_arguments: options for Beam.
     """
 
@@ -118,6 +123,7 @@ class AlignOptions:
     shuffle: Shuffle | Literal["auto"] = "auto"
     max_dead_letters: float = 0.01
     run: RunOptions = HERE
+    dry_run: bool = False
     beam_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -277,4 +283,6 @@ def _parser() -> argparse.ArgumentParser:
         help="how texts travel to their shards: files in OUTPUT, or the runner's own shuffle "
         "(default: files where OUTPUT is a local or shared folder)")  # fmt: skip
     add_run_options(parser)
+    add("--dry-run", action="store_true",
+        help="say what the job would read, write and take; write nothing")  # fmt: skip
     return parser

@@ -8,12 +8,15 @@ import shutil
 
 from beam_jobs import storage
 from beam_jobs.blocks import Shuffle
-from beam_jobs.options import OptionsError
+from beam_jobs.options import AlignOptions, OptionsError
 from beam_jobs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from pipeline.formatting import format_bytes
 
 LEAST_ADDRESS_SPACE = 1500 << 20
 """Python, Beam and two tokenizers don't load with less, though they touch a third of it."""
+
+BASE_MEMORY = 800 * 10**6
+"""Python, Beam, two tokenizers, their memory of words, and the batches under way."""
 
 _FULL = re.compile(r"\[Errno (?:28|122)\] [^:\n]*(?:: '([^'\n]+)')?")
 _TOO_LARGE = re.compile(r"\[Errno 27\]")
@@ -23,6 +26,24 @@ _NO_MEMORY = re.compile(
 )
 
 _logger = logging.getLogger(__name__)
+
+
+def choose_shuffle(options: AlignOptions) -> Shuffle:
+    """Return how texts travel: through files wherever workers share a file system."""
+    if options.shuffle != "auto":
+        return options.shuffle
+    return "files" if storage.is_local(options.output) else "runner"
+
+
+def estimate_memory(shard_bytes: int, *, keep_text: bool) -> int:
+    """Return about how many bytes of memory a process of the job has at most, mapped files too.
+
+    Example:
+        >>> estimate_memory(256 << 20, keep_text=False) // 10**6
+        1068
+    """
+    bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
+    return BASE_MEMORY + 3 * bucket
 
 
 def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
