@@ -51,7 +51,7 @@ from beam_jobs.sharding import (
     Spread,
     WriteManifest,
 )
-from beam_jobs.standard_input import is_spooled, spool_standard_input
+from beam_jobs.standard_input import STANDARD_INPUT, is_spooled, spool_standard_input
 from beam_jobs.summary import library_versions, read_summary, summarise, write_report
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.conventions import NOTHING, describe_convention, name_tokens

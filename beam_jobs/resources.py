@@ -15,7 +15,7 @@ from pipeline.formatting import format_bytes
 LEAST_ADDRESS_SPACE = 1500 << 20
 """Python, Beam and two tokenizers don't load with less, though they touch a third of it."""
 
-BASE_MEMORY = 800 * 10**6
+BASE_MEMORY = 850 * 10**6
 """Python, Beam, two tokenizers, their memory of words, and the batches under way."""
 
 _FULL = re.compile(r"\[Errno (?:28|122)\] [^:\n]*(?:: '([^'\n]+)')?")
@@ -40,7 +40,7 @@ def estimate_memory(shard_bytes: int, *, keep_text: bool) -> int:
 
     Example:
         >>> estimate_memory(256 << 20, keep_text=False) // 10**6
-        1068
+        1118
     """
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return BASE_MEMORY + 3 * bucket
