@@ -15,7 +15,7 @@ from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
-from beam_jobs.listing import WILDCARD, FoundFile, InputError, list_files
+from beam_jobs.listing import FoundFile, InputError, list_files
 from beam_jobs.pieces import InputFile, Piece
 from beam_jobs.standard_input import is_spooled
 
@@ -60,14 +60,20 @@ def content_of(path: str, num_bytes: int) -> str:
 
 
 def require_unchanged(piece: Piece) -> None:
-    """Check, at the end of reading, that a file is as large and as old as when it was planned.
+    """Check, at the end of reading, that a file is what it was when the job was planned.
+
+    Locally its size and time are compared. In an object store it is the checksum, where there is
+    one: stores give times to the millisecond or to the second, as they are asked.
 
     Raises:
         InputChangedError: it was cut, or written to.
     """
     if piece.num_bytes < 0:
         return
-    now = _look_again(piece)
+    if not storage.is_local(piece.path):
+        _require_unchanged_object(piece)
+        return
+    now = _look_again(piece.path)
     if now is None:
         raise InputChangedError(f"{piece.path} is gone: it was removed while the job ran")
     if now.num_bytes != piece.num_bytes:
@@ -75,7 +81,7 @@ def require_unchanged(piece: Piece) -> None:
             f"{piece.path} has {now.num_bytes} bytes and had {piece.num_bytes} when the job "
             "started: wait until nothing writes to it, then run the same command again"
         )
-    if now.modified and piece.modified and now.modified != piece.modified:
+    if now.modified != piece.modified:
         raise InputChangedError(
             f"{piece.path} was written to while the job ran: wait until nothing writes to it, then "
             "run the same command again"
@@ -121,11 +127,9 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
         entry = then.get(file.source, {})
         is_touched = entry.get("modified") != file.modified
         content = str(entry.get("content", ""))
-        if content.partition(":")[0] == file.content.partition(":")[0] != "":
-            is_changed = content != file.content
-        else:
-            is_changed = is_touched  # samples and checksums say nothing about each other
-        if is_changed:
+        # Samples of a local file and an object store's checksum say nothing about each other.
+        is_comparable = content.partition(":")[0] == file.content.partition(":")[0]
+        if is_comparable and content != file.content:
             changed.append(file.source)
         touched += is_touched
     if changed:
@@ -138,8 +142,8 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
     if not touched:
         return ""
     return (
-        f"{touched} input files have another time than when it was made; their sizes and samples "
-        "of their content are the same"
+        f"{touched} input files have another time than when it was made; their sizes, and samples "
+        "of their content where both can be had, are the same"
     )
 
 
@@ -148,10 +152,17 @@ def _digest_of(path: str) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def _look_again(piece: Piece) -> FoundFile | None:
-    if not storage.is_local(piece.path) and WILDCARD.search(piece.path):
-        return FoundFile(piece.path, piece.num_bytes, piece.modified)  # stores can't ask for it
+def _require_unchanged_object(piece: Piece) -> None:
+    content = content_of(piece.path, piece.num_bytes)
+    if piece.content and content and content != piece.content:
+        raise InputChangedError(
+            f"{piece.path} was replaced while the job ran: wait until nothing writes to it, then "
+            "run the same command again"
+        )
+
+
+def _look_again(path: str) -> FoundFile | None:
     try:
-        return next(iter(list_files(piece.path)), None)
+        return next(iter(list_files(path)), None)
     except InputError:
         return None

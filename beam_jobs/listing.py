@@ -13,7 +13,7 @@ from apache_beam.io.filesystems import BeamIOError, FileSystems
 
 from beam_jobs import storage
 
-WILDCARD = re.compile(r"[*?\[]")
+_WILDCARD = re.compile(r"[*?\[]")
 _MAX_NAMED = 3
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -30,7 +30,7 @@ class InputError(ValueError):
 
 
 class FoundFile(NamedTuple):
-    """A file, its size in bytes, and when it was written, in nanoseconds (0: unknown)."""
+    """A file, its size in bytes, and when it was written, in nanoseconds (0: in a store)."""
 
     path: str
     num_bytes: int
@@ -54,7 +54,7 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
     if os.path.isdir(pattern):
         yield from _files_of_folder(pattern)
         return
-    is_plain = os.path.lexists(pattern) or not WILDCARD.search(pattern)
+    is_plain = os.path.lexists(pattern) or not _WILDCARD.search(pattern)
     paths = [pattern] if is_plain else sorted(_walk(pattern))
     if not paths or not any(map(os.path.lexists, paths)):
         raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
@@ -80,7 +80,7 @@ def fixed_folder(pattern: str) -> str:
     is_plain = storage.is_local(pattern) and os.path.isfile(pattern)
     if storage.is_local(pattern) and os.path.isdir(pattern):
         return pattern.rstrip("/") + "/"
-    wildcard = None if is_plain else WILDCARD.search(pattern)
+    wildcard = None if is_plain else _WILDCARD.search(pattern)
     fixed = pattern[: wildcard.start()] if wildcard else pattern
     return fixed[: fixed.rfind("/") + 1]
 
@@ -93,8 +93,7 @@ def _match_remote(pattern: str) -> Iterator[FoundFile]:
     if not found:
         raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
     for entry in found:
-        modified = int((entry.last_updated_in_seconds or 0) * 1e9)
-        yield FoundFile(entry.path, entry.size_in_bytes, modified)
+        yield FoundFile(entry.path, entry.size_in_bytes, 0)
 
 
 def _walk(pattern: str) -> Iterator[str]:

@@ -30,7 +30,7 @@ class InputFile:
         num_bytes: its size.
         format: "jsonl", "json" (values, not lines), "text", "csv", "tsv", "parquet" or "arrow".
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
-        modified: when it was last written, in nanoseconds since 1970; 0 where unknown.
+        modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
         content: digest of samples of its bytes, or an object store's checksum; "" where unknown.
         row_group_bytes: uncompressed bytes of a parquet file's row groups; empty where the file
             is no parquet or its footer is unreadable.
@@ -56,8 +56,8 @@ class Piece:
     """Part of a file: bytes [start, end) of JSON lines, row groups [start, end) of parquet.
 
     A piece of JSON lines owns the lines that begin in its range. `end` is None where the rest of
-    the file belongs to it. `num_bytes` and `modified` are the whole file's when the job was
-    planned, so that a change while it runs is noticed; -1 and 0 where nobody asked.
+    the file belongs to it. `num_bytes`, `modified` and `content` are the whole file's when the job
+    was planned, so that a change while it runs is noticed; `num_bytes` is -1 where nobody asked.
     """
 
     path: str
@@ -68,6 +68,7 @@ class Piece:
     end: int | None = None
     num_bytes: int = -1
     modified: int = 0
+    content: str = ""
 
 
 def count_buckets(files: Sequence[InputFile], *, shard_bytes: int, keep_text: bool) -> int:
@@ -132,4 +133,5 @@ def _piece(file: InputFile, start: int = 0, end: int | None = None) -> Piece:
         end,
         file.num_bytes,
         file.modified,
+        file.content,
     )

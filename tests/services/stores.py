@@ -63,7 +63,7 @@ class ObjectStore:
         return {
             name: sha256(self.read(f"{url}/{name}")).hexdigest()
             for name in self.list(url)
-            if name != "report.html"
+            if name not in ("report.html", "inputs.json")
         }
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -32,7 +32,7 @@ def arguments(corpus: str, endpoint: str) -> list[str]:
     return [
         f"--input={corpus}/{PATTERN}", f"--output={corpus}/aligned", f"--student={STUDENT}",
         f"--teacher={TEACHER}", f"--shard-bytes={SHARD_BYTES}",
-        f"--max-document-bytes={MAX_DOCUMENT_BYTES}",
+        f"--max-document-bytes={MAX_DOCUMENT_BYTES}", "--max-dead-letters=1",
         "--runner=DataflowRunner", "--project=vocag-test", "--region=europe-west4",
         f"--temp_location={corpus}/temp", f"--staging_location={corpus}/staging",
         f"--setup_file={ROOT}/pyproject.toml", f"--dataflow_endpoint={endpoint}", "--no_auth",

@@ -31,7 +31,8 @@ def arguments(corpus: str, *beam: str) -> list[str]:
     return [
         f"--input={corpus}/{PATTERN}", f"--output={corpus}/aligned", f"--student={STUDENT}",
         f"--teacher={TEACHER}", f"--shard-bytes={SHARD_BYTES}",
-        f"--max-document-bytes={MAX_DOCUMENT_BYTES}", "--runner=DirectRunner", *beam,
+        f"--max-document-bytes={MAX_DOCUMENT_BYTES}", "--max-dead-letters=1",
+        "--runner=DirectRunner", *beam,
     ]  # fmt: skip
 
 
