@@ -96,6 +96,7 @@ def align(options: AlignOptions) -> Manifest:
 
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.
+        NoAnswerError: an object store is silent.
         JobError: the Beam job failed.
         TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
 
@@ -106,6 +107,8 @@ def align(options: AlignOptions) -> Manifest:
     options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
     FileSystems.set_options(beam_options)
+    for place in (*options.input, options.output):
+        storage.require_answer(place)
     with spool_standard_input(options.input, options.output, format=options.format) as patterns:
         options = replace(options, input=patterns)
         return _align(options, beam_options, started=started, clock=clock)

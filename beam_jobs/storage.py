@@ -13,8 +13,10 @@ from collections.abc import Buffer, Iterable, Mapping
 from contextlib import suppress
 from typing import BinaryIO
 
-from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
+
+from pipeline import first_contact
 
 _BUFFER_BYTES = 1 << 20
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
@@ -39,6 +41,15 @@ def absolute(path: str) -> str:
 def join(folder: str, *names: str) -> str:
     """Return the path of a file below a folder."""
     return os.path.join(folder, *names) if is_local(folder) else FileSystems.join(folder, *names)
+
+
+def require_answer(path: str) -> None:
+    """Check, for seconds, that the store of a path answers; its client would try for minutes.
+
+    Raises:
+        NoAnswerError: it doesn't.
+    """
+    first_contact.require_answer(path, look_at=_look_at)
 
 
 def make_folder(path: str) -> None:
@@ -157,6 +168,11 @@ def remove_folder(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         delete_files(folder, list_folder(folder))
+
+
+def _look_at(path: str) -> None:
+    with suppress(BeamIOError):  # an answer; what it means is for the next call to say
+        FileSystems.exists(path)
 
 
 class _UncachedFile(io.FileIO):

@@ -54,11 +54,12 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
         ) from None
 
 
-def require_answer(url: str) -> None:
+def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) -> None:
     """Ask the store of a URL for one file, once per process and store; any answer will do.
 
     Args:
-        url: what fsspec opens; nobody is asked about a local path.
+        url: what the client opens; nobody is asked about a local path.
+        look_at: the client's cheapest question about a URL; None: that of fsspec.
 
     Raises:
         NoAnswerError: no answer, or none that is about the file.
@@ -68,7 +69,8 @@ def require_answer(url: str) -> None:
     """
     store = store_of(url)
     if store is not None and store not in _answered:
-        first_answer(lambda: _look_at(url), of=store)
+        ask = look_at or _look_at
+        first_answer(lambda: ask(url), of=store)
         _answered.add(store)
 
 
