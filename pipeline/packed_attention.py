@@ -183,7 +183,7 @@ def _attend_in_turn(
 ) -> Tensor:
     lengths = bounds.diff().tolist()
     # Splitting once, and not slicing, lets the gradient be put together once.
-    parts = zip(*(x.split(lengths) for x in (query_shd, key_skd, value_skd)), strict=True)
+    parts = zip(*(torch.split(x, lengths) for x in (query_shd, key_skd, value_skd)), strict=True)
     shared = query_shd.shape[1] // key_skd.shape[1]
     outs = []
     for query, key, value in parts:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -126,7 +126,7 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
 
 def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
     """Return rows of documents, int64 [length] each."""
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+    vocab_size = len(_weight(model))
     generator = torch.Generator().manual_seed(0)
     return [
         [torch.randint(vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
@@ -160,8 +160,12 @@ def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: 
 def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor]]) -> Tensor:
     labels = torch.cat([ids[1:] for ids in chain(*rows)])
     hidden = torch.cat([own[:-1] for own in states])
-    weight = model.get_output_embeddings().weight
-    return linear_cross_entropy(hidden, weight, labels).losses.float()
+    return linear_cross_entropy(hidden, _weight(model), labels).losses.float()
+
+
+def _weight(model: PreTrainedModel) -> Tensor:
+    weight: Tensor = cast(Any, model).get_output_embeddings().weight
+    return weight
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Every model keeps packed documents apart, or is refused when it is loaded."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from pipeline.hf_models import hidden_states
+from pipeline.context_rule import ContextRule
+from pipeline.hf_models import hidden_states, load_language_model
 from pipeline.packed_attention import PACKED_ATTENTION, find_bounds
 from pipeline.packed_check import LeakingRowsError, keep_documents_apart
+from pipeline.scoring import load_scorer
 
 VOCABULARY, WINDOW = 64, 6
 LENGTHS = ([1, 20, 4, 15], [40], [11, 2, 27])
@@ -140,12 +143,15 @@ def test_a_model_that_ignores_positions_is_refused_by_name() -> None:
         keep_documents_apart(model)
 
 
-def test_gpt_oss_is_refused_or_exact() -> None:
+def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_path: Path) -> None:
     torch.manual_seed(1)
     config = GptOssConfig(**SIZES, num_local_experts=2, sliding_window=WINDOW, layer_types=SLIDING)
-    model = AutoModelForCausalLM.from_config(config)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(LeakingRowsError, match=r"GptOssForCausalLM \(gpt_oss\)"):
-        keep_documents_apart(model)
+        load_language_model(str(tmp_path))
+    rule = ContextRule(teacher_seq_length=32, first_token_id=1, continued_token_id=1, stride=8)
+    scorer = load_scorer(str(tmp_path), rule, dtype="float32", device="cpu")
+    assert scorer.vocab_size == VOCABULARY
 
 
 def test_a_mask_that_lets_documents_see_each_other_is_found() -> None:
