@@ -6,7 +6,7 @@ DEMO := demo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types clean \
-  benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-scoring benchmark-short_documents
+  benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring benchmark-short_documents
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -64,9 +64,9 @@ megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under S
 	@mkdir -p $(DEMO)
 	PYTHON=$(BIN)/python examples/megatron_demo.sh $(DEMO)
 
-benchmark: benchmark-align benchmark-streaming benchmark-guidance ## measure against rivals and limits, no GPU (an hour); benchmark-NAME measures one
+benchmark: benchmark-align benchmark-attention benchmark-streaming benchmark-guidance ## measure against rivals and limits, no GPU (an hour); benchmark-NAME measures one
 
-benchmark-align benchmark-guidance benchmark-short_documents: benchmark-%: $(VENV)/.installed-test
+benchmark-align benchmark-attention benchmark-guidance benchmark-short_documents: benchmark-%: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/$*.py
 
 benchmark-streaming: $(VENV)/.installed-test $(DEMO)/aligned/manifest.json

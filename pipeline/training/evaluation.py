@@ -42,8 +42,8 @@ def bits_per_byte(config: TrainConfig, student: PreTrainedModel, path: str, rank
         ValueError: the first token of a text has no loss.
     """
     # The held-out set may have another teacher.
-    own = {"teacher_seq_length": None, "teacher_context": None}
-    rows = AlignedRows(replace(config.stream(path), **own))
+    stream = config.stream(path)
+    rows = AlignedRows(replace(stream, teacher_seq_length=None, teacher_context=None))
     if rows.plan.rules.student.first_token_id is None:
         raise ValueError(f"{path}: without a context token the first token has no loss")
     student.train(False)

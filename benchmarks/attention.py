@@ -1,6 +1,6 @@
 """What packed rows cost a model's body, forward and backward, against a document at a time.
 
-    python benchmarks/packed_rows.py [--lengths 512 2048 4096] [--device cuda] [--dtype bfloat16]
+    python benchmarks/attention.py [--lengths 512 2048 4096] [--device cuda] [--dtype bfloat16]
 
 Every way runs the same documents: each alone; packed under a boolean mask of T x T places; packed,
 told positions and nothing else, by transformers' own "sdpa"; packed by `pipeline.packed_attention`.
