@@ -40,3 +40,17 @@ def test_a_worker_with_other_libraries_proves_the_fast_path_again(
     assert checked == []
     load_stored(replace(stored, versions=("0.1", *stored.versions[1:])))
     assert checked == [stored.sha256]
+
+
+def test_a_worker_gets_the_differing_characters_from_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / Path(TEACHER).name)
+    stored = store_tokenizer(load_tokenizer(TEACHER), path, scratch=str(tmp_path))
+    monkeypatch.setattr("pipeline.tokenization.remembered_differing", None)  # fails where called
+    monkeypatch.setattr(tokenizer_files, "_loaded", {})
+    told = replace(stored, differing=((0xE9, 0xEA),))
+    worker = load_stored(told)
+    assert worker.differing.ranges == told.differing
+    worker.tokenize_batch(["é".encode(), "ü".encode()])
+    assert worker.num_reference_documents == 1
