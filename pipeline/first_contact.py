@@ -12,6 +12,8 @@ import fsspec
 
 FIRST_ANSWER_SECONDS = 8.0
 
+_HINTS = {"gs": " (without credentials, NO_GCE_CHECK=true spares the search for some)"}
+
 _answered: set[str] = set()
 
 
@@ -50,7 +52,7 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
             raise  # the client's own
         raise NoAnswerError(
             f"{of} gave no answer within {FIRST_ANSWER_SECONDS:g} s: look at the network, the "
-            "credentials and, where one is needed, the proxy"
+            f"credentials and, where one is needed, the proxy{_HINTS.get(of.split(':')[0], '')}"
         ) from None
 
 
