@@ -93,7 +93,7 @@ def test_a_dead_worker_ends_the_job_which_then_goes_on(
     done = run_align(output, IN_A_WORKER + hook, "--workers=2")
     assert done.returncode == 1
     (line,) = our_lines(done.stderr)
-    expected = rf"vocag align: worker process [12] {reason}.*; {RESUME} \(its log is in .*\)"
+    expected = rf"vocag align: worker process [12] {reason}.* \(its log in .*\); {RESUME}"
     assert re.fullmatch(expected, line), line
     assert not processes_that_name(str(tmp_path))
     align(align_options(reference_dataset()[0], output))
