@@ -112,20 +112,21 @@ def _bpe(model: SentencePieceModel) -> Definition:
 def _merges(pieces: Sequence[Piece]) -> list[list[str]]:
     """Return every pair that makes a piece, the best piece first, as SentencePiece merges them.
 
-    Control, byte and user-defined pieces are made by no merge: no text spells them.
+    Control, byte and user-defined pieces are made by no merge: no text spells them. Of pieces with
+    equal scores (Mistral's runs of spaces) the one with the smaller id comes first.
     """
     place = {
         piece.text: token_id
         for token_id, piece in enumerate(pieces)
         if piece.kind in (PieceKind.NORMAL, PieceKind.UNUSED)
     }
-    found: list[tuple[float, int, int, str, str]] = []
+    found: list[tuple[float, int, int, int, str, str]] = []
     for merged, token_id in place.items():
         for cut in range(1, len(merged)):
             left, right = merged[:cut], merged[cut:]
             if left in place and right in place:
                 score = pieces[token_id].score
-                found.append((-score, place[left], place[right], left, right))
+                found.append((-score, token_id, place[left], place[right], left, right))
     return [[left, right] for *_, left, right in sorted(found)]
 
 

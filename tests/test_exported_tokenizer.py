@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.conventions import choose_conventions
 from pipeline.dataset_files import open_dataset
 from pipeline.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
+from pipeline.tokenization_conversion import convert_sentencepiece
 from schemas.manifest import MANIFEST_FILE, encode_manifest
 from tests.datasets import build_dataset, byte_level, make_texts, store_tokenizer
 from tests.hf_folders import write_model
@@ -133,3 +135,14 @@ def test_what_rows_put_before_a_text_goes_before_a_prompt(
         *before,
         *loaded("a", add_special_tokens=False)["input_ids"],
     ]
+
+
+def test_runs_of_spaces_merge_as_sentencepiece_merges_them() -> None:
+    """Mistral's runs of spaces have equal scores; merged in another order they gave other ids."""
+    student = load("mistral_v1")
+    definition = convert_sentencepiece(student.file_bytes, source="mistral")
+    converted = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    for count in range(1, 70):
+        text = f"[\n[{' ' * count}c"
+        own = student.tokenize_batch([text.encode()]).input_ids.tolist()
+        assert converted.encode(text, add_special_tokens=False).ids == own, count
