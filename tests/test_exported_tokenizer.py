@@ -71,6 +71,13 @@ def test_a_text_comes_back_from_its_ids(name: str, tmp_path: Path) -> None:
     assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text
 
 
+def test_runs_of_spaces_are_split_as_the_model_does(tmp_path: Path) -> None:
+    # Mistral's pieces of spaces share one score, so that only their order tells which comes first.
+    texts = [(f"{size}", "G1" + " " * size + "G2") for size in range(1, 70)]
+    build_dataset(tmp_path, texts, student=load("mistral_v1"))
+    assert export_tokenizer(open_dataset(tmp_path), config=LLAMA).num_documents == len(texts)
+
+
 def test_texts_that_were_not_kept_are_spelled_by_their_tokens(tmp_path: Path) -> None:
     assert export(tmp_path, load("mistral_v1"), keep_text=False).num_documents == 24
 
