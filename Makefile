@@ -34,7 +34,7 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 	PYTHON=$(BIN)/python examples/train_demo.sh train-demo $(SEEDS)
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
-ELSEWHERE := --ignore tests/megatron --ignore tests/services
+ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services
 
 test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and GPU (minutes)
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadscope $(ELSEWHERE)
@@ -43,7 +43,7 @@ test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
 
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
-	$(BIN)/python -m pytest -m "not gpu" tests/megatron
+	$(BIN)/python -m pytest -m "not gpu" tests/megatron_plugin
 
 test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the align job against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh

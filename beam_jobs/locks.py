@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from beam_jobs import storage
-from beam_jobs.options import OptionsError
+from beam_jobs.errors import OptionsError
 
 OUTPUT_LOCK = ".align-lock"
 """The lock's name in a dataset's folder; it is gone when the job is."""

@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from beam_jobs import storage
-from pipeline.formatting import format_bytes, format_count, format_duration, format_short
+from pipeline.drawing.formatting import format_bytes, format_count, format_duration, format_short
 
 _WRITE_SECONDS = 0.3
 _POLL_SECONDS = 0.3

@@ -20,17 +20,17 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
-from beam_jobs import losses, storage
-from beam_jobs.options import OptionsError
-from beam_jobs.resources import explain_shortage
+from beam_jobs import left_out, storage
+from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.run_options import HERE, RunOptions
-from beam_jobs.supervision import Terminated, run_supervised, terminate_by_exception
+from beam_jobs.shortages import explain_shortage
+from beam_jobs.supervision import (
+    Terminated,
+    run_supervised,
+    skip_last_collection,
+    terminate_by_exception,
+)
 from beam_jobs.workers import WorkerDiedError
-
-
-class JobError(RuntimeError):
-    """The Beam job failed; what it finished is kept for the next attempt."""
-
 
 RESUME = "run the same command again to resume"
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
@@ -135,6 +135,7 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
     What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a
     command that Ctrl-C or SIGTERM ended.
     """
+    skip_last_collection()
     try:
         with terminate_by_exception():
             work()
@@ -145,8 +146,8 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
         return _say(f"vocag {command}: error: {error}", 2)
     except JobError as error:
         return _say(f"vocag {command}: {error}", 1)
-    except losses.TooManyDeadLettersError as error:
-        return _say(f"vocag {command}: {error}", losses.EXIT_STATUS)
+    except left_out.TooManyDeadLettersError as error:
+        return _say(f"vocag {command}: {error}", left_out.EXIT_STATUS)
     except KeyboardInterrupt:
         return _say(f"vocag {command}: interrupted; {RESUME}", 130)
     except Terminated:

@@ -11,10 +11,20 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
-from beam_jobs.blocks import BLOCKS_PREFIX
-from beam_jobs.options import OptionsError
-from beam_jobs.sharding import CONFIGURATION_FILE
-from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
+from beam_jobs.errors import OptionsError
+from schemas.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    decode_manifest,
+)
+
+BLOCKS_PREFIX = "blocks-"
+"""How the files begin that blocks wait in."""
+
+
+SUMMARY_FILE = "summary.json"
+CONFIGURATION_FILE = "configuration.json"
+LOCK_FILE = "lock"
 
 _RUN_PREFIX = ".vocag-"
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline import first_contact
+from pipeline.remote import first_contact
 
 _BUFFER_BYTES = 1 << 20
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}

@@ -5,9 +5,12 @@ import threading
 
 from apache_beam.runners.worker import sdk_worker_main
 
+from beam_jobs.supervision import skip_last_collection
+
 
 def main() -> None:
     """Serve the runner that the environment names, until it says that all is done."""
+    skip_last_collection()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     sdk_worker_main.main([])
 

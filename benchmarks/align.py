@@ -22,7 +22,7 @@ from library_path import align_files, batches
 from measure import Report, measure, peak_memory, run_process
 from rivals import encode_only, load_encoder, load_limit, plain_loop
 
-from pipeline.shards import read_manifest
+from pipeline.dataset.reading import read_manifest
 from pipeline.tokenization import load_tokenizer
 
 MB = 10**6

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from beam_jobs.options import parse_size
+from beam_jobs.align.options import parse_size
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """A folder beside the repository, of data that is used where it exists."""

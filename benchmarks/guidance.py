@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from measure import Report
 from torch import Tensor
 
-from pipeline.cross_entropy import linear_cross_entropy
 from pipeline.guidance import aggregate_teacher_losses, guided_loss, select_tokens
+from pipeline.guidance.cross_entropy import linear_cross_entropy
 
 KEEP_FRACTION = 0.4
 # Of scoring in chunks: its time by the plain path's, and its peak memory in percent of that path's.

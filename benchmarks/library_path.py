@@ -11,11 +11,11 @@ from pathlib import Path
 
 from corpus import read_documents
 
-from beam_jobs.buckets import BATCH_BYTES
+from beam_jobs.align.buckets import BATCH_BYTES
 from beam_jobs.storage import open_shard_to_write
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.shards import ShardWriter, WrittenShard
+from pipeline.dataset.writing import ShardWriter, WrittenShard
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.index import encode_index
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
-from pipeline.shards import read_manifest
+from pipeline.dataset.reading import read_manifest
 
 ROWS_PER_STEP, SEQ_LENGTH = 64, 2048
 RUNS = ("plain", "random", "cached", "colocated", "two_worlds")

@@ -24,7 +24,7 @@ python=${PYTHON:-python}
 steps=${STEPS:-12}
 mkdir -p "$work"
 
-$python -m pytest -q -m gpu tests/megatron
+$python -m pytest -q -m gpu tests/megatron_plugin
 
 if [ ! -f "$work/aligned/manifest.json" ]; then
   $python examples/docstring_corpus.py --output "$work/corpus.jsonl"

@@ -23,14 +23,14 @@ from measure import Report, measure
 from transformers import AutoTokenizer
 
 from beam_jobs.align import align
-from beam_jobs.options import AlignOptions
-from beam_jobs.score import teacher_rule
-from beam_jobs.score_options import ScoreOptions
-from beam_jobs.scoring import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
-from pipeline.formatting import format_count, format_share, format_short
-from pipeline.scoring import _make_batch, plan_batches
-from pipeline.teacher_files import find_teacher
-from pipeline.teacher_tokens import read_teacher_tokens
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.score.command import teacher_rule
+from beam_jobs.score.options import ScoreOptions
+from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
+from pipeline.drawing.formatting import format_count, format_share, format_short
+from pipeline.scoring.batches import _make_batch, plan_batches
+from pipeline.scoring.sidecars import read_teacher_tokens
+from pipeline.scoring.teacher_files import find_teacher
 from schemas.manifest import Manifest
 from schemas.sidecar import sidecar_name
 

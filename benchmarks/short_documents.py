@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
-from pipeline.shards import ShardWriter
+from pipeline.dataset.writing import ShardWriter
 from pipeline.tokenization import load_tokenizer
 from schemas.index import ShardIndex, encode_index
 

@@ -24,11 +24,12 @@ import webdataset
 from numpy.lib.format import write_array
 from torch.utils.data import DataLoader
 
-from pipeline.dataset_files import open_dataset
-from pipeline.packing import Convention, PackingRules, plan_rows
-from pipeline.plan_cache import load_plan, plan_folder
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.webdataset_documents import decoded_documents
+from pipeline.packing.plan import plan_rows
+from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.saved_plans import load_plan, plan_folder
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
-from pipeline.webdataset_documents import decoded_documents
 from schemas.index import CUT_STRIDE, ShardIndex, decode_index, encode_index
 
 BATCH = 8

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.shards import ShardWriter
+from pipeline.dataset.writing import ShardWriter
 from pipeline.tokenization import load_tokenizer
 
 TEXTS = ("The quick brown fox", " e\u0301 数学 🤗", "▁▁\n")

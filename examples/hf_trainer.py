@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from pipeline.cross_entropy import linear_cross_entropy
 from pipeline.guidance import (
     SelectionRule,
     aggregate_teacher_losses,
@@ -26,7 +25,8 @@ from pipeline.guidance import (
     metric_values,
     select_tokens,
 )
-from pipeline.hf_models import load_language_model, output_weight
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.scoring.hf_models import load_language_model, output_weight
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows
 
 

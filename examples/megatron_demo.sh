@@ -24,7 +24,7 @@ if $python -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 3)'; then
   trainer=(-m megatron_plugin.pretrain_gpt --bf16)
 else
   device="CPU, some minutes"
-  trainer=(tests/megatron/trainer.py --distributed-backend gloo --use-cpu-initialization
+  trainer=(tests/megatron_plugin/trainer.py --distributed-backend gloo --use-cpu-initialization
     --vocag-teacher-dtype fp32 --no-bias-swiglu-fusion --no-bias-dropout-fusion)
 fi
 

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from pipeline.conventions import add_convention_options
-from pipeline.guidance import Aggregation, Expectation
-from pipeline.selection import (
-    PAPER_RULE,
-    RANKED_BY_TEACHER,
-    Scope,
-    SelectionRule,
-    Selector,
-    UnmappedStrategy,
-)
+from pipeline.dataset.conventions import add_convention_options
+from pipeline.guidance import PAPER_RULE, Aggregation, Expectation, SelectionRule
+from pipeline.guidance.selection import RANKED_BY_TEACHER, Scope, Selector, UnmappedStrategy
 
 CACHED = "cached"
 _DTYPES = ("fp32", "bf16")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import Pairing
-from megatron_plugin.model_shape import ModelShape
-from pipeline.packing import suggest_teacher_seq_length
-from pipeline.shards import read_manifest
+from megatron_plugin.models.shape import ModelShape
+from pipeline.dataset.reading import read_manifest
+from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
 

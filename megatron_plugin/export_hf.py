@@ -21,15 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megatron_plugin.weight_sources import (
+from megatron_plugin.models.weights import (
     Weights,
     checkpoint_args,
     newest_iteration,
     open_megatron_checkpoint,
 )
-from pipeline.conventions import choose_conventions
-from pipeline.dataset_files import open_dataset
-from pipeline.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.dataset.conventions import choose_conventions
+from pipeline.dataset.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.dataset.files import open_dataset
 from schemas.errors import DatasetError
 
 _ARCHITECTURES = {

@@ -30,13 +30,13 @@ from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from megatron_plugin.arguments import VocagOptions, add_arguments, read_options
-from megatron_plugin.model_arguments import installed_arguments, model_arguments
-from megatron_plugin.student import StudentRun
-from megatron_plugin.teacher_world import serve
-from megatron_plugin.weight_sources import open_weights
+from megatron_plugin.models.arguments import installed_arguments, model_arguments
+from megatron_plugin.models.weights import open_weights
+from megatron_plugin.student.run import StudentRun
+from megatron_plugin.teacher.world import serve
 from megatron_plugin.worlds import enter_world
-from pipeline.conventions import choose_conventions
-from pipeline.dataset_files import open_dataset
+from pipeline.dataset.conventions import choose_conventions
+from pipeline.dataset.files import open_dataset
 
 logger = logging.getLogger(__name__)
 

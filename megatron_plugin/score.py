@@ -31,14 +31,14 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions
 from megatron_plugin.bridge import TeacherRows
-from megatron_plugin.score_rows import pack_pieces, place_losses
-from megatron_plugin.teacher import Teacher
-from megatron_plugin.teacher_setup import load_teacher
-from pipeline.context_rule import ContextRule
-from pipeline.conventions import add_convention_options, choose_conventions
-from pipeline.dataset_files import DatasetFiles, open_dataset
-from pipeline.teacher_files import find_teacher
-from pipeline.teacher_tokens import accept_sidecar, make_sidecar, read_teacher_tokens
+from megatron_plugin.teacher.model import Teacher
+from megatron_plugin.teacher.score_rows import pack_pieces, place_losses
+from megatron_plugin.teacher.setup import load_teacher
+from pipeline.dataset.conventions import add_convention_options, choose_conventions
+from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
+from pipeline.scoring.teacher_files import find_teacher
 from schemas.errors import DatasetError
 from schemas.sidecar import (
     ScoreManifest,

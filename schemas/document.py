@@ -95,7 +95,7 @@ def tiles_text(byte_offsets: NDArray[np.int64], num_text_bytes: int) -> bool:
 def encode_document(document: AlignedDocument) -> bytes:
     """Return the sample's bytes.
 
-    This is the obvious encoder; `pipeline.shards` writes whole batches to the same bytes.
+    This is the obvious encoder; `pipeline.dataset.writing` writes whole batches to the same bytes.
 
     Raises:
         ValueError: an array is negative, too large for uint32, or not monotone.

@@ -142,7 +142,7 @@ class Manifest:
         shards: every shard, in order.
         dead_letters: what was left out.
         configuration: the options that determine the shards' bytes.
-        statistics: histograms and quality figures, see `pipeline.quality`.
+        statistics: histograms and quality figures, see `pipeline.alignment.quality`.
     """
 
     name: str

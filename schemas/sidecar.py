@@ -33,7 +33,8 @@ class TeacherRule:
         weights_sha256: 64 hex digits over the teacher's weights and configuration.
         dtype: in which the teacher ran, such as "float32".
         tokenizer_sha256: the dataset's teacher tokenizer.
-        context: where each token's left context starts, see `pipeline.context_rule.ContextRule`.
+        context: where each token's left context starts, see
+            `pipeline.scoring.contexts.ContextRule`.
     """
 
     weights_sha256: str
@@ -79,7 +80,7 @@ class SidecarRecord:
         loss_sum: nats over them, of the stored values.
         num_split_documents: documents whose tokens don't all see the document's start.
         context_sha256: 64 hex digits of where those tokens' contexts start, see
-            `pipeline.context_rule.Pieces`.
+            `pipeline.scoring.contexts.Pieces`.
     """
 
     file: str

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from pipeline.formatting import printable
+from pipeline.drawing.formatting import printable
 from pipeline.training.options import parse_config
 
 

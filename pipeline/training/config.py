@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from pipeline.stream_config import StreamConfig
+from pipeline.streaming import StreamConfig
 from pipeline.training.method import NEED_LOSSES, Method
 
 Schedule = Literal["cosine", "linear", "constant"]

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.cross_entropy import linear_cross_entropy
-from pipeline.hf_models import hidden_states, output_weight
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.scoring.hf_models import hidden_states, output_weight
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks

@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 from transformers import PreTrainedModel
 
-from pipeline.dataset_files import open_dataset
-from pipeline.exported_tokenizer import export_tokenizer
+from pipeline.dataset.exported_tokenizer import export_tokenizer
+from pipeline.dataset.files import open_dataset
 from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.config import TrainConfig

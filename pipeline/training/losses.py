@@ -7,27 +7,28 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.baselines import kld, uld
-from pipeline.baselines.chunking import row_chunk_ids, select_chunks
-from pipeline.baselines.distillation import distillation_loss
-from pipeline.baselines.kld import kld_losses
-from pipeline.baselines.rho1 import select_by_reference, select_by_self_reference
-from pipeline.baselines.uld import place_at, truncated_pairs, uld_losses
-from pipeline.cross_entropy import (
+from pipeline.guidance import (
+    LossResult,
+    Selection,
+    SelectionRule,
+    aggregate_teacher_losses,
+    guided_loss,
+    select_tokens,
+)
+from pipeline.guidance.baselines import kld, uld
+from pipeline.guidance.baselines.chunking import row_chunk_ids, select_chunks
+from pipeline.guidance.baselines.distillation import distillation_loss
+from pipeline.guidance.baselines.kld import kld_losses
+from pipeline.guidance.baselines.rho1 import select_by_reference, select_by_self_reference
+from pipeline.guidance.baselines.uld import place_at, truncated_pairs, uld_losses
+from pipeline.guidance.cross_entropy import (
     TokenScores,
     linear_cross_entropy,
     map_token_chunks,
     score_tokens,
 )
-from pipeline.guidance import (
-    LossResult,
-    aggregate_teacher_losses,
-    guided_loss,
-    mapped_tokens,
-    select_tokens,
-)
-from pipeline.hf_models import hidden_states, output_weight
-from pipeline.selection import Selection, SelectionRule
+from pipeline.guidance.loss import mapped_tokens
+from pipeline.scoring.hf_models import hidden_states, output_weight
 from pipeline.streaming import Rows
 from pipeline.training.method import NEED_TEACHER, Method
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pipeline.baselines import rho1
-from pipeline.baselines.chunking import ChunkOf
-from pipeline.baselines.kld import Direction
-from pipeline.selection import PAPER_RULE, Scope, SelectionRule, Selector, UnmappedStrategy
+from pipeline.guidance import PAPER_RULE, SelectionRule
+from pipeline.guidance.baselines import rho1
+from pipeline.guidance.baselines.chunking import ChunkOf
+from pipeline.guidance.baselines.kld import Direction
+from pipeline.guidance.selection import Scope, Selector, UnmappedStrategy
 
 MethodName = Literal[
     "teacher", "full", "random", "student_loss", "student_entropy",

@@ -7,13 +7,13 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.dataset_files import open_dataset
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.reading import read_manifest
 from pipeline.guidance import aggregate_teacher_losses
-from pipeline.hf_models import load_language_model, output_weight
-from pipeline.packed_check import keep_documents_apart
-from pipeline.shards import read_manifest
+from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.packed_check import keep_documents_apart
+from pipeline.scoring.teacher_files import find_teacher, require_tokenizer
 from pipeline.streaming import AlignedRows, Rows
-from pipeline.teacher_files import find_teacher, require_tokenizer
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import teacher_losses
 from pipeline.training.method import ONE_VOCABULARY

@@ -11,8 +11,8 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
-from pipeline.quality import AlignmentStatistics
-from pipeline.shards import ShardWriter, shard_record
+from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.dataset.writing import ShardWriter, shard_record
 from schemas.document import AlignedDocument, encode_document
 from schemas.index import encode_index
 from schemas.manifest import (
@@ -22,7 +22,7 @@ from schemas.manifest import (
     TokenizerRecord,
     encode_manifest,
 )
-from tests.documents import make_document, to_batch
+from tests.support.documents import make_document, to_batch
 
 FOLDER = Path(__file__).parent / "golden_v1"
 DEAD_LETTERS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align import align
-from tests.corpus import Corpus, align_options, write_corpus
 from tests.services.stores import SHARD_BYTES, ObjectStore, amazon_s3, google_storage
+from tests.support.corpus import Corpus, align_options, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.corpus import MAX_DOCUMENT_BYTES, PATTERN, STUDENT, TEACHER, digests
 from tests.services.fake_dataflow import Replay, serve_dataflow
 from tests.services.stores import SHARD_BYTES, ObjectStore
+from tests.support.corpus import MAX_DOCUMENT_BYTES, PATTERN, STUDENT, TEACHER, digests
 
 pytestmark = pytest.mark.services
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus import MAX_DOCUMENT_BYTES, PATTERN, STUDENT, TEACHER, digests
 from tests.services.stores import SHARD_BYTES, ObjectStore
+from tests.support.corpus import MAX_DOCUMENT_BYTES, PATTERN, STUDENT, TEACHER, digests
 
 pytestmark = pytest.mark.services
 

@@ -1,0 +1,190 @@
+"""The shuffle: documents packed into blocks of bytes, one key per bucket.
+
+Beam's cost is per element, so an element is a block of many documents. Where workers share a file
+system the blocks wait in files of the run's folder and only references to them pass through the
+runner, whose in-memory shuffle would otherwise hold the corpus in RAM.
+"""
+
+import json
+import mmap
+import struct
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from beam_jobs import storage
+from beam_jobs.align.reading import DeadLetter, PlacedDocument, Reason
+from beam_jobs.runs import BLOCKS_PREFIX
+from schemas.document import document_key
+
+Shuffle = Literal["files", "runner"]
+
+BLOCK_BYTES = 8 << 20
+"""A bucket's block is handed over once it is this large."""
+
+BUFFER_BYTES = 64 << 20
+"""All blocks are handed over once a reader holds this much."""
+
+_INLINE, _REFERENCE = b"B", b"R"
+_DOCUMENT, _DEAD_LETTER = 0, 1
+_LAYOUT = struct.Struct("<16sQBIII")
+
+
+class Record(NamedTuple):
+    """One document or dead letter on its way to its bucket; `body` is a view of its block."""
+
+    key: bytes
+    source: bytes
+    position: int
+    is_dead: int
+    document_id: bytes
+    body: memoryview
+
+    @property
+    def order(self) -> tuple[bytes, bytes, int]:
+        """The order of a shard: documents of one id together, as they come in the input."""
+        return self.key, self.source, self.position
+
+    @property
+    def place(self) -> str:
+        """Where the document came from, for messages."""
+        return f"{self.source.decode()}#{self.position}"
+
+    def dead_letter(self) -> DeadLetter:
+        """Return the dead letter that a reader made of this document."""
+        reason, detail = json.loads(bytes(self.body))
+        document_id = self.document_id.decode() or None
+        return DeadLetter(self.source.decode(), self.position, document_id, Reason(reason), detail)
+
+
+@dataclass(frozen=True)
+class BlockStore:
+    """Where blocks wait between reading and aligning.
+
+    Attributes:
+        shuffle: "files" of the run's folder, or "runner": the blocks themselves are the elements.
+        folder: the run's folder.
+    """
+
+    shuffle: Shuffle
+    folder: str
+
+    def hand_over(self, blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Yield (bucket, element) for (bucket, block)."""
+        if self.shuffle == "runner":
+            yield from ((bucket, _INLINE + block) for bucket, block in blocks)
+            return
+        name = f"{BLOCKS_PREFIX}{uuid.uuid4().hex}.bin"
+        references, offset = [], 0
+        with storage.open_to_write(storage.join(self.folder, name)) as file:
+            for bucket, block in blocks:
+                file.write(block)
+                references.append((bucket, (name, offset, len(block))))
+                offset += len(block)
+        for bucket, reference in references:
+            yield bucket, _REFERENCE + json.dumps(reference).encode()
+
+    def fetch(self, elements: Iterable[bytes]) -> Iterator[memoryview]:
+        """Yield the blocks that elements hold or refer to, in no particular order.
+
+        Raises:
+            FileNotFoundError: a block's file is gone or cut.
+        """
+        references: list[tuple[str, int, int]] = []
+        for element in elements:
+            if element[:1] == _INLINE:
+                yield memoryview(element)[1:]
+            else:
+                references.append(tuple(json.loads(element[1:])))
+        by_name: dict[str, list[tuple[int, int]]] = {}
+        for name, offset, num_bytes in sorted(references):
+            by_name.setdefault(name, []).append((offset, num_bytes))
+        for name, ranges in by_name.items():
+            yield from _read_ranges(storage.join(self.folder, name), ranges)
+
+
+def pack_blocks(
+    outcomes: Iterable[PlacedDocument | DeadLetter], num_buckets: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (bucket, block): documents and dead letters packed by the bucket that they hash to.
+
+    Example:
+        >>> [bucket for bucket, _ in pack_blocks([document], num_buckets=1)]
+        [0]
+    """
+    parts: dict[int, list[bytes]] = {}
+    sizes: dict[int, int] = {}
+    buffered = 0
+    for outcome in outcomes:
+        key, packed = _pack(outcome)
+        bucket = int.from_bytes(key[:4], "big") * num_buckets >> 32
+        parts.setdefault(bucket, []).extend(packed)
+        num_bytes = sum(map(len, packed))
+        sizes[bucket] = sizes.get(bucket, 0) + num_bytes
+        buffered += num_bytes
+        if sizes[bucket] >= BLOCK_BYTES:
+            buffered -= sizes.pop(bucket)
+            yield bucket, b"".join(parts.pop(bucket))
+        elif buffered >= BUFFER_BYTES:
+            yield from _drain(parts)
+            sizes.clear()
+            buffered = 0
+    yield from _drain(parts)
+
+
+def unpack_block(block: memoryview) -> Iterator[Record]:
+    """Yield the records of a block in the order they were packed."""
+    start, end = 0, len(block)
+    while start < end:
+        key, position, is_dead, *lengths = _LAYOUT.unpack_from(block, start)
+        source_start = start + _LAYOUT.size
+        id_start = source_start + lengths[0]
+        body_start = id_start + lengths[1]
+        start = body_start + lengths[2]
+        yield Record(
+            key,
+            bytes(block[source_start:id_start]),
+            position,
+            is_dead,
+            bytes(block[id_start:body_start]),
+            block[body_start:start],
+        )
+
+
+def _pack(outcome: PlacedDocument | DeadLetter) -> tuple[bytes, tuple[bytes, ...]]:
+    source = outcome.source.encode()
+    if isinstance(outcome, PlacedDocument):
+        kind, name, body = _DOCUMENT, outcome.document_id, outcome.text
+        key = bytes.fromhex(document_key(name))
+    else:
+        kind, name = _DEAD_LETTER, outcome.document_id or ""
+        body = json.dumps([outcome.reason, outcome.detail]).encode()
+        key = bytes.fromhex(document_key(f"{outcome.source}#{outcome.position}"))
+    encoded = name.encode()
+    header = _LAYOUT.pack(key, outcome.position, kind, len(source), len(encoded), len(body))
+    return key, (header, source, encoded, body)
+
+
+def _drain(parts: dict[int, list[bytes]]) -> Iterator[tuple[int, bytes]]:
+    while parts:
+        bucket, pieces = parts.popitem()
+        yield bucket, b"".join(pieces)
+
+
+def _read_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+    with storage.open_to_read(path) as file:
+        # A mapped file costs no copy, and its pages are not this process's to keep.
+        data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if storage.is_local(path) else None
+        for offset, num_bytes in ranges:
+            if data is None:
+                file.seek(offset)
+                block = memoryview(file.read(num_bytes))
+            else:
+                block = memoryview(data)[offset : offset + num_bytes]
+            if len(block) != num_bytes:
+                raise FileNotFoundError(
+                    f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was cut while "
+                    "the job ran; run the same command again"
+                )
+            yield block

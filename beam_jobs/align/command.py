@@ -1,0 +1,413 @@
+"""`python -m beam_jobs.align`: documents in, verified aligned shards out."""
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import storage
+from beam_jobs.align.dry_run import describe_job
+from beam_jobs.align.input_identity import (
+    INPUTS_FILE,
+    encode_inputs,
+    publish_inputs,
+    require_same_inputs,
+)
+from beam_jobs.align.inputs import describe_inputs, find_inputs
+from beam_jobs.align.job import Job
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.options import AlignOptions, own_options, parse_options
+from beam_jobs.align.pieces import InputFile, count_buckets, plan_tasks
+from beam_jobs.align.probes import probe_documents, usable_texts
+from beam_jobs.align.report import RunSummary
+from beam_jobs.align.resources import (
+    choose_shuffle,
+    estimate_disk,
+    require_address_space,
+    require_disk,
+)
+from beam_jobs.align.standard_input import STANDARD_INPUT, is_spooled, spool_standard_input
+from beam_jobs.align.steps import (
+    AlignBucket,
+    NumberShards,
+    PublishShards,
+    ReadBlocks,
+    RemoveTemporaries,
+    WriteManifest,
+)
+from beam_jobs.align.summary import library_versions, read_summary, summarise, write_report
+from beam_jobs.align.tokenizer_files import store_tokenizer
+from beam_jobs.left_out import Losses, read_losses, require_few_losses
+from beam_jobs.locks import OUTPUT_LOCK, hold_lock
+from beam_jobs.progress import reset_progress, run_with_bar
+from beam_jobs.run_options import RunOptions, configure_logging
+from beam_jobs.runners import (
+    describe_runner,
+    exit_status,
+    make_beam_options,
+    make_runner,
+    run_to_end,
+)
+from beam_jobs.runs import SUMMARY_FILE, find_finished, open_run, run_folder_of, warn_of_lost_files
+from beam_jobs.transforms import Gather, Spread
+from pipeline.dataset.conventions import NOTHING, describe_convention, name_tokens
+from pipeline.dataset.reading import read_manifest
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from schemas.document import SCHEMA_VERSION
+from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
+
+_logger = logging.getLogger(__name__)
+
+
+def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
+    """Describe the job: one chain, no tagged outputs and no side inputs.
+
+    The shuffle carries text, not tensors, and the bucket of a document is a function of its id, so
+    what is in a shard depends neither on the runner nor on the number of workers.
+    """
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "SpreadTasks" >> Spread()
+        | "ReadDocuments" >> beam.ParDo(ReadBlocks(job)).with_output_types(tuple[int, bytes])
+        | "GroupByBucket" >> beam.GroupByKey()
+        | "AlignAndWrite" >> beam.ParDo(AlignBucket(job)).with_output_types(str)
+        | "GatherBuckets" >> Gather()
+        | "NumberShards" >> beam.ParDo(NumberShards(job)).with_output_types(str)
+        | "SpreadShards" >> Spread()
+        | "PublishShards" >> beam.ParDo(PublishShards(job)).with_output_types(str)
+        | "GatherShards" >> Gather()
+        | "WriteManifest" >> beam.ParDo(WriteManifest(job)).with_output_types(str)
+        | "SettleManifest" >> Spread()
+        | "RemoveTemporaries" >> beam.ParDo(RemoveTemporaries(job)).with_output_types(str)
+    )
+
+
+def align(options: AlignOptions) -> Manifest:
+    """Make the dataset that the options ask for, or return it where it is finished already.
+
+    Returns:
+        The dataset's manifest.
+
+    Raises:
+        ValueError: the input, a tokenizer, an option or the output folder can't be used.
+        NoAnswerError: an object store is silent.
+        JobError: the Beam job failed.
+        TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
+
+    Example:
+        >>> align(AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")).totals
+    """
+    started, clock = time.time(), time.monotonic()
+    options = replace(options, output=storage.absolute(options.output))
+    beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
+    FileSystems.set_options(beam_options)
+    for place in (*options.input, options.output):
+        storage.require_answer(place)
+    with spool_standard_input(options.input, options.output, format=options.format) as patterns:
+        options = replace(options, input=patterns)
+        return _align(options, beam_options, started=started, clock=clock)
+
+
+def _align(
+    options: AlignOptions, beam_options: PipelineOptions, *, started: float, clock: float
+) -> Manifest:
+    files, tokenizers = _open_inputs(options)
+    configuration = configure(options, files, tokenizers)
+    if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
+        finished = _find_finished(options, configuration, files)
+        if finished is not None:
+            return finished
+    with hold_lock(storage.join(options.output, OUTPUT_LOCK), options.output):
+        # Who held the lock until now may have finished the same dataset.
+        finished = _find_finished(options, configuration, files)
+        return finished or _make(
+            options, beam_options, files, tokenizers, configuration, started=started, clock=clock
+        )
+
+
+def describe(options: AlignOptions) -> str:
+    """Return what `align` would do with the options; nothing is written.
+
+    Raises:
+        ValueError: the input, a tokenizer, an option or the output folder can't be used.
+    """
+    if STANDARD_INPUT in options.input:
+        raise InputError(
+            "--dry-run reads a sample, and standard input can't be read again: save it"
+        )
+    options = replace(options, output=storage.absolute(options.output))
+    FileSystems.set_options(
+        make_beam_options(options.beam_arguments, run=options.run, own=own_options())
+    )
+    files, tokenizers = _open_inputs(options)
+    find_finished(options.output, configure(options, files, tokenizers))  # refuses what align would
+    return describe_job(options, files, plan_tasks(files), tokenizers)
+
+
+def configure(
+    options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
+) -> dict[str, Any]:
+    """Return everything that determines the dataset, and nothing else."""
+    buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": options.name,
+        "num_buckets": buckets,
+        "shard_bytes": options.shard_bytes,
+        "keep_text": options.keep_text,
+        "special_strings": options.special_strings,
+        "format": options.format,
+        "student_sha256": tokenizers[0].sha256,
+        "teacher_sha256": tokenizers[1].sha256,
+        **asdict(options.rules),
+        **describe_inputs(files),
+        **_chosen_conventions(options, tokenizers),
+    }
+
+
+def prepare_job(
+    options: AlignOptions,
+    configuration: dict[str, Any],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    started: float,
+) -> Job:
+    """Put both tokenizers into the dataset and return what the workers need to know."""
+    run_folder = run_folder_of(options.output, configuration)
+    stored = []
+    for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
+        path = storage.join(options.output, "tokenizers", side, tokenizer.file_name)
+        stored.append(store_tokenizer(tokenizer, path, scratch=run_folder))
+    return Job(
+        output=options.output,
+        run_folder=run_folder,
+        name=options.name,
+        rules=options.rules,
+        num_buckets=configuration["num_buckets"],
+        shard_bytes=options.shard_bytes,
+        keep_text=options.keep_text,
+        shuffle=choose_shuffle(options),
+        student=stored[0],
+        teacher=stored[1],
+        tokenizer_records=tokenizer_records(options, tokenizers),
+        configuration=configuration,
+        attempt=uuid.uuid4().hex,
+        started=started,
+    )
+
+
+def tokenizer_records(
+    options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> tuple[TokenizerRecord, TokenizerRecord]:
+    """Return what the manifest says of both tokenizers.
+
+    Raises:
+        TokenizerError: an option names a token that isn't there.
+    """
+    student, teacher = tokenizers
+    return (
+        _tokenizer_record(student, "student", options.student_bos, options.student_eos),
+        # Rows end a teacher's text with nothing.
+        _tokenizer_record(teacher, "teacher", options.teacher_context, NOTHING),
+    )
+
+
+def run_job(
+    tasks: Sequence[str],
+    job: Job,
+    beam_options: PipelineOptions,
+    *,
+    run: RunOptions,
+    text_bytes: int,
+    disk_bytes: int,
+) -> None:
+    """Run the pipeline to its end, with a live bar where the run's folder is local.
+
+    Raises:
+        JobError: with the cause, and where the traceback is.
+    """
+    reset_progress(job.run_folder)
+    pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
+    build_pipeline(pipeline, tasks, job)
+    bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes, quiet=run.quiet)
+    run_to_end(pipeline, job.run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status, see `exit_status`."""
+
+    def work() -> None:
+        options = parse_options(arguments)
+        configure_logging("align", options.run)
+        if options.dry_run:
+            print(describe(options))
+        else:
+            align(options)
+
+    return exit_status("align", work)
+
+
+def _open_inputs(
+    options: AlignOptions,
+) -> tuple[list[InputFile], tuple[Tokenizer, Tokenizer]]:
+    """Return what a job starts from."""
+    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
+    _require_separate(files, options.output)
+    require_address_space()
+    return files, (_load(options.student, options), _load(options.teacher, options))
+
+
+def _find_finished(
+    options: AlignOptions, configuration: Mapping[str, Any], files: Sequence[InputFile]
+) -> Manifest | None:
+    """Return the dataset if nothing is left to do, and say so."""
+    manifest = find_finished(options.output, configuration)
+    summary = storage.join(run_folder_of(options.output, configuration), SUMMARY_FILE)
+    if manifest is None or storage.num_bytes_of(summary) is not None:
+        return None
+    remark = require_same_inputs(options.output, files)
+    options.run.say(
+        f"{options.output} is finished: the same input and options made it; nothing to do"
+        + (f"\nnote: {remark}" if remark else "")
+    )
+    _require_few_losses(manifest, read_losses(options.output, manifest), options)
+    return manifest
+
+
+def _make(
+    options: AlignOptions,
+    beam_options: PipelineOptions,
+    files: Sequence[InputFile],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    configuration: dict[str, Any],
+    *,
+    started: float,
+    clock: float,
+) -> Manifest:
+    """Make the dataset, or what an attempt that died last has left to do."""
+    run_folder = run_folder_of(options.output, configuration)
+    manifest = find_finished(options.output, configuration)
+    seconds = None
+    if manifest is None:
+        tasks = plan_tasks(files)
+        probes = usable_texts(probe_documents(tasks, options.rules))
+        for tokenizer in tokenizers:
+            tokenizer.check_fast_path(probes)
+        shuffle = choose_shuffle(options)
+        text_bytes = _text_bytes(files)
+        disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=shuffle)
+        disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
+        require_disk(options.output, run_folder, disk)
+        warn_of_lost_files(options.output)
+        open_run(run_folder, configuration)
+        path = storage.join(run_folder, INPUTS_FILE)
+        storage.write_atomically(path, encode_inputs(files), scratch=run_folder)
+        job = prepare_job(options, configuration, tokenizers, started=started)
+        run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
+        manifest = _read_result(options.output, run_folder)
+        seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
+    losses = read_losses(options.output, manifest)
+    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers, losses)
+    run = run if seconds is None else replace(run, elapsed_seconds=seconds)
+    report = write_report(manifest, run, output=options.output, scratch=run_folder)
+    publish_inputs(run_folder, options.output)
+    storage.remove_folder(run_folder)
+    options.run.say(summarise(manifest, run, output=options.output, report=report))
+    _require_few_losses(manifest, losses, options)
+    return manifest
+
+
+def _load(source: str, options: AlignOptions) -> Tokenizer:
+    tokenizer = load_tokenizer(source, special_strings=options.special_strings, fast=options.fast)
+    if tokenizer.slow_reason:
+        _logger.warning("%s takes the reference path: %s", source, tokenizer.slow_reason)
+    return tokenizer
+
+
+def _require_separate(files: Sequence[InputFile], output: str) -> None:
+    folder = output.rstrip("/") + "/"
+    paths = [file.path for file in files if file.path.startswith(folder)]
+    inside = [path for path in paths if not is_spooled(path)]
+    if inside:
+        raise InputError(
+            f"{len(inside)} input files, such as {inside[0]}, lie in --output {output}: what the "
+            "job writes there would be read the next time; choose another --output"
+        )
+
+
+def _require_few_losses(manifest: Manifest, losses: Losses, options: AlignOptions) -> None:
+    require_few_losses(manifest, losses, max_share=options.max_dead_letters, output=options.output)
+
+
+def _text_bytes(files: Sequence[InputFile]) -> int:
+    return round(sum(file.estimated_text_bytes for file in files))
+
+
+def _read_result(output: str, run_folder: str) -> Manifest:
+    path = storage.join(output, MANIFEST_FILE)
+    if storage.num_bytes_of(path) is None:
+        storage.remove_folder(run_folder)
+        raise InputError("the input holds no document: every file is empty or blank")
+    return read_manifest(output)
+
+
+def _chosen_conventions(
+    options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> dict[str, Any]:
+    """Return the conventions that are not the tokenizers' own; a dataset keeps the ones it has."""
+    plain = replace(options, student_bos=None, student_eos=None, teacher_context=None)
+    own, chosen = (tokenizer_records(o, tokenizers) for o in (plain, options))
+    pairs = zip(("student", "teacher"), own, chosen, strict=True)
+    return {f"{side}_convention": asdict(b.around_text) for side, a, b in pairs if a != b}
+
+
+def _tokenizer_record(
+    tokenizer: Tokenizer, side: str, before: str | None, after: str | None
+) -> TokenizerRecord:
+    return TokenizerRecord(
+        source=tokenizer.source,
+        file=f"tokenizers/{side}/{tokenizer.file_name}",
+        sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        special_strings=tokenizer.special_strings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        adds_bos=tokenizer.adds_bos,
+        adds_eos=tokenizer.adds_eos,
+        convention=name_tokens(
+            tokenizer.around_text, lambda: tokenizer, before=before, after=after
+        ),
+    )
+
+
+def _describe_run(
+    run_folder: str,
+    configuration: Mapping[str, Any],
+    beam_options: PipelineOptions,
+    manifest: Manifest,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    losses: Losses,
+) -> RunSummary:
+    student, teacher = tokenizers
+    return RunSummary(
+        runner=describe_runner(beam_options),
+        input_bytes=configuration["input_bytes"],
+        num_input_files=configuration["input_files"],
+        student_fast_path=student.fast,
+        teacher_fast_path=teacher.fast,
+        student_slow_reason=student.slow_reason,
+        teacher_slow_reason=teacher.slow_reason,
+        student_convention=describe_convention(manifest.student, student),
+        teacher_convention=describe_convention(manifest.teacher, teacher),
+        versions=library_versions(),
+        losses=losses,
+        **read_summary(storage.join(run_folder, SUMMARY_FILE)),
+    )

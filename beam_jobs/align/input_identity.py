@@ -1,0 +1,168 @@
+"""Is this still the same input? Asked while a job runs, and when it is started again.
+
+A file's *content* is a digest of samples of its bytes, or the checksum that an object store keeps.
+It does not enter the configuration: shards depend on the documents alone, which every bucket's
+digest covers. It is written beside the manifest in `inputs.json`, which no reader needs, so that a
+command that is run again can tell whether "finished" is still true.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import file_digest, sha256
+from typing import Any
+
+from apache_beam.io.filesystem import BeamIOError
+from apache_beam.io.filesystems import FileSystems
+
+from beam_jobs import storage
+from beam_jobs.align.listing import FoundFile, InputError, list_files
+from beam_jobs.align.pieces import InputFile, Piece
+from beam_jobs.align.standard_input import is_spooled
+
+INPUTS_FILE = "inputs.json"
+"""Each input file's size, time and content, beside the manifest and in the run's folder."""
+
+NUM_SAMPLES = 8
+SAMPLE_BYTES = 32 << 10
+"""Files up to the product are read whole; of longer ones pieces from start to end."""
+
+_MAX_NAMED = 3
+
+
+class InputChangedError(RuntimeError):
+    """An input file is not what it was when the job was planned."""
+
+
+def content_of(path: str, num_bytes: int) -> str:
+    """Return a digest that tells files of one size apart, cheaply; "" where there is none.
+
+    Locally eight samples of 32 KiB are read. An edit that keeps the size and misses all of them is
+    not seen here; the time of the file then differs. In an object store it is the checksum or ETag
+    that the store keeps.
+    """
+    if not storage.is_local(path):
+        try:
+            checksum = FileSystems.checksum(path)
+        except (BeamIOError, OSError, NotImplementedError):
+            return ""  # a store without checksums; size and time are compared all the same
+        return f"store:{checksum}" if checksum else ""
+    if is_spooled(path):
+        return f"whole:{_digest_of(path)}"
+    digest = sha256()
+    with open(path, "rb") as file:
+        if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
+            digest.update(file.read())
+        else:
+            for sample in range(NUM_SAMPLES):
+                file.seek((num_bytes - SAMPLE_BYTES) * sample // (NUM_SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return f"samples:{digest.hexdigest()}"
+
+
+def require_unchanged(piece: Piece) -> None:
+    """Check, at the end of reading, that a file is what it was when the job was planned.
+
+    Locally its size and time are compared. In an object store it is the checksum, where there is
+    one: stores give times to the millisecond or to the second, as they are asked.
+
+    Raises:
+        InputChangedError: it was cut, or written to.
+    """
+    if piece.num_bytes < 0:
+        return
+    if not storage.is_local(piece.path):
+        _require_unchanged_object(piece)
+        return
+    now = _look_again(piece.path)
+    if now is None:
+        raise InputChangedError(f"{piece.path} is gone: it was removed while the job ran")
+    if now.num_bytes != piece.num_bytes:
+        raise InputChangedError(
+            f"{piece.path} has {now.num_bytes} bytes and had {piece.num_bytes} when the job "
+            "started: wait until nothing writes to it, then run the same command again"
+        )
+    if now.modified != piece.modified:
+        raise InputChangedError(
+            f"{piece.path} was written to while the job ran: wait until nothing writes to it, then "
+            "run the same command again"
+        )
+
+
+def encode_inputs(files: Sequence[InputFile]) -> bytes:
+    """Return what `inputs.json` holds: the input's files by source."""
+    listing = {
+        file.source: {
+            "num_bytes": file.num_bytes,
+            "modified": file.modified,
+            "content": file.content,
+        }
+        for file in files
+    }
+    return (json.dumps(listing, indent=1, sort_keys=True) + "\n").encode()
+
+
+def publish_inputs(run_folder: str, output: str) -> None:
+    """Put a run's `inputs.json` beside the manifest that it has made."""
+    path = storage.join(run_folder, INPUTS_FILE)
+    if storage.num_bytes_of(path) is not None:
+        body = storage.read_bytes(path)
+        storage.write_atomically(storage.join(output, INPUTS_FILE), body, scratch=run_folder)
+
+
+def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
+    """Check that a finished dataset was made from these files.
+
+    Returns:
+        A remark for people where only times differ, else "".
+
+    Raises:
+        InputError: files have changed since, at the same names and sizes.
+    """
+    path = storage.join(output, INPUTS_FILE)
+    if storage.num_bytes_of(path) is None:
+        return ""  # made before this was kept
+    then: Mapping[str, Mapping[str, Any]] = json.loads(storage.read_bytes(path))
+    changed, touched = [], 0
+    for file in files:
+        entry = then.get(file.source, {})
+        is_touched = entry.get("modified") != file.modified
+        content = str(entry.get("content", ""))
+        # Samples of a local file and an object store's checksum say nothing about each other.
+        is_comparable = content.partition(":")[0] == file.content.partition(":")[0]
+        if is_comparable and content != file.content:
+            changed.append(file.source)
+        touched += is_touched
+    if changed:
+        named = ", ".join(changed[:_MAX_NAMED])
+        raise InputError(
+            f"--output {output} was made from other input: {len(changed)} files have changed "
+            f"since, such as {named}, though names and sizes are the same; choose another "
+            "--output, or delete that folder"
+        )
+    if not touched:
+        return ""
+    return (
+        f"{touched} input files have another time than when it was made; their sizes, and samples "
+        "of their content where both can be had, are the same"
+    )
+
+
+def _digest_of(path: str) -> str:
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _require_unchanged_object(piece: Piece) -> None:
+    content = content_of(piece.path, piece.num_bytes)
+    if piece.content and content and content != piece.content:
+        raise InputChangedError(
+            f"{piece.path} was replaced while the job ran: wait until nothing writes to it, then "
+            "run the same command again"
+        )
+
+
+def _look_again(path: str) -> FoundFile | None:
+    try:
+        return next(iter(list_files(path)), None)
+    except InputError:
+        return None

@@ -1,0 +1,133 @@
+"""What workers tell each other about finished buckets, as JSON."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from beam_jobs.align.blocks import Shuffle
+from beam_jobs.align.reading import ReadingRules
+from beam_jobs.align.tokenizer_files import StoredTokenizer
+from schemas.manifest import ShardRecord, TokenizerRecord
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a worker needs to know; pickled with Beam's code, so plain values only.
+
+    Attributes:
+        output: the dataset's folder.
+        run_folder: temporary files and commit records of this configuration, inside `output`.
+        name: prefix of the shards.
+        rules: what counts as a document.
+        num_buckets: parts that the corpus is hashed into.
+        shard_bytes: a shard is closed once it is this large.
+        keep_text: whether samples hold their text.
+        shuffle: how blocks travel.
+        student: the student's tokenizer.
+        teacher: the teacher's tokenizer.
+        tokenizer_records: student and teacher as the manifest names them.
+        configuration: what determines the shards' bytes; goes into the manifest.
+        attempt: names this start of the command, to tell its work from an earlier attempt's.
+        started: when that was, in seconds since 1970.
+    """
+
+    output: str
+    run_folder: str
+    name: str
+    rules: ReadingRules
+    num_buckets: int
+    shard_bytes: int
+    keep_text: bool
+    shuffle: Shuffle
+    student: StoredTokenizer
+    teacher: StoredTokenizer
+    tokenizer_records: tuple[TokenizerRecord, TokenizerRecord]
+    configuration: Mapping[str, Any]
+    attempt: str
+    started: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One finished tar of a bucket.
+
+    Attributes:
+        tar: the temporary tar's name in the run's folder.
+        index: the temporary index's name there.
+        shard: what the manifest will say; its file names are empty until shards are numbered.
+        statistics: JSON of the part's `AlignmentStatistics`.
+    """
+
+    tar: str
+    index: str
+    shard: ShardRecord
+    statistics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BucketRecord:
+    """The commit record of a bucket: it is written last, so a bucket that has one is finished.
+
+    Attributes:
+        bucket: its number.
+        digest: SHA-256 over everything that went into it; another digest means other documents.
+        parts: its tars, in order.
+        dead_letters: name of its dead letters' file in the run's folder, "" where it has none.
+        dead_letters_bytes: that file's size.
+        by_reason: count of each dead letter reason.
+        student_reference_documents: documents that took the reference path.
+        teacher_reference_documents: the same for the teacher.
+        attempt: the attempt at the run that made it.
+    """
+
+    bucket: int
+    digest: str
+    parts: tuple[Part, ...]
+    dead_letters: str
+    dead_letters_bytes: int
+    by_reason: Mapping[str, int]
+    student_reference_documents: int
+    teacher_reference_documents: int
+    attempt: str
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Size in bytes of each of its temporary files, by name."""
+        sizes = {self.dead_letters: self.dead_letters_bytes} if self.dead_letters else {}
+        for part in self.parts:
+            sizes |= {part.tar: part.shard.num_bytes, part.index: part.shard.index_num_bytes}
+        return sizes
+
+    def to_json(self) -> str:
+        """Return the record as one line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(data: str | bytes) -> "BucketRecord":
+        """Return the record that `to_json` wrote."""
+        body = json.loads(data)
+        parts = [Part(**{**p, "shard": ShardRecord(**p["shard"])}) for p in body["parts"]]
+        return BucketRecord(**{**body, "parts": tuple(parts)})
+
+
+def number_shards(records: Iterable[BucketRecord], name: str) -> list[BucketRecord]:
+    """Return all records in bucket order, with the final names i-of-n in their shards.
+
+    Example:
+        >>> number_shards(records, "corpus")[0].parts[0].shard.file
+        'corpus-000000-of-000012.tar'
+    """
+    ordered = sorted(records, key=lambda record: record.bucket)
+    total = sum(len(record.parts) for record in ordered)
+    number = 0
+    numbered = []
+    for record in ordered:
+        parts = []
+        for part in record.parts:
+            stem = f"{name}-{number:06d}-of-{total:06d}"
+            shard = replace(part.shard, file=f"{stem}.tar", index_file=f"{stem}.index.parquet")
+            parts.append(replace(part, shard=shard))
+            number += 1
+        numbered.append(replace(record, parts=tuple(parts)))
+    return numbered

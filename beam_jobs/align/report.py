@@ -1,0 +1,447 @@
+"""`report.html`: what an alignment job made, on one self-contained page for people."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from beam_jobs.align.report_charts import CHART_STYLE, Series, bar_chart
+from beam_jobs.left_out import Losses
+from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_plural,
+    format_ratio,
+    format_share,
+    format_short,
+)
+from pipeline.drawing.web_page import Child, render_page, tag
+from schemas.manifest import Manifest, ShardRecord, TokenizerRecord
+
+OPEN_SHARDS = 20
+"""Longer tables of shards start collapsed."""
+
+MAX_LOSS_FILES = 50
+"""Files that lost documents and are named; those that lost most."""
+
+_STYLE = """
+header .mono { overflow-wrap: anywhere; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11.5rem, 1fr)); gap: .8rem;
+  margin-top: 1.6rem; }
+.cards .card { padding: .8rem 1rem .75rem; }
+.cards .label { font-size: .82rem; color: var(--soft); }
+.cards .value { font-size: 1.5rem; line-height: 1.3; font-weight: 620; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
+.cards .note { font-size: .8rem; color: var(--soft); }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr));
+  gap: .8rem; }
+.tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr));
+  gap: .8rem; align-items: start; }
+.panel { padding: .9rem 1.1rem 1rem; min-width: 0; }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; }
+th { text-align: left; font-weight: 550; color: var(--soft); vertical-align: top; }
+th, td { padding: .32rem .9rem .32rem 0; border-bottom: 1px solid var(--line); }
+tr > :last-child { padding-right: 0; }
+tbody tr:last-child > * { border-bottom: 0; }
+td { overflow-wrap: anywhere; } td.number, th.number { overflow-wrap: normal; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+thead th { white-space: nowrap; }
+.scroll { overflow-x: auto; }
+details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); font-size: .86rem; }
+"""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What only the run that made the dataset knows.
+
+    Attributes:
+        runner: Beam runner's name.
+        elapsed_seconds: wall time, start to manifest.
+        input_bytes: size of the input files as stored.
+        num_input_files: input files read.
+        student_fast_path: whether the student's fast path was taken.
+        teacher_fast_path: whether the teacher's was.
+        student_slow_reason: why not, None where it was.
+        teacher_slow_reason: the same for the teacher.
+        student_reference_documents: documents that took the reference path, None where unknown.
+        teacher_reference_documents: the same for the teacher.
+        student_convention: which tokens stand around a student's text, in words.
+        teacher_convention: the same for the teacher.
+        reused_buckets: parts taken over from an interrupted run.
+        versions: version of each library that shaped the result.
+        losses: what is left out, file by file.
+    """
+
+    runner: str
+    elapsed_seconds: float
+    input_bytes: int
+    num_input_files: int
+    student_fast_path: bool
+    teacher_fast_path: bool
+    student_slow_reason: str | None = None
+    teacher_slow_reason: str | None = None
+    student_reference_documents: int | None = None
+    teacher_reference_documents: int | None = None
+    student_convention: str = "unknown"
+    teacher_convention: str = "unknown"
+    reused_buckets: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+
+
+def render_report(manifest: Manifest, run: RunSummary) -> str:
+    """Return the page: self-contained HTML without scripts or requests.
+
+    Raises:
+        ValueError: the manifest holds no statistics.
+
+    Example:
+        >>> (folder / "report.html").write_text(render_report(manifest, run), "utf-8")
+    """
+    statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
+    return render_page(
+        f"{manifest.name}: aligned dataset",
+        _heading(manifest, run),
+        _cards(manifest, run, statistics),
+        tag("h2", "Distributions"),
+        _charts(statistics),
+        tag("h2", "Quality and size"),
+        _quality_tables(manifest, statistics),
+        tag("h2", "Documents left out"),
+        _dead_letters(manifest),
+        *_losses_by_file(run.losses),
+        tag("h2", "Tokenizers"),
+        _tokenizers(manifest, run),
+        tag("h2", "Run"),
+        _run_tables(manifest, run),
+        tag("h2", "Shards"),
+        _shards(manifest.shards),
+        style=CHART_STYLE + _STYLE,
+    )
+
+
+def _heading(manifest: Manifest, run: RunSummary) -> Element:
+    student = tag("span", _short_source(manifest.student), class_="student")
+    teacher = tag("span", _short_source(manifest.teacher), class_="teacher")
+    return tag(
+        "header",
+        tag("h1", manifest.name),
+        tag("p", "Student ", student, " aligned with teacher ", teacher, f", by {run.runner}."),
+        tag(
+            "p",
+            "Fingerprint ",
+            tag("span", manifest.fingerprint, class_="mono"),
+            class_="soft small",
+        ),
+    )
+
+
+def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics) -> Element:
+    totals = manifest.totals
+    student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
+    text = totals["num_text_bytes"]
+    stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
+    speed = totals["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
+    left_out = manifest.dead_letters.count
+    seen = totals["num_documents"] + left_out
+    cards = [
+        (
+            "Documents",
+            format_count(totals["num_documents"]),
+            format_plural(len(manifest.shards), "shard"),
+        ),
+        ("Student tokens", format_short(student), format_count(student)),
+        ("Teacher tokens", format_short(teacher), format_count(teacher)),
+        ("Teacher / student tokens", format_ratio(teacher, student), "token ratio"),
+        ("Byte IoU", f"{statistics.byte_iou:.3f}", f"IoS {statistics.byte_ios:.3f}"),
+        (
+            "Unmapped",
+            format_share(_num_unmapped(statistics), student),
+            f"{format_count(_num_unmapped(statistics))} student tokens",
+        ),
+        ("Text", format_bytes(text), f"{format_count(text)} bytes of UTF-8"),
+        ("On disk", format_bytes(stored), f"{format_ratio(stored, student)} B / student token"),
+        ("Throughput", f"{format_short(speed)}/s", "student tokens, start-up included"),
+        ("Left out", format_count(left_out), f"{format_share(left_out, seen)} of the input"),
+    ]
+    return tag("div", *(_card(*card) for card in cards), class_="cards")
+
+
+def _card(label: str, value: str, note: str) -> Element:
+    return tag(
+        "div",
+        tag("div", label, class_="label"),
+        tag("div", value, class_="value"),
+        tag("div", note, class_="note"),
+        class_="card",
+    )
+
+
+def _charts(statistics: AlignmentStatistics) -> Element:
+    spans = list(map(int, statistics.span_width_counts))
+    widths = [str(width) for width in range(len(spans))]
+    widths[-1] += "+"
+    token_bytes = [str(size) for size in range(len(statistics.student_token_bytes_counts))]
+    token_bytes[-1] += "+"
+    return tag(
+        "div",
+        bar_chart(
+            "Document length",
+            _length_labels(len(statistics.student_length_counts)),
+            _both(statistics.student_length_counts, statistics.teacher_length_counts),
+            x_label="tokens per document (from)",
+            what="documents",
+        ),
+        bar_chart(
+            "Teacher tokens per student token",
+            widths,
+            [Series("student", spans)],
+            x_label="width of the span; 0 = unmapped",
+            what="student tokens",
+        ),
+        bar_chart(
+            "The same, without spans of one",
+            [widths[0], *widths[2:]],
+            [Series("student", [spans[0], *spans[2:]], sum(spans))],
+            x_label="width of the span; 0 = unmapped",
+            what="student tokens",
+        ),
+        bar_chart(
+            "Bytes per token",
+            token_bytes,
+            _both(statistics.student_token_bytes_counts, statistics.teacher_token_bytes_counts),
+            x_label="bytes of text that a token covers",
+            what="tokens",
+        ),
+        class_="charts",
+    )
+
+
+def _num_unmapped(statistics: AlignmentStatistics) -> int:
+    return statistics.num_student_tokens - statistics.num_mapped
+
+
+def _both(student: Iterable[int], teacher: Iterable[int]) -> list[Series]:
+    return [Series("student", list(map(int, student))), Series("teacher", list(map(int, teacher)))]
+
+
+def _length_labels(num_bins: int) -> list[str]:
+    return [format_short(edge).replace(" ", "") for edge in list(LENGTH_EDGES)[:num_bins]]
+
+
+def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Element:
+    totals = manifest.totals
+    text = totals["num_text_bytes"]
+    student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
+    index_bytes = sum(shard.index_num_bytes for shard in manifest.shards)
+    quality = {
+        "Byte IoU, mean over mapped tokens": f"{statistics.byte_iou:.4f}",
+        "Byte IoS, mean over mapped tokens": f"{statistics.byte_ios:.4f}",
+        "Mapped student tokens": format_count(statistics.num_mapped),
+        "Unmapped student tokens": format_count(_num_unmapped(statistics)),
+        "Unmapped share": format_share(_num_unmapped(statistics), student),
+        "Over-wide student tokens": format_count(statistics.num_student_over_wide),
+        "Over-wide teacher tokens": format_count(statistics.num_teacher_over_wide),
+        "Teacher / student token ratio": format_ratio(teacher, student),
+    }
+    size = {
+        "Text bytes per student token": format_ratio(text, student),
+        "Text bytes per teacher token": format_ratio(text, teacher),
+        "Student tokens per document": format_ratio(student, totals["num_documents"]),
+        "Bytes on disk, tars": format_count(totals["num_bytes"]),
+        "Bytes on disk, indices": format_count(index_bytes),
+        "Bytes on disk per student token": format_ratio(totals["num_bytes"] + index_bytes, student),
+    }
+    note = (
+        "IoS is 1 whenever the teacher's tokens cover the text without gaps: it says nothing about "
+        "precision. IoU does. Over-wide tokens share bytes with a neighbour, where a normaliser "
+        "reordered the text or made several tokens of a character."
+    )
+    return tag(
+        "div",
+        _panel(None, _facts(quality, numbers=True), tag("p", note, class_="soft small")),
+        _panel(None, _facts(size, numbers=True)),
+        class_="tables",
+    )
+
+
+def _dead_letters(manifest: Manifest) -> Element:
+    letters = manifest.dead_letters
+    if not letters.count:
+        return tag("p", "None: every document of the input is in a shard.", class_="good")
+    ranked = sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0]))
+    rows = [
+        [reason, format_count(count), format_share(count, letters.count)]
+        for reason, count in ranked
+    ]
+    rows.append(["all", format_count(letters.count), format_share(letters.count, letters.count)])
+    return _panel(
+        None,
+        _table(["reason", "documents", "share"], rows, num_text_columns=1),
+        tag("p", "Each is named in ", tag("code", letters.file), ".", class_="soft small"),
+    )
+
+
+def _losses_by_file(losses: Losses) -> Iterable[Element]:
+    if not losses.files:
+        return
+    ranked = sorted(losses.files, key=lambda file: (-file.by_reason.total(), file.source))
+    rows = [
+        [
+            file.source,
+            ", ".join(f"{name} {format_count(n)}" for name, n in sorted(file.by_reason.items())),
+            f"#{file.first}",
+            format_count(file.by_reason.total()),
+        ]
+        for file in ranked[:MAX_LOSS_FILES]
+    ]
+    heading = ["file", "reasons", "first place", "documents"]
+    rest = len(ranked) - len(rows)
+    note = f"and {format_plural(rest, 'more file')}" if rest else ""
+    yield _panel(
+        tag("h3", "By file"),
+        tag("div", _table(heading, rows, num_text_columns=2), class_="scroll"),
+        tag("p", note, class_="soft small"),
+    )
+
+
+def _tokenizers(manifest: Manifest, run: RunSummary) -> Element:
+    student = _tokenizer_facts(
+        manifest.student,
+        run.student_fast_path,
+        run.student_slow_reason,
+        run.student_reference_documents,
+        run.student_convention,
+    )
+    teacher = _tokenizer_facts(
+        manifest.teacher,
+        run.teacher_fast_path,
+        run.teacher_slow_reason,
+        run.teacher_reference_documents,
+        run.teacher_convention,
+    )
+    return tag(
+        "div",
+        _panel(tag("h3", "student", class_="student"), student),
+        _panel(tag("h3", "teacher", class_="teacher"), teacher),
+        class_="tables",
+    )
+
+
+def _tokenizer_facts(
+    record: TokenizerRecord,
+    fast: bool,
+    slow_reason: str | None,
+    reference_documents: int | None,
+    convention: str,
+) -> Element:
+    state = "taken: proven exact on the probe texts" if fast else f"not taken: {slow_reason}"
+    unknown = "not counted in this run"
+    return _facts(
+        {
+            "Source": record.source,
+            "Copy": record.file,
+            "SHA-256": tag("code", record.sha256),
+            "Vocabulary": f"{format_count(record.vocab_size)} ids",
+            "Special strings": record.special_strings,
+            "Begin of sequence": _special(record.bos_token_id, record.adds_bos),
+            "End of document": _special(record.eos_token_id, record.adds_eos),
+            "In training rows": convention,
+            "Fast path": tag("span", state, class_="good" if fast else "warn"),
+            "Documents on the reference path": (
+                unknown if reference_documents is None else format_count(reference_documents)
+            ),
+        }
+    )
+
+
+def _special(token_id: int | None, added: bool) -> str:
+    if token_id is None:
+        return "none"
+    return f"id {token_id}, {'added' if added else 'not added'} by the tokenizer"
+
+
+def _run_tables(manifest: Manifest, run: RunSummary) -> Element:
+    totals, seconds = manifest.totals, max(run.elapsed_seconds, 1e-9)
+    speeds = {
+        "Student tokens per second": format_short(totals["num_student_tokens"] / seconds),
+        "Teacher tokens per second": format_short(totals["num_teacher_tokens"] / seconds),
+        "Text per second": format_bytes(totals["num_text_bytes"] / seconds),
+    }
+    facts: dict[str, Child] = {
+        "Runner": run.runner,
+        "Wall time": format_duration(run.elapsed_seconds),
+        **speeds,
+        "Input": f"{format_plural(run.num_input_files, 'file')}, {format_bytes(run.input_bytes)}",
+        "Parts reused from an earlier run": format_count(run.reused_buckets),
+        **dict(sorted(run.versions.items())),
+    }
+    configuration = {name: _value(manifest.configuration[name]) for name in manifest.configuration}
+    return tag(
+        "div",
+        _panel(tag("h3", "This run"), _facts(facts)),
+        _panel(tag("h3", "Configuration"), _facts(dict(sorted(configuration.items())))),
+        class_="tables",
+    )
+
+
+def _shards(shards: Sequence[ShardRecord]) -> Element:
+    heading = ["shard", "documents", "student tokens", "teacher tokens", "bytes", "SHA-256"]
+    rows = [
+        [
+            shard.file,
+            format_count(shard.num_documents),
+            format_count(shard.num_student_tokens),
+            format_count(shard.num_teacher_tokens),
+            format_count(shard.num_bytes),
+            shard.sha256[:16] + "…",
+        ]
+        for shard in shards
+    ]
+    table = tag("div", _table(heading, rows, num_text_columns=1), class_="scroll")
+    if len(shards) <= OPEN_SHARDS:
+        return _panel(None, table)
+    summary = tag("summary", format_plural(len(shards), "shard"))
+    return _panel(None, tag("details", summary, table))
+
+
+def _panel(title: Element | None, *contents: Element) -> Element:
+    children = contents if title is None else (title, *contents)
+    return tag("section", *children, class_="card panel")
+
+
+def _facts(facts: Mapping[str, Child], *, numbers: bool = False) -> Element:
+    kind = "number" if numbers else "fact"
+    rows = [
+        tag("tr", tag("th", name, scope="row"), tag("td", value, class_=kind))
+        for name, value in facts.items()
+    ]
+    return tag("table", tag("tbody", *rows))
+
+
+def _table(heading: list[str], rows: list[list[str]], *, num_text_columns: int) -> Element:
+    def row(cells: list[str], kind: str) -> Element:
+        return tag(
+            "tr",
+            *(
+                tag(kind, cell, class_="fact" if i < num_text_columns else "number")
+                for i, cell in enumerate(cells)
+            ),
+        )
+
+    body = [row(cells, "td") for cells in rows]
+    return tag("table", tag("thead", row(heading, "th")), tag("tbody", *body))
+
+
+def _short_source(record: TokenizerRecord) -> str:
+    parts = [part for part in record.source.rstrip("/").split("/") if part]
+    if parts and parts[-1] in ("tokenizer.json", "tokenizer.model"):
+        parts = parts[:-1] or parts
+    return parts[-1] if parts else record.source
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

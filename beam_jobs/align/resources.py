@@ -1,0 +1,84 @@
+"""What a job needs of the machine, checked before it starts, and named when it has run out."""
+
+import logging
+
+from beam_jobs import storage
+from beam_jobs.align.blocks import Shuffle
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.align.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
+from beam_jobs.errors import OptionsError
+from beam_jobs.shortages import address_space, free_bytes
+from pipeline.drawing.formatting import format_bytes
+
+LEAST_ADDRESS_SPACE = 1500 << 20
+"""Python, Beam and two tokenizers don't load with less, though they touch a third of it."""
+
+BASE_MEMORY = 850 * 10**6
+"""Python, Beam, two tokenizers, their memory of words, and the batches under way."""
+
+_logger = logging.getLogger(__name__)
+
+
+def choose_shuffle(options: AlignOptions) -> Shuffle:
+    """Return how texts travel: through files wherever workers share a file system."""
+    if options.shuffle != "auto":
+        return options.shuffle
+    return "files" if storage.is_local(options.output) else "runner"
+
+
+def estimate_memory(shard_bytes: int, *, keep_text: bool) -> int:
+    """Return about how many bytes of memory a process of the job has at most, mapped files too.
+
+    Example:
+        >>> estimate_memory(256 << 20, keep_text=False) // 10**6
+        1118
+    """
+    bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
+    return BASE_MEMORY + 3 * bucket
+
+
+def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
+    """Return about how many bytes a job has on its output's disk at most, in its last minutes.
+
+    The shards are written once and only renamed in the end; with `shuffle="files"` the texts, in
+    blocks, stand beside them until then.
+
+    Example:
+        >>> estimate_disk(10**9, keep_text=False, shuffle="files")
+        4000000000
+    """
+    return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))
+
+
+def require_disk(output: str, run_folder: str, need: int) -> None:
+    """Check that a local output's disk has room for a job, counting what an earlier attempt wrote.
+
+    Raises:
+        OptionsError: it has less than half; the estimate can't be that wrong.
+    """
+    if not storage.is_local(output):
+        return
+    room = free_bytes(output) + sum(storage.list_folder(run_folder).values())
+    message = (
+        f"--output {output} has {format_bytes(room)} of free disk, and the job will need about "
+        f"{format_bytes(need)} there while it runs"
+    )
+    if room < need / 2:
+        raise OptionsError(f"{message}; free some, or choose another --output")
+    if room < need:
+        _logger.warning("%s; it may run out of space", message)
+
+
+def require_address_space() -> None:
+    """Check that `ulimit -v` lets the libraries load; some of them end the process where not.
+
+    Raises:
+        OptionsError: it does not.
+    """
+    limit = address_space()
+    if limit is not None and limit < LEAST_ADDRESS_SPACE:
+        raise OptionsError(
+            f"ulimit -v allows {format_bytes(limit)} of address space, and the job needs "
+            f"{format_bytes(LEAST_ADDRESS_SPACE)} in each process: raise it (memory that is "
+            "reserved and never touched counts, too)"
+        )

@@ -1,0 +1,220 @@
+"""The steps of the job that turn buckets into a dataset.
+
+Each can run twice, or on two workers at once, without harm: temporary files have random names, a
+bucket's commit record is replaced whole by an equal one, a final name is given by an atomic rename,
+and nothing is removed before the manifest is in place.
+"""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+
+import apache_beam as beam
+import orjson
+from apache_beam.metrics import Metrics
+
+from beam_jobs import storage
+from beam_jobs.align.blocks import BlockStore, pack_blocks
+from beam_jobs.align.buckets import align_bucket
+from beam_jobs.align.input_identity import INPUTS_FILE
+from beam_jobs.align.job import BucketRecord, Job, number_shards
+from beam_jobs.align.pieces import decode_task
+from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
+from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
+from beam_jobs.runs import CONFIGURATION_FILE, LOCK_FILE, SUMMARY_FILE
+from pipeline.alignment.quality import AlignmentStatistics
+from schemas.manifest import (
+    DEAD_LETTERS_FILE,
+    MANIFEST_FILE,
+    DeadLetterRecord,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+
+_KEPT_FILES = re.compile(
+    rf"{SUMMARY_FILE}|{CONFIGURATION_FILE}|{INPUTS_FILE}|{PROGRESS_PREFIX}.*|{LOCK_FILE}"
+)
+_PROGRESS_DOCUMENTS = 1000
+
+
+class _JobStep(beam.DoFn):
+    """A step that knows the job."""
+
+    def __init__(self, job: Job) -> None:
+        """Hold the job; it travels to the workers with the step."""
+        self._job = job
+
+
+class ReadBlocks(_JobStep):
+    """Task -> (bucket, block of documents and dead letters)."""
+
+    num_documents = Metrics.counter("vocag", "documents_read")
+
+    def process(self, element: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what a reading task holds, packed by bucket."""
+        store = BlockStore(self._job.shuffle, self._job.run_folder)
+        outcomes = self._count(self._read(element, self._job.rules))
+        yield from store.hand_over(pack_blocks(outcomes, self._job.num_buckets))
+
+    def finish_bundle(self) -> None:
+        """Show the last counts."""
+        worker_progress(self._job.run_folder).flush()
+
+    def _read(self, task: str, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+        for piece in decode_task(task):
+            yield from read_piece(piece, rules)
+
+    def _count(
+        self, outcomes: Iterable[PlacedDocument | DeadLetter]
+    ) -> Iterator[PlacedDocument | DeadLetter]:
+        progress = worker_progress(self._job.run_folder)
+        num_documents = num_bytes = 0
+        for outcome in outcomes:
+            num_documents += 1
+            num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
+            if num_documents == _PROGRESS_DOCUMENTS:
+                progress.add(read_documents=num_documents, read_bytes=num_bytes)
+                self.num_documents.inc(num_documents)
+                num_documents = num_bytes = 0
+            yield outcome
+        progress.add(read_documents=num_documents, read_bytes=num_bytes)
+        self.num_documents.inc(num_documents)
+
+
+class AlignBucket(_JobStep):
+    """(bucket, blocks) -> the bucket's commit record."""
+
+    num_documents = Metrics.counter("vocag", "documents_aligned")
+    num_student_tokens = Metrics.counter("vocag", "student_tokens")
+    num_dead_letters = Metrics.counter("vocag", "dead_letters")
+
+    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[str]:
+        """Yield one record."""
+        record = align_bucket(*element, self._job)
+        self.num_documents.inc(sum(part.shard.num_documents for part in record.parts))
+        self.num_student_tokens.inc(sum(part.shard.num_student_tokens for part in record.parts))
+        self.num_dead_letters.inc(sum(record.by_reason.values()))
+        yield record.to_json()
+
+    def finish_bundle(self) -> None:
+        """Show the last counts."""
+        worker_progress(self._job.run_folder).flush()
+
+
+class NumberShards(_JobStep):
+    """(0, all commit records) -> each record with its shards' final names."""
+
+    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
+        """Yield the records in bucket order."""
+        records = number_shards(map(BucketRecord.from_json, element[1]), self._job.name)
+        yield from (record.to_json() for record in records)
+
+
+class PublishShards(_JobStep):
+    """Record -> the same record, its shards now under their final names."""
+
+    def process(self, element: str) -> Iterator[str]:
+        """Publish a bucket's tars and indices."""
+        for part in BucketRecord.from_json(element).parts:
+            shard = part.shard
+            self._publish(part.tar, shard.file, shard.num_bytes)
+            self._publish(part.index, shard.index_file, shard.index_num_bytes)
+        yield element
+
+    def _publish(self, temporary: str, final: str, num_bytes: int) -> None:
+        run_folder = self._job.run_folder
+        storage.publish(
+            storage.join(run_folder, temporary),
+            storage.join(self._job.output, final),
+            num_bytes,
+            scratch=run_folder,
+        )
+
+
+class WriteManifest(_JobStep):
+    """(0, all records) -> the manifest's path, once the dataset is complete."""
+
+    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
+        """Write dead letters, the run's summary and, last, the manifest."""
+        records = [BucketRecord.from_json(record) for record in element[1]]
+        records.sort(key=lambda record: record.bucket)
+        dead_letters = self._write_dead_letters(records)
+        self._write(self._job.run_folder, SUMMARY_FILE, self._summary(records))
+        manifest = make_manifest(records, dead_letters, self._job)
+        self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
+        yield storage.join(self._job.output, MANIFEST_FILE)
+
+    def _write_dead_letters(self, records: Iterable[BucketRecord]) -> DeadLetterRecord:
+        """Merge the buckets' dead letters; they are held in memory once."""
+        lines: list[bytes] = []
+        by_reason: Counter[str] = Counter()
+        for record in records:
+            by_reason.update(record.by_reason)
+            if record.dead_letters:
+                path = storage.join(self._job.run_folder, record.dead_letters)
+                lines += storage.read_bytes(path).splitlines(keepends=True)
+        lines.sort(key=_place_of)
+        data = b"".join(lines)
+        self._write(self._job.output, DEAD_LETTERS_FILE, data)
+        counts = dict(sorted(by_reason.items()))
+        return DeadLetterRecord(DEAD_LETTERS_FILE, sha256(data).hexdigest(), len(lines), counts)
+
+    def _summary(self, records: list[BucketRecord]) -> bytes:
+        summary = {
+            "student_reference_documents": sum(r.student_reference_documents for r in records),
+            "teacher_reference_documents": sum(r.teacher_reference_documents for r in records),
+            "reused_buckets": sum(r.attempt != self._job.attempt for r in records),
+            "elapsed_seconds": max(0.0, time.time() - self._job.started),
+        }
+        return json.dumps(summary).encode()
+
+    def _write(self, folder: str, name: str, data: bytes) -> None:
+        storage.write_atomically(storage.join(folder, name), data, scratch=self._job.run_folder)
+
+
+class RemoveTemporaries(_JobStep):
+    """Manifest's path -> nothing; the run's files go, and shards of an abandoned attempt."""
+
+    def process(self, element: str) -> None:
+        """Remove what the finished dataset does not need."""
+        manifest = decode_manifest(storage.read_bytes(element), where=element)
+        named = {name for shard in manifest.shards for name in (shard.file, shard.index_file)}
+        ours = re.compile(rf"{re.escape(self._job.name)}-\d{{6}}-of-\d{{6}}\.(tar|index\.parquet)")
+        found = storage.list_folder(self._job.output)
+        stale = [name for name in found if ours.fullmatch(name) and name not in named]
+        storage.delete_files(self._job.output, stale)
+        left = storage.list_folder(self._job.run_folder)
+        storage.delete_files(self._job.run_folder, [n for n in left if not _KEPT_FILES.match(n)])
+
+
+def make_manifest(
+    records: Iterable[BucketRecord], dead_letters: DeadLetterRecord, job: Job
+) -> Manifest:
+    """Return the manifest of numbered records in bucket order.
+
+    It holds nothing that differs between runners, workers or attempts: no times, hosts or counts of
+    retries.
+    """
+    parts = [part for record in records for part in record.parts]
+    student, teacher = job.tokenizer_records
+    statistics = AlignmentStatistics.merge(
+        AlignmentStatistics.from_json(part.statistics) for part in parts
+    )
+    return Manifest(
+        name=job.name,
+        student=student,
+        teacher=teacher,
+        shards=tuple(part.shard for part in parts),
+        dead_letters=dead_letters,
+        configuration=job.configuration,
+        statistics=statistics.to_json(),
+    )
+
+
+def _place_of(line: bytes) -> tuple[str, int]:
+    letter = orjson.loads(line)
+    return letter["source"], letter["position"]

@@ -1,0 +1,93 @@
+"""What a run says at its end: lines for the terminal, and the page for the browser."""
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.align.report import RunSummary, render_report
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_share,
+    format_short,
+)
+from schemas.manifest import Manifest
+
+REPORT_FILE = "report.html"
+
+_LIBRARIES = ("vocag", "apache-beam", "gigatoken", "tokenizers", "sentencepiece", "numpy", "numba",
+              "pyarrow", "safetensors")  # fmt: skip
+
+
+def library_versions() -> dict[str, str]:
+    """Return the version of Python and of each library that shapes the result."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: str) -> str:
+    """Write `report.html` into the dataset and return its path."""
+    path = storage.join(output, REPORT_FILE)
+    storage.write_atomically(path, render_report(manifest, run).encode(), scratch=scratch)
+    return path
+
+
+def read_summary(path: str) -> dict[str, Any]:
+    """Return what the pipeline's last step wrote about the run itself."""
+    summary: dict[str, Any] = json.loads(storage.read_bytes(path))
+    return summary
+
+
+def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) -> str:
+    """Return the lines that end a run.
+
+    Example:
+        >>> print(summarise(manifest, run, output="aligned", report="aligned/report.html"))
+    """
+    totals = manifest.totals
+    lost = manifest.dead_letters
+    student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
+    speed = student_tokens / max(run.elapsed_seconds, 1e-9)
+    lines = [
+        f"aligned {format_count(documents)} documents ({format_bytes(totals['num_text_bytes'])}) "
+        f"in {format_duration(run.elapsed_seconds)}: {format_short(speed)} student tokens/s",
+        f"  student tokens  {format_count(student_tokens)}",
+        f"  teacher tokens  {format_count(totals['num_teacher_tokens'])}",
+        f"  student text    {run.student_convention}",
+        f"  teacher text    {run.teacher_convention}",
+        f"  shards          {len(manifest.shards)}, {format_bytes(totals['num_bytes'])}, "
+        f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
+        f"  dead letters    {_dead_letters(manifest)}",
+        f"  reference path  {_reference_path(run, documents)}",
+    ]
+    if run.reused_buckets:
+        lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
+    if not documents:
+        lines.append(f"WARNING: no document could be used; see {output}/{lost.file}")
+    lines += [f"report: {report}", f"next:   vocag validate {output}"]
+    return "\n".join(lines)
+
+
+def _dead_letters(manifest: Manifest) -> str:
+    reasons = [f"{name} {format_count(n)}" for name, n in manifest.dead_letters.by_reason.items()]
+    details = f" ({', '.join(reasons)})" if reasons else ""
+    return f"{format_count(manifest.dead_letters.count)}{details}"
+
+
+def _reference_path(run: RunSummary, documents: int) -> str:
+    sides = (
+        ("student", run.student_reference_documents, run.student_slow_reason),
+        ("teacher", run.teacher_reference_documents, run.teacher_slow_reason),
+    )
+    return ", ".join(
+        f"{side} {format_share(count or 0, documents)} of documents{f' ({why})' if why else ''}"
+        for side, count, why in sides
+    )

@@ -1,0 +1,94 @@
+"""The dataset's own copies of both tokenizers, and how workers get them."""
+
+import os
+import tempfile
+import threading
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+from beam_jobs import storage
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization.sweep import DifferingCharacters, library_versions
+from schemas.errors import ForeignTokenizerError
+
+SpecialStrings = Literal["plain", "honoured"]
+
+
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """Where workers find a tokenizer, and what the launcher decided about it.
+
+    Attributes:
+        path: the copy in the dataset.
+        sha256: of that file.
+        special_strings: "plain" or "honoured".
+        fast: whether the launcher found the fast path exact.
+        versions: of the libraries with which it did; a worker with others tries again.
+        differing: ranges of the characters whose documents take the reference.
+    """
+
+    path: str
+    sha256: str
+    special_strings: SpecialStrings
+    fast: bool
+    versions: tuple[str, ...]
+    differing: tuple[tuple[int, int], ...]
+
+
+_lock = threading.Lock()
+_loaded: dict[StoredTokenizer, Tokenizer] = {}
+
+
+def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredTokenizer:
+    """Copy a tokenizer's file into the dataset; this process need not load it again."""
+    folder = os.path.dirname(path)
+    storage.make_folder(folder)
+    if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
+        storage.write_atomically(path, tokenizer.file_bytes, scratch=scratch)
+    stored = StoredTokenizer(
+        path,
+        tokenizer.sha256,
+        tokenizer.special_strings,
+        tokenizer.fast,
+        library_versions(),
+        tokenizer.differing.ranges,
+    )
+    with _lock:
+        _loaded[stored] = tokenizer
+    return stored
+
+
+def load_stored(stored: StoredTokenizer) -> Tokenizer:
+    """Return a stored tokenizer, loaded once per process.
+
+    Raises:
+        ForeignTokenizerError: the file is not the one the job started with.
+    """
+    with _lock:
+        tokenizer = _loaded.get(stored)
+        if tokenizer is None:
+            tokenizer = _loaded[stored] = _load(stored)
+    return tokenizer
+
+
+def _load(stored: StoredTokenizer) -> Tokenizer:
+    data = storage.read_bytes(stored.path)
+    found = sha256(data).hexdigest()
+    if found != stored.sha256:
+        raise ForeignTokenizerError(
+            f"{stored.path} has SHA-256 {found[:16]}…, the job started with {stored.sha256[:16]}…: "
+            "it was replaced while the job ran; run the same command again"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, os.path.basename(stored.path))
+        with open(path, "wb") as file:
+            file.write(data)
+        proven = stored.versions == library_versions()
+        return load_tokenizer(
+            path,
+            special_strings=stored.special_strings,
+            fast=stored.fast,
+            proven=proven,
+            differing=DifferingCharacters(stored.differing) if proven else None,
+        )

@@ -1,0 +1,1 @@
+"""`vocag score`: a teacher's losses, once, beside the shards."""

@@ -1,0 +1,276 @@
+"""The steps of the job that scores a dataset: one shard an element, one sidecar each.
+
+Apache Beam's RunInference loads the teacher once per process and hands it elements. It would batch
+elements as they come; a teacher wants batches of equally long pieces, which only a whole shard's
+documents give, and a sidecar is written whole. So an element is a shard's number, and batching is
+`pipeline.scoring.scorer`'s. Each step can run twice, or on two workers at once, without harm: a
+sidecar is replaced whole by an equal one, and the score manifest comes last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import apache_beam as beam
+from apache_beam.ml.inference.base import ModelHandler
+
+from beam_jobs import storage
+from beam_jobs.progress import worker_progress
+from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
+from pipeline.scoring.teacher_files import find_teacher
+from schemas.sidecar import (
+    ScoreManifest,
+    SidecarRecord,
+    TeacherRule,
+    encode_score_manifest,
+    score_manifest_name,
+    sidecar_name,
+)
+
+if TYPE_CHECKING:
+    from pipeline.scoring.scorer import Scorer
+
+SUMMARY_FILE = "summary.json"
+
+_logger = logging.getLogger(__name__)
+
+
+class ChangedError(ValueError):
+    """What the job started with is not what a worker finds."""
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """Everything a worker needs to know; plain values only.
+
+    Attributes:
+        output: the dataset's folder.
+        run_folder: temporary files of this teacher's run, inside `output`.
+        dataset: fingerprint of the dataset.
+        source: the teacher as the user named it.
+        rule: what determines the losses.
+        device: such as "cuda"; "" for the worker's own choice.
+        batch_tokens: places per batch, 0 for the device's default.
+        threads: of each worker on a CPU, 0 for torch's default.
+        allow_untrained: accept a teacher that predicts no better than chance.
+        started: when the command was, in seconds since 1970.
+    """
+
+    output: str
+    run_folder: str
+    dataset: str
+    source: str
+    rule: TeacherRule
+    device: str
+    batch_tokens: int
+    threads: int
+    allow_untrained: bool
+    started: float
+
+
+@dataclass(frozen=True)
+class ShardScored:
+    """What became of one shard.
+
+    Attributes:
+        shard: its number.
+        record: of the sidecar.
+        reused: whether an earlier run had written it.
+        num_documents: in the shard.
+        work: cost of scoring, as in `pipeline.scoring.work.Work`.
+        matmul_rate: operations a second that the worker's own products reach.
+    """
+
+    shard: int
+    record: SidecarRecord
+    reused: bool
+    num_documents: int
+    work: Mapping[str, float]
+    matmul_rate: float
+
+    @classmethod
+    def from_json(cls, text: str) -> ShardScored:
+        """Return what `to_json` gave."""
+        body = json.loads(text)
+        return cls(**{**body, "record": SidecarRecord(**body["record"])})
+
+    def to_json(self) -> str:
+        """Return it as one line."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class ReadyTeacher:
+    """A worker's teacher and the dataset that it reads.
+
+    Attributes:
+        scorer: loaded.
+        files: of the dataset.
+        context: of the job's rule.
+        matmul_rate: as in `ShardScored`.
+    """
+
+    scorer: Scorer
+    files: DatasetFiles
+    context: ContextRule
+    matmul_rate: float
+
+
+class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
+    """Shard number -> `ShardScored` as JSON; the sidecar is in place by then."""
+
+    def __init__(self, job: ScoreJob) -> None:
+        """Hold the job; one element makes a batch."""
+        super().__init__(min_batch_size=1, max_batch_size=1)
+        self._job = job
+
+    def load_model(self) -> ReadyTeacher:
+        """Load the teacher, and check that it is the job's and knows its language.
+
+        Raises:
+            ChangedError: weights or dataset changed since the job started.
+            UntrainedTeacherError: the weights did not load.
+        """
+        import torch
+
+        from pipeline.scoring.scorer import load_scorer
+
+        job = self._job
+        if job.threads:
+            torch.set_num_threads(job.threads)
+        files = open_dataset(job.output)
+        found = find_teacher(job.source)
+        _require_same("dataset", job.output, files.manifest.fingerprint, job.dataset)
+        _require_same("teacher", job.source, found.sha256, job.rule.weights_sha256)
+        context = ContextRule.from_json(job.rule.context)
+        scorer = load_scorer(
+            str(found.path),
+            context,
+            dtype=job.rule.dtype,
+            device=job.device,
+            batch_tokens=job.batch_tokens,
+        )
+        if not job.allow_untrained:
+            scorer.require_trained(_probe(files))
+        return ReadyTeacher(scorer, files, context, scorer.matmul_rate())
+
+    def run_inference(
+        self,
+        batch: Sequence[str],
+        model: ReadyTeacher,
+        inference_args: dict[str, Any] | None = None,
+    ) -> Iterator[str]:
+        """Yield what became of each shard."""
+        for shard in batch:
+            yield score_shard(self._job, int(shard), model).to_json()
+
+    def get_metrics_namespace(self) -> str:
+        """Return where Beam counts its own figures."""
+        return "vocag"
+
+
+class WriteScores(beam.DoFn):
+    """(0, all shards) -> the score manifest's path, once every sidecar is in place."""
+
+    def __init__(self, job: ScoreJob) -> None:
+        """Hold the job."""
+        self._job = job
+
+    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
+        """Write the run's summary and, last, the manifest."""
+        job = self._job
+        shards = {scored.shard: scored for scored in map(ShardScored.from_json, element[1])}
+        ordered = [shards[number] for number in sorted(shards)]
+        manifest = ScoreManifest(
+            job.dataset, job.rule, job.source, tuple(scored.record for scored in ordered)
+        )
+        summary = _summary(ordered, time.time() - job.started)
+        _write(job, storage.join(job.run_folder, SUMMARY_FILE), summary)
+        path = storage.join(job.output, score_manifest_name(job.rule.fingerprint))
+        _write(job, path, encode_score_manifest(manifest))
+        yield path
+
+
+def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored:
+    """Score a shard and write its sidecar, unless an earlier run has.
+
+    Raises:
+        DatasetError: the shard is damaged.
+        NonFiniteLossError: the teacher gave NaN or infinity.
+    """
+    files, fingerprint = teacher.files, job.rule.fingerprint
+    claim = files.manifest.shards[shard]
+    index = files.read_index(shard, with_names=True)
+    pieces = teacher.context.pieces(index)
+    progress = worker_progress(job.run_folder)
+    path = storage.join(job.output, sidecar_name(claim.file, fingerprint))
+    if storage.num_bytes_of(path) is not None:
+        earlier = accept_sidecar(
+            storage.read_bytes(path), shard=claim, index=index, pieces=pieces, teacher=fingerprint
+        )
+        if earlier is not None:
+            progress.add(reused_tokens=claim.num_teacher_tokens)
+            return ShardScored(shard, earlier, True, len(index), {}, 0.0)
+        _logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
+    tokens = read_teacher_tokens(files, shard, index)
+    scored = teacher.scorer.score(
+        tokens,
+        pieces,
+        names=index.document_id,
+        advance=lambda count: progress.add(scored_tokens=count),
+    )
+    data, record = make_sidecar(
+        scored.losses, tokens.starts, shard=claim, pieces=pieces, teacher=fingerprint
+    )
+    _write(job, path, data)
+    progress.add(scored_documents=len(index))
+    progress.flush()
+    return ShardScored(shard, record, False, len(index), asdict(scored.work), teacher.matmul_rate)
+
+
+def _probe(files: DatasetFiles) -> Any:
+    """Return `PROBE_TEXT` in the dataset's own teacher tokens, int64."""
+    from pipeline.scoring.scorer import PROBE_TEXT
+
+    tokenizer = load_dataset_tokenizers(files.root, files.manifest).teacher
+    return tokenizer.tokenize_batch([PROBE_TEXT.encode()]).input_ids
+
+
+def _require_same(what: str, name: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise ChangedError(
+            f"{what} {name} has SHA-256 {found[:16]}… on this worker, the job started with "
+            f"{expected[:16]}…: it was replaced, or this machine holds another; run the same "
+            "command again"
+        )
+
+
+def _summary(shards: Sequence[ShardScored], elapsed_seconds: float) -> bytes:
+    scored = [shard for shard in shards if not shard.reused]
+    total = {name: sum(s.work[name] for s in scored) for name in (scored[0].work if scored else ())}
+    # What the workers' own products would have taken for the same operations.
+    ideal = sum(s.work["num_operations"] / s.matmul_rate for s in scored)
+    summary = {
+        "num_documents": sum(s.num_documents for s in scored),
+        "num_scored_tokens": sum(s.record.num_tokens for s in scored),
+        "num_reused_shards": len(shards) - len(scored),
+        "num_places": total.get("num_places", 0),
+        "num_placed_tokens": total.get("num_tokens", 0),
+        "scoring_seconds": total.get("seconds", 0.0),
+        "num_operations": total.get("num_operations", 0.0),
+        "ideal_seconds": ideal,
+        "elapsed_seconds": elapsed_seconds,
+    }
+    return json.dumps(summary).encode()
+
+
+def _write(job: ScoreJob, path: str, data: bytes) -> None:
+    storage.write_atomically(path, data, scratch=job.run_folder)

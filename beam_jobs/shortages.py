@@ -1,0 +1,53 @@
+"""What a command says where the machine has run out of something."""
+
+import os
+import re
+import resource
+import shutil
+
+from pipeline.drawing.formatting import format_bytes
+
+_FULL = re.compile(r"\[Errno (?:28|122)\] [^:\n]*(?:: '([^'\n]+)')?")
+_TOO_LARGE = re.compile(r"\[Errno 27\]")
+_NO_MEMORY = re.compile(
+    r"MemoryError|memory allocation of \d+ bytes failed|Cannot allocate memory|"
+    r"can't start new thread|Not enough memory"
+)
+
+
+def free_bytes(folder: str) -> int:
+    """Return the free bytes of the disk that a local folder is on, or would be."""
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder).free
+
+
+def address_space() -> int | None:
+    """Return the bytes of address space that `ulimit -v` leaves a process; None for no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def explain_shortage(text: str, folder: str, need: int | None = None) -> str | None:
+    """Return in a sentence what a failure was short of, None where it was nothing of the kind.
+
+    Args:
+        text: the failure's message, traceback or log.
+        folder: the job's local output.
+        need: about how many bytes of disk the job needs there.
+    """
+    full = _FULL.search(text)
+    if full:
+        needs = f", and the whole job needs about {format_bytes(need)}" if need else ""
+        where = full[1] or folder
+        return (
+            f"the disk is full: {where} could not be written, {format_bytes(free_bytes(folder))} "
+            f"are free{needs}; free some space"
+        )
+    if _TOO_LARGE.search(text):
+        return f"a file in {folder} would exceed the size that ulimit -f allows; raise it"
+    if _NO_MEMORY.search(text):
+        limit = address_space()
+        limited = f" (ulimit -v allows {format_bytes(limit)} a process)" if limit else ""
+        return f"memory ran out{limited}; use fewer --workers or a smaller --shard-bytes"
+    return None

@@ -1,0 +1,46 @@
+"""Transforms that both jobs use."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+import apache_beam as beam
+
+
+class Gather(beam.PTransform):
+    """Bring all elements to one place; what went in is settled and is not computed again."""
+
+    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+        """Return one element, (0, all values)."""
+        return (
+            elements
+            | "ToOneKey" >> beam.Map(_with_one_key).with_output_types(tuple[int, str])
+            | "Group" >> beam.GroupByKey()
+        )
+
+
+class Spread(beam.PTransform):
+    """Hand each element to whichever worker is free; what went in is settled.
+
+    Beam's Reshuffle does the same, but 2.77 pickles a timestamp beside each element.
+    """
+
+    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+        """Return the same elements."""
+        return (
+            elements
+            | "ToOwnKey" >> beam.Map(_with_own_key).with_output_types(tuple[int, str])
+            | "Group" >> beam.GroupByKey()
+            | "DropKey" >> beam.FlatMap(_values).with_output_types(str)
+        )
+
+
+def _with_one_key(value: str) -> tuple[int, str]:
+    return 0, value
+
+
+def _with_own_key(value: str) -> tuple[int, str]:
+    return int.from_bytes(sha256(value.encode()).digest()[:4], "big"), value
+
+
+def _values(grouped: tuple[int, Iterable[str]]) -> Iterable[str]:
+    return grouped[1]

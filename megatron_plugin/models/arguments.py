@@ -1,0 +1,130 @@
+"""A model's shape as Megatron's arguments, and Megatron's arguments as a Hugging Face config."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib.util import find_spec
+from typing import Any
+
+from megatron_plugin.arguments import ArgumentError
+from megatron_plugin.models.shape import ModelShape
+
+# Attribute of Megatron's arguments, option, value.
+_SIZES = {
+    "num_layers": "--num-layers",
+    "hidden_size": "--hidden-size",
+    "ffn_hidden_size": "--ffn-hidden-size",
+    "num_attention_heads": "--num-attention-heads",
+    "num_query_groups": "--num-query-groups",
+    "kv_channels": "--kv-channels",
+    "layernorm_epsilon": "--norm-epsilon",
+}
+
+
+def installed_arguments() -> list[str]:
+    """Return arguments for what is not installed here, and for what packed rows need.
+
+    They go before the user's own arguments, which win.
+    """
+    arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
+    arguments += ["--dataloader-type", "external"]
+    if find_spec("transformer_engine") is None:
+        arguments += ["--transformer-impl", "local", "--no-rope-fusion", "--no-persist-layer-norm"]
+        if find_spec("fused_weight_gradient_mlp_cuda") is None:
+            arguments += ["--no-gradient-accumulation-fusion"]
+    return arguments
+
+
+def model_arguments(shape: ModelShape) -> list[str]:
+    """Return Megatron's arguments for a model, to go before the user's own.
+
+    Example:
+        >>> model_arguments(read_shape("models/SmolLM2-135M"))[:2]
+        ['--num-layers', '30']
+    """
+    arguments = []
+    for name, value in _values(shape).items():
+        arguments += [_SIZES[name], str(value)]
+    arguments += ["--group-query-attention"] * (shape.num_query_groups < shape.num_attention_heads)
+    arguments += ["--vocab-size", str(shape.vocab_size)]
+    arguments += ["--max-position-embeddings", str(shape.max_position_embeddings)]
+    arguments += ["--position-embedding-type", "rope", "--rotary-base", str(int(shape.rotary_base))]
+    arguments += ["--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"]
+    arguments += ["--untie-embeddings-and-output-weights"] * (not shape.tied_embeddings)
+    arguments += ["--add-qkv-bias"] * shape.qkv_bias
+    arguments += ["--qk-layernorm"] * shape.qk_layernorm
+    return arguments
+
+
+def require_model(args: Namespace, shape: ModelShape) -> None:
+    """Check that Megatron's arguments describe the model whose weights are loaded.
+
+    Raises:
+        ArgumentError: one differs.
+    """
+    expected: dict[str, Any] = _values(shape) | {
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": shape.qkv_bias,
+        "qk_layernorm": shape.qk_layernorm,
+        "untie_embeddings_and_output_weights": not shape.tied_embeddings,
+        "position_embedding_type": "rope",
+    }
+    for name, value in expected.items():
+        given = getattr(args, name)
+        if given != value and not (name == "num_query_groups" and given in (None, 1)):
+            raise ArgumentError(
+                f"the arguments say {name} {given}, --vocag-student's config {value}: leave the "
+                "argument out, the config sets it"
+            )
+
+
+def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | None:
+    """Return the Hugging Face config of the model that Megatron's arguments describe.
+
+    Returns:
+        A Llama, Qwen2 or Qwen3 config, complete; None if no supported family is like that.
+    """
+    translated = (
+        args.normalization == "RMSNorm"
+        and args.swiglu
+        and not args.add_bias_linear
+        and args.position_embedding_type == "rope"
+        and args.rotary_percent == 1.0
+        and not args.use_rope_scaling
+        and not (args.add_qkv_bias and args.qk_layernorm)
+    )
+    if not translated:
+        return None
+    from transformers import AutoConfig
+
+    family = "qwen2" if args.add_qkv_bias else "qwen3" if args.qk_layernorm else "llama"
+    grouped = args.group_query_attention
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=vocab_size,
+        hidden_size=args.hidden_size,
+        intermediate_size=args.ffn_hidden_size,
+        num_hidden_layers=args.num_layers,
+        num_attention_heads=args.num_attention_heads,
+        num_key_value_heads=args.num_query_groups if grouped else args.num_attention_heads,
+        head_dim=args.kv_channels,
+        max_position_embeddings=args.max_position_embeddings,
+        rms_norm_eps=args.layernorm_epsilon,
+        rope_parameters={"rope_type": "default", "rope_theta": float(args.rotary_base)},
+        tie_word_embeddings=not args.untie_embeddings_and_output_weights,
+    )
+    return config.to_dict()
+
+
+def _values(shape: ModelShape) -> dict[str, int | float]:
+    return {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_query_groups,
+        "kv_channels": shape.head_size,
+        "layernorm_epsilon": shape.layernorm_epsilon,
+    }

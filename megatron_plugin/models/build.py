@@ -1,0 +1,127 @@
+"""Megatron models for packed rows: the student's layer spec, and the frozen teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec
+
+from megatron_plugin.models.attention import PackedAttention
+from megatron_plugin.models.shape import ModelShape
+from megatron_plugin.models.stage_cut import megatron_layout
+from megatron_plugin.models.weight_rules import load_weights
+from megatron_plugin.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of a model.
+
+    Attributes:
+        dtype: of weights and activations.
+    """
+
+    dtype: torch.dtype
+
+    @property
+    def is_half(self) -> bool:
+        """Whether Megatron's Float16Module wraps the model."""
+        return self.dtype == torch.bfloat16
+
+
+def packed_layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> ModuleSpec:
+    """Return Megatron's own layer spec with attention that keeps to documents.
+
+    Linear layers, norms and MLP stay what --transformer-impl asks for (Megatron's or Transformer
+    Engine's). Pass it as `transformer_layer_spec`.
+    """
+    spec = default_layer_spec(config, vp_stage)
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    return spec
+
+
+def load_model(chunks: Sequence[torch.nn.Module], weights: Weights) -> None:
+    """Fill a rank's model chunks, and give them the weights' own rotary frequencies."""
+    frequencies = weights.shape.inverse_frequencies()
+    group = parallel_state.get_tensor_model_parallel_group()
+    for chunk in chunks:
+        load_weights(chunk, weights, weights.shape, rank=group.rank(), num_ranks=group.size())
+        rotary: Any = chunk.rotary_pos_emb
+        rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
+
+
+def build_frozen_model(
+    weights: Weights, precision: Precision, *, device: torch.device, layers_per_stage: Sequence[int]
+) -> torch.nn.Module:
+    """Return this rank's part of a model, loaded, without gradients, on its device.
+
+    Tensor and pipeline parallelism are those that `parallel_state` is initialised with.
+
+    Args:
+        weights: of the model.
+        precision: of weights and activations.
+        device: of the model.
+        layers_per_stage: of the pipeline.
+    """
+    shape = weights.shape
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+    config = GPTModelConfig(
+        transformer=_frozen_config(shape, precision, tensor_parallel, layers_per_stage),
+        transformer_layer_spec=packed_layer_spec,
+        vocab_size=-(-shape.vocab_size // tensor_parallel) * tensor_parallel,
+        seq_length=shape.max_position_embeddings,
+        share_embeddings_and_output_weights=shape.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=shape.rotary_base,
+    )
+    config.finalize()
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    model = GPTModelBuilder(config).build_model(groups)
+    load_model([model], weights)
+    model.requires_grad_(False).eval().to(device)
+    return Float16Module(config.transformer, model) if precision.is_half else model
+
+
+def _frozen_config(
+    shape: ModelShape, precision: Precision, tensor_parallel: int, layers_per_stage: Sequence[int]
+) -> TransformerConfig:
+    pipelined = len(layers_per_stage) > 1
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_query_groups,
+        kv_channels=shape.head_size,
+        tensor_model_parallel_size=tensor_parallel,
+        pipeline_model_parallel_size=len(layers_per_stage),
+        pipeline_model_parallel_layout=megatron_layout(layers_per_stage) if pipelined else None,
+        pipeline_dtype=precision.dtype,
+        params_dtype=precision.dtype,
+        bf16=precision.is_half,
+        transformer_impl="local",
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.layernorm_epsilon,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_layernorm,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        # The frozen pass keeps no outputs for a backward pass, so none need freeing by hand.
+        deallocate_pipeline_outputs=False,
+    )

@@ -1,0 +1,98 @@
+"""Which layers lie on which pipeline stage of a teacher.
+
+The output layer sits on the last stage and costs as much as several layers: Qwen2.5-7B's as 2.3 of
+its 28. A pipeline is as fast as its slowest stage, so an even cut wastes 19 % of four stages, and a
+third of Llama-3-8B's eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_plugin.models.shape import ModelShape
+
+
+class StageCutError(ValueError):
+    """Layers can't be given to the stages as asked."""
+
+
+def output_cost(shape: ModelShape) -> float:
+    """Return what the output layer costs per token, in layers.
+
+    Multiplications of weights alone: attention's own depends on the documents' lengths, and the
+    embedding is a look-up.
+
+    Example:
+        >>> round(output_cost(read_shape("Qwen2.5-7B")), 2)
+        2.34
+    """
+    heads = shape.head_size * (2 * shape.num_attention_heads + 2 * shape.num_query_groups)
+    layer = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size)
+    return shape.hidden_size * shape.vocab_size / layer
+
+
+def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
+    """Return the layers of each stage that make the slowest as fast as can be.
+
+    Each stage has one layer at least. Where some stages have one more than others they are the
+    last ones before the output layer's: the first holds the embedding's memory.
+
+    Args:
+        num_layers: of the model.
+        num_stages: of the pipeline.
+        output: cost of the output layer, in layers.
+
+    Raises:
+        StageCutError: more stages than layers.
+
+    Example:
+        >>> cut_layers(28, 4, 2.34)
+        (7, 8, 8, 5)
+    """
+    if num_stages > num_layers:
+        raise StageCutError(
+            f"the teacher's {num_layers} layers can't fill {num_stages} pipeline stages: lower "
+            "--vocag-teacher-pipeline-model-parallel-size"
+        )
+    if num_stages == 1:
+        return (num_layers,)
+    others = num_stages - 1
+    choices = range(1, num_layers - others + 1)
+    # Of equally fast cuts the most even one.
+    last = min(choices, key=lambda n: (max(-(-(num_layers - n) // others), n + output), -n))
+    each, rest = divmod(num_layers - last, others)
+    return (*(each + (stage >= others - rest) for stage in range(others)), last)
+
+
+def require_cut(layers: Sequence[int], *, num_layers: int, num_stages: int) -> None:
+    """Check a cut that was set by hand.
+
+    Raises:
+        StageCutError: it doesn't add up.
+    """
+    if len(layers) != num_stages or sum(layers) != num_layers or min(layers) < 1:
+        raise StageCutError(
+            f"--vocag-teacher-layers-per-stage {','.join(map(str, layers))} gives {sum(layers)} "
+            f"layers to {len(layers)} stages, but the teacher has {num_layers} layers and "
+            f"{num_stages} stages of one layer at least: name {num_stages} numbers that add up to "
+            f"{num_layers}"
+        )
+
+
+def efficiency(layers: Sequence[int], output: float) -> float:
+    """Return the share of the stages' time that they work, a pipeline being full.
+
+    Example:
+        >>> round(efficiency((7, 7, 7, 7), 2.34), 2)
+        0.81
+    """
+    slowest = max(*layers[:-1], layers[-1] + output) if len(layers) > 1 else layers[0] + output
+    return (sum(layers) + output) / (len(layers) * slowest)
+
+
+def megatron_layout(layers: Sequence[int]) -> list[list[str]]:
+    """Return the cut as Megatron's `pipeline_model_parallel_layout`."""
+    stages = [["decoder"] * count for count in layers]
+    stages[0].insert(0, "embedding")
+    stages[-1].append("loss")
+    return stages

@@ -1,0 +1,225 @@
+"""Hugging Face weights as Megatron parameters, and back: bit-exact both ways.
+
+Each parameter of a Megatron GPTModel is a function of one to three Hugging Face tensors. A `Rule`
+holds both directions: `shard` cuts the slice of one tensor-parallel rank, `merge` puts the ranks'
+slices together again. The full parameter is the slice of a group of one rank, which is also how a
+Megatron distributed checkpoint stores it.
+
+What differs between the two:
+    linear_qkv      rows [group][q heads of the group, k, v] interleaved, instead of three tensors
+    linear_fc1      gate and up projection in one, both halves cut separately
+    embeddings      rows of zeros appended up to the padded vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from megatron_plugin.models.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one Megatron parameter is made of Hugging Face tensors.
+
+    Attributes:
+        names: the tensors' names.
+        shard: (full tensors, rank, ranks) to that rank's slice of the parameter.
+        merge: slices of all ranks to the full tensors.
+    """
+
+    names: tuple[str, ...]
+    shard: Callable[[Sequence[Tensor], int, int], Tensor]
+    merge: Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+class TensorSource(Protocol):
+    """Anything that holds a model's tensors by their Hugging Face names."""
+
+    def get(self, name: str) -> Tensor:
+        """Return a tensor."""
+        ...
+
+
+def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
+    """Return the rule of a parameter, by its name with the layer's number in the whole model.
+
+    Names of the local layers and of Transformer Engine's fused ones are both known.
+
+    Raises:
+        KeyError: no such parameter in a dense decoder.
+
+    Example:
+        >>> rule_for("decoder.layers.3.mlp.linear_fc2.weight", shape, padded_vocab_size=512).names
+        ('model.layers.3.mlp.down_proj.weight',)
+    """
+    embedding = "model.embed_tokens.weight"
+    output = embedding if shape.tied_embeddings else "lm_head.weight"
+    outside: dict[str, Callable[[], Rule]] = {
+        "embedding.word_embeddings.weight": lambda: _vocabulary(
+            embedding, shape, padded_vocab_size
+        ),
+        "output_layer.weight": lambda: _vocabulary(output, shape, padded_vocab_size),
+        "decoder.final_layernorm.weight": lambda: _replicated("model.norm.weight"),
+    }
+    if name in outside:
+        return outside[name]()
+    _, _, layer, rest = name.split(".", 3)
+    return _layer_rule(f"model.layers.{layer}.", rest, shape)
+
+
+def load_weights(
+    model: torch.nn.Module, source: TensorSource, shape: ModelShape, *, rank: int, num_ranks: int
+) -> None:
+    """Fill this rank's model from Hugging Face tensors.
+
+    Args:
+        model: a GPTModel chunk, with or without wrappers.
+        source: the tensors.
+        shape: of the model.
+        rank: this rank in its tensor-parallel group.
+        num_ranks: of the group.
+
+    Raises:
+        ValueError: a tensor has another shape than the model's parameter.
+
+    Example:
+        >>> load_weights(model, open_weights("models/llama"), shape, rank=0, num_ranks=1)
+    """
+    for name, parameter in whole_model_names(model).items():
+        padded = parameter.shape[0] * num_ranks
+        rule = rule_for(name, shape, padded_vocab_size=padded)
+        tensors = [source.get(tensor_name) for tensor_name in rule.names]
+        if "embeddings" in name or name == "output_layer.weight":
+            _require_vocabulary(tensors[0], rule.names[0], padded)
+        value = rule.shard(tensors, rank, num_ranks)
+        if value.shape != parameter.shape:
+            raise ValueError(
+                f"{' + '.join(rule.names)} gives {name} the shape {tuple(value.shape)}, the model "
+                f"has {tuple(parameter.shape)}: its Megatron arguments don't fit the weights; "
+                "leave them out and the weights' own config decides"
+            )
+        with torch.no_grad():
+            parameter.copy_(value)
+
+
+def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return a chunk's parameters by their names in the whole model.
+
+    Layer numbers count from this chunk's start in `named_parameters`, and wrappers prepend
+    `module.`.
+    """
+    bare: Any = model
+    while hasattr(bare, "module"):
+        bare = bare.module
+    named = {}
+    for name, parameter in bare.named_parameters():
+        parts = name.split(".")
+        if parts[:2] == ["decoder", "layers"]:
+            parts[2] = str(bare.decoder.layers[int(parts[2])].layer_number - 1)
+        named[".".join(parts)] = parameter
+    return named
+
+
+def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
+    """Return the Hugging Face tensors of a whole model.
+
+    Args:
+        slices: by parameter name in the whole model, the tensor-parallel ranks' slices in order;
+            one slice is the whole parameter.
+        shape: of the model.
+
+    Example:
+        >>> merge_weights({"decoder.final_layernorm.weight": [weight]}, shape).keys()
+        dict_keys(['model.norm.weight'])
+    """
+    merged: dict[str, Tensor] = {}
+    for name, parts in slices.items():
+        if name == "output_layer.weight" and shape.tied_embeddings:
+            continue
+        rule = rule_for(name, shape, padded_vocab_size=len(parts) * parts[0].shape[0])
+        full = [tensor.contiguous() for tensor in rule.merge(parts)]
+        merged.update(zip(rule.names, full, strict=True))
+    return merged
+
+
+def _layer_rule(layer: str, rest: str, shape: ModelShape) -> Rule:
+    attention, mlp = layer + "self_attn.", layer + "mlp."
+    qkv = [f"{attention}{side}_proj." for side in "qkv"]
+    rules: dict[str, Callable[[], Rule]] = {
+        "input_layernorm.weight": lambda: _replicated(layer + "input_layernorm.weight"),
+        "pre_mlp_layernorm.weight": lambda: _replicated(layer + "post_attention_layernorm.weight"),
+        "self_attention.linear_qkv.weight": lambda: _qkv(tuple(q + "weight" for q in qkv), shape),
+        "self_attention.linear_qkv.bias": lambda: _qkv(tuple(q + "bias" for q in qkv), shape),
+        "self_attention.q_layernorm.weight": lambda: _replicated(attention + "q_norm.weight"),
+        "self_attention.k_layernorm.weight": lambda: _replicated(attention + "k_norm.weight"),
+        "self_attention.linear_proj.weight": lambda: _cut(attention + "o_proj.weight", 1),
+        "mlp.linear_fc1.weight": lambda: _gated(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+        "mlp.linear_fc2.weight": lambda: _cut(mlp + "down_proj.weight", 1),
+    }
+    # Transformer Engine fuses each norm into the linear layer behind it.
+    rules["self_attention.linear_qkv.layer_norm_weight"] = rules["input_layernorm.weight"]
+    rules["mlp.linear_fc1.layer_norm_weight"] = rules["pre_mlp_layernorm.weight"]
+    return rules[rest]()
+
+
+def _replicated(name: str) -> Rule:
+    return Rule((name,), lambda full, rank, ranks: full[0], lambda parts: [parts[0]])
+
+
+def _cut(name: str, dim: int) -> Rule:
+    return Rule(
+        (name,),
+        lambda full, rank, ranks: full[0].chunk(ranks, dim)[rank],
+        lambda parts: [torch.cat(list(parts), dim)],
+    )
+
+
+def _gated(gate: str, up: str) -> Rule:
+    def shard(full: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+        return torch.cat([half.chunk(ranks)[rank] for half in full])
+
+    def merge(parts: Sequence[Tensor]) -> list[Tensor]:
+        halves = [part.chunk(2) for part in parts]
+        return [torch.cat([half[side] for half in halves]) for side in (0, 1)]
+
+    return Rule((gate, up), shard, merge)
+
+
+def _qkv(names: tuple[str, ...], shape: ModelShape) -> Rule:
+    groups, heads = shape.num_query_groups, shape.num_attention_heads
+    rows = (heads // groups * shape.head_size, shape.head_size, shape.head_size)
+
+    def shard(full: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+        grouped = [
+            tensor.reshape(groups, size, *tensor.shape[1:])
+            for tensor, size in zip(full, rows, strict=True)
+        ]
+        return torch.cat(grouped, 1).flatten(0, 1).chunk(ranks)[rank]
+
+    def merge(parts: Sequence[Tensor]) -> list[Tensor]:
+        grouped = torch.cat(list(parts)).unflatten(0, (groups, sum(rows)))
+        return [side.flatten(0, 1) for side in grouped.split(rows, 1)]
+
+    return Rule(names, shard, merge)
+
+
+def _vocabulary(name: str, shape: ModelShape, padded_vocab_size: int) -> Rule:
+    def shard(full: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+        missing = padded_vocab_size - full[0].shape[0]
+        return torch.nn.functional.pad(full[0], (0, 0, 0, missing)).chunk(ranks)[rank]
+
+    return Rule((name,), shard, lambda parts: [torch.cat(list(parts))[: shape.vocab_size]])
+
+
+def _require_vocabulary(tensor: Tensor, name: str, padded: int) -> None:
+    if tensor.shape[0] > padded:
+        raise ValueError(
+            f"{name} has {tensor.shape[0]} rows, the model's padded vocabulary only {padded}: "
+            f"raise --vocab-size to {tensor.shape[0]}"
+        )

@@ -1,0 +1,235 @@
+"""Where a model's weights come from: a Hugging Face folder, a repository, a Megatron checkpoint."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
+from megatron_plugin.models.weight_rules import merge_weights
+
+_INDEX_FILE = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_FILES = ["*.json", "*.safetensors", "tokenizer.model"]
+_PER_LAYER = "decoder.layers."
+
+
+class WeightsError(ValueError):
+    """A model's weights are missing, incomplete or of no known format."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model on disk.
+
+    Attributes:
+        folder: where it lies.
+        shape: of the model.
+        files: what its fingerprint covers.
+        tensors: by Hugging Face name, what reads a tensor: the safetensors file, or the tensor.
+    """
+
+    folder: Path
+    shape: ModelShape
+    files: tuple[Path, ...]
+    tensors: Mapping[str, Path | Tensor]
+
+    def get(self, name: str) -> Tensor:
+        """Return a tensor.
+
+        Raises:
+            WeightsError: the model has none of that name.
+        """
+        found = self.tensors.get(name)
+        if found is None:
+            raise WeightsError(
+                f"{self.folder} has no tensor {name}: the files are incomplete or of another "
+                f"architecture than its config says ({self.shape.family})"
+            )
+        if isinstance(found, Tensor):
+            return found
+        with _named(found), safe_open(found, framework="pt") as file:
+            return file.get_tensor(name)
+
+    def fingerprint(self) -> str:
+        """Return 64 hex digits that name the weights and their config; reads every byte."""
+        digest = sha256()
+        for path in sorted(self.files):
+            with path.open("rb") as file:
+                digest.update(f"{path.name} {file_digest(file, 'sha256').hexdigest()}\n".encode())
+        return digest.hexdigest()
+
+
+def open_weights(source: str) -> Weights:
+    """Find a model.
+
+    Args:
+        source: a folder in Hugging Face's format (safetensors, one file or several), a checkpoint
+            that `megatron_plugin.pretrain_gpt` saved (its root or one iteration's folder), or a
+            repository name, `owner/name`, which is downloaded.
+
+    Raises:
+        WeightsError: nothing usable there.
+        UnsupportedModelError: an architecture that isn't translated.
+
+    Example:
+        >>> open_weights("models/SmolLM2-135M").shape.family
+        'llama'
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        folder = _download(source)
+    if (folder / "config.json").is_file():
+        return _hugging_face(folder)
+    return open_megatron_checkpoint(folder)
+
+
+def open_megatron_checkpoint(folder: Path) -> Weights:
+    """Read a Megatron distributed checkpoint, whatever parallelism saved it.
+
+    Raises:
+        WeightsError: no such checkpoint, or one whose model isn't known.
+    """
+    folder = newest_iteration(folder)
+    args = checkpoint_args(folder)
+    config = getattr(args, "vocag_model_config", None)
+    if config is None:
+        raise WeightsError(
+            f"{folder} was not saved by megatron_plugin.pretrain_gpt (no vocag_model_config), so "
+            "its architecture isn't known: convert it to the Hugging Face format and name that"
+        )
+    shape = shape_of_config(config)
+    slices = {name: [tensor] for name, tensor in _whole_parameters(folder).items()}
+    files = tuple(path for path in folder.iterdir() if path.is_file())
+    return Weights(folder, shape, files, merge_weights(slices, shape))
+
+
+def newest_iteration(folder: Path) -> Path:
+    """Return the folder of a checkpoint's newest iteration, or the folder if it is one itself.
+
+    Raises:
+        WeightsError: neither.
+    """
+    if (folder / ".metadata").is_file():
+        return folder
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if not tracker.is_file():
+        raise WeightsError(
+            f"{folder} holds neither config.json with safetensors nor a Megatron checkpoint "
+            "(latest_checkpointed_iteration.txt); name one of the two, or a repository owner/name"
+        )
+    newest = folder / f"iter_{int(tracker.read_text()):07d}"
+    if not (newest / ".metadata").is_file():
+        raise WeightsError(
+            f"{newest} is no distributed checkpoint (no .metadata): save with --ckpt-format "
+            "torch_dist, Megatron's default"
+        )
+    return newest
+
+
+def checkpoint_args(folder: Path) -> Namespace:
+    """Return the arguments of the run that saved one iteration's folder."""
+    with _one_process():
+        from megatron.core.dist_checkpointing import load_common_state_dict
+
+        return load_common_state_dict(folder)["args"]
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """Leave out warnings that don't concern who only reads a checkpoint, in one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        # Megatron's, at its import.
+        warnings.filterwarnings("ignore", ".*Transformer Engine and Apex")
+        yield
+
+
+def _hugging_face(folder: Path) -> Weights:
+    index = folder / _INDEX_FILE
+    if index.is_file():
+        names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        tensors = {name: folder / file for name, file in names.items()}
+    elif (folder / _SINGLE_FILE).is_file():
+        single = folder / _SINGLE_FILE
+        with _named(single), safe_open(single, framework="pt") as file:
+            tensors = dict.fromkeys(file.keys(), folder / _SINGLE_FILE)
+    else:
+        raise WeightsError(
+            f"{folder} has a config.json but neither {_SINGLE_FILE} nor {_INDEX_FILE}: other "
+            "formats aren't read; load the model with transformers and save_pretrained it"
+        )
+    files = sorted(set(tensors.values()))
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise WeightsError(
+            f"{folder} lacks {len(missing)} of the {len(files)} files that {_INDEX_FILE} names, "
+            f"{missing[0]} first: download it again"
+        )
+    return Weights(folder, read_shape(folder), (folder / "config.json", *files), tensors)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in the errors of `safetensors`, which doesn't."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise WeightsError(
+            f"{path} ({path.stat().st_size} bytes) is cut or damaged: {error}; download it again"
+        ) from error
+
+
+def _download(source: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise WeightsError(
+            f'model "{source}": no such folder, and no repository name (owner/name); name one'
+        )
+    try:
+        return Path(snapshot_download(source, allow_patterns=_FILES))
+    except Exception as error:  # the hub client raises many unrelated types
+        raise WeightsError(
+            f'model "{source}": no such folder, and the Hugging Face hub did not give it '
+            f"({type(error).__name__}: {error}); check the name, the network, or HF_TOKEN for a "
+            "gated repository"
+        ) from error
+
+
+def _whole_parameters(folder: Path) -> dict[str, Tensor]:
+    """Read every parameter of a checkpoint, one tensor per name, layers apart.
+
+    Megatron stores the layers' parameters of one kind as one tensor with the layers in front.
+    """
+    saved: Mapping[str, Any] = FileSystemReader(folder).read_metadata().state_dict_metadata
+    wanted = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in saved.items()
+        if isinstance(entry, TensorStorageMetadata)
+        and name.startswith(("embedding.", "decoder.", "output_layer."))
+    }
+    with _one_process():
+        dcp.load(wanted, checkpoint_id=folder, no_dist=True)
+    whole = {}
+    for name, tensor in wanted.items():
+        if not name.startswith(_PER_LAYER):
+            whole[name] = tensor
+            continue
+        for layer, parameter in enumerate(tensor):
+            whole[f"{_PER_LAYER}{layer}.{name.removeprefix(_PER_LAYER)}"] = parameter
+    return whole

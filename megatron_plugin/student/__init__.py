@@ -1,0 +1,1 @@
+"""The student's world: Megatron's own trainer on aligned rows."""

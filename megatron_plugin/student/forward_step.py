@@ -1,0 +1,186 @@
+"""The student's step: per-token losses, which of them count, and what is reported.
+
+Dimensions: s places of a row, b rows, v this rank's part of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+from torch import distributed as dist
+
+from megatron_plugin.student.batch import MicroBatch
+from pipeline.guidance import Expectation, LossResult, SelectionRule, guided_loss, select_tokens
+
+_ENTROPY_CHUNK = 256
+_NO_TOKENS = 1e-9
+
+# Megatron's loss function returns the sum, the number of tokens and what to report of them.
+Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """How a step's loss is made.
+
+    Attributes:
+        rule: which student tokens count.
+        expectation: what the sum is divided by.
+        vocab_size: tokens of the student, without the padding of its embedding.
+        num_microbatches: of a training step.
+    """
+
+    rule: SelectionRule
+    expectation: Expectation
+    vocab_size: int
+    num_microbatches: int
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the selector asks for the entropy of each prediction."""
+        return self.rule.selector == "student_entropy"
+
+
+def run_forward_step(
+    rules: StepRules, batches: Iterator[MicroBatch], model: torch.nn.Module
+) -> tuple[Tensor, Callable[[Tensor], Reported]]:
+    """Run one micro-batch through this rank's stage; return its output and its loss function."""
+    batch = next(batches)
+    losses = model(
+        batch.tokens,
+        batch.position_ids,
+        None,
+        labels=batch.labels,
+        packed_seq_params=batch.segments,
+        output_processor=partial(_token_losses, rules.vocab_size, rules.needs_entropy),
+    )
+    loss = training_loss if model.training else validation_loss
+    return losses, partial(loss, rules, batch)
+
+
+def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
+    """Return the guided loss of a micro-batch.
+
+    Args:
+        rules: how.
+        batch: with guidance where there is a teacher.
+        output: fp32 [b, s] losses, or [2, b, s] losses and entropies.
+    """
+    result = _select(rules, batch, output)
+    return result.loss_sum, result.count.int(), _metrics(rules, batch, result)
+
+
+def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
+    """Return the plain loss of a micro-batch, and the guided loss beside it."""
+    result = _select(rules, batch, output)
+    reported = {"lm loss": result.metrics["student_loss"].float()}
+    if rules.rule.selector != "full":
+        reported["guided loss"] = _pair(result.loss_sum.detach(), result.count)
+    return result.loss_sum, result.count.int(), reported
+
+
+def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
+    losses, entropies = (output[0], output[1]) if rules.needs_entropy else (output, None)
+    # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
+    # in nothing but their ranking.
+    mapped = batch.mapped() if batch.guidance is None and rules.rule.selector != "full" else None
+    shared = rules.rule.scope == "group"
+    selection = select_tokens(
+        losses,
+        batch.guidance,
+        loss_mask=batch.loss_mask,
+        rule=rules.rule,
+        group=parallel_state.get_data_parallel_group() if shared else None,
+        teacher_losses=batch.teacher_losses,
+        mapped=mapped,
+        student_entropies=entropies,
+        step=batch.number,
+    )
+    return guided_loss(losses, selection, expectation=rules.expectation)
+
+
+def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[str, Tensor]:
+    """Return sums and counts; Megatron adds them over micro-batches and replicas, then divides."""
+    reported = {"lm loss": result.metrics["student_loss"].float()}
+    reported["guided loss"] = _pair(result.loss_sum.detach(), result.count)
+    for name, value in result.metrics.items():
+        if name != "student_loss":
+            reported[f"vocag/{name}"] = _never_nan(value.float())
+    device = result.count.device
+    # Mean over the replicas of the sum over a step's micro-batches.
+    per_step = torch.tensor(1.0 / rules.num_microbatches, device=device)
+    quarantined = batch.rows["num_quarantined_tokens"].sum().to(device)
+    replicas = parallel_state.get_data_parallel_world_size()
+    reported["vocag/quarantined_tokens"] = _pair(quarantined, per_step / replicas)
+    if batch.times.seconds:  # stored losses take none
+        times = torch.tensor(
+            [1000 * batch.times.waited_seconds, batch.times.num_tokens, batch.times.seconds],
+            device=device,
+        )
+        reported["vocag/teacher_wait_ms"] = _pair(times[0], per_step)
+        reported["vocag/teacher_tokens_per_second"] = times[1:]
+    return reported
+
+
+def _token_losses(
+    vocab_size: int,
+    with_entropy: bool,
+    *,
+    hidden_states: Tensor,
+    output_layer: torch.nn.Module,
+    output_weight: Tensor | None,
+    labels: Tensor,
+    compute_language_model_loss: Callable[[Tensor, Tensor], Tensor],
+    **_: Any,
+) -> Tensor:
+    """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
+
+    Rows that only pad the vocabulary are no tokens: the softmax leaves them out, so the loss is
+    that of the exported model.
+    """
+    logits_sbv, _ = output_layer(hidden_states, weight=output_weight)
+    group = parallel_state.get_tensor_model_parallel_group()
+    num_own = vocab_size - group.rank() * logits_sbv.shape[-1]
+    if num_own < logits_sbv.shape[-1]:
+        padding = torch.arange(logits_sbv.shape[-1], device=logits_sbv.device) >= num_own
+        logits_sbv = logits_sbv.masked_fill(padding, torch.finfo(logits_sbv.dtype).min)
+    # First, because Megatron's cross entropy overwrites the logits.
+    entropies = _entropies(logits_sbv) if with_entropy else None
+    losses = compute_language_model_loss(labels, logits_sbv).float()
+    return losses if entropies is None else torch.stack((losses, entropies))
+
+
+@torch.no_grad()
+def _entropies(logits_sbv: Tensor) -> Tensor:
+    """Return fp32 [b, s], nats, of distributions whose vocabulary the ranks share."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    chunks = []
+    for chunk in logits_sbv.split(_ENTROPY_CHUNK):
+        logits = chunk.float()
+        maximum = logits.amax(-1, keepdim=True)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)
+        # The floor keeps padding from giving 0 * inf.
+        logits = (logits - maximum).clamp_min(-1e4)
+        weights = logits.exp()
+        sums = torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, logits)))
+        dist.all_reduce(sums, group=group)
+        chunks.append(sums[0].log() - sums[1] / sums[0])
+    return torch.cat(chunks).transpose(0, 1)
+
+
+def _never_nan(pair: Tensor) -> Tensor:
+    """Return a sum and its count so that no tokens give 0; fp32 counts don't change.
+
+    Megatron divides, and one NaN would spoil the mean of a whole log interval.
+    """
+    return torch.stack((pair[0], pair[1] + _NO_TOKENS))
+
+
+def _pair(numerator: Tensor, denominator: Tensor) -> Tensor:
+    return torch.stack((numerator.float(), denominator.float()))

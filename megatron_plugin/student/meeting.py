@@ -1,0 +1,51 @@
+"""Where all student ranks wait for a step's losses.
+
+Only the leaders of the replicas talk to the teacher. Were the others to go on, they would wait for
+the leaders in Megatron's own collectives, whose timeout (`--distributed-timeout-minutes`) knows
+nothing of a teacher: one that is slow would end a tensor- or pipeline-parallel student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from torch import distributed as dist
+
+from megatron_plugin.bridge import peer
+from megatron_plugin.student.batch import MicroBatch
+
+
+class StudentMeeting:
+    """A CPU group of all student ranks; its timeout outlasts both of the job's."""
+
+    def __init__(self, *, teacher_minutes: float, distributed_minutes: float) -> None:
+        """Make the group; every student rank does.
+
+        Args:
+            teacher_minutes: that a leader waits for losses; then it ends the job, and says why.
+            distributed_minutes: that ranks may be apart when they come here, one saving a
+                checkpoint, another done with its part.
+        """
+        self._timeout = timedelta(minutes=teacher_minutes + distributed_minutes)
+        self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+
+    def wait(self) -> None:
+        """Return when every student rank is here.
+
+        Raises:
+            BridgeError: one of them is gone or silent.
+        """
+        what = f"student rank {dist.get_rank()} waited for the leaders that ask over the bridge;"
+        with peer("the teacher", what):
+            dist.monitored_barrier(self._group, self._timeout)
+
+
+def meet_before_steps(
+    batches: Iterator[MicroBatch], meeting: StudentMeeting, num_microbatches: int
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a rank that asks for no losses; wait before each step's first."""
+    for number, batch in enumerate(batches):
+        if number % num_microbatches == 0:
+            meeting.wait()
+        yield batch

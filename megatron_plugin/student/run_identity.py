@@ -1,0 +1,72 @@
+"""What a run is made of besides its weights; a checkpoint goes on with nothing else."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_plugin.models.shape import shape_of_config
+from megatron_plugin.models.weights import checkpoint_args, newest_iteration
+from pipeline.streaming import AlignedRows, StreamState
+
+
+class ChangedRunError(ValueError):
+    """A checkpoint can't go on with this teacher or guidance."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What every checkpoint notes.
+
+    Attributes:
+        stream: the data's `StreamState`, as a dict; Megatron counts the samples.
+        teacher: fingerprint of its weights, None without a teacher.
+        guidance: options of the loss.
+    """
+
+    stream: dict[str, Any]
+    teacher: str | None
+    guidance: dict[str, Any]
+
+
+def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) -> None:
+    """Check that the checkpoint which Megatron has loaded goes on in this run.
+
+    Raises:
+        ChangedRunError: another teacher, guidance or rotary embedding.
+        StreamMismatchError: other data, order or batch size.
+    """
+    before = checkpoint_args(newest_iteration(Path(args.load)))
+    saved = getattr(before, "vocag_run", None)
+    if saved is None:
+        raise ChangedRunError(
+            f"{args.load} was not saved by this trainer, so what it was trained on isn't known: "
+            "add --finetune to start a new run from its weights"
+        )
+    stream = StreamState(**saved["stream"] | {"consumed_samples": args.consumed_train_samples})
+    rows.restore(stream)
+    now = asdict(identity)
+    for name in ("teacher", "guidance"):
+        if saved[name] != now[name]:
+            raise ChangedRunError(
+                f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use "
+                "the run's own, or add --finetune to start a new run from its weights"
+            )
+    _require_same_rotation(args, before)
+
+
+def _require_same_rotation(args: Namespace, before: Namespace) -> None:
+    """Check what no weight's shape shows: how positions rotate."""
+    configs = [getattr(each, "vocag_model_config", None) for each in (before, args)]
+    if None in configs:
+        return
+    was, now = (shape_of_config(config).inverse_frequencies() for config in configs)
+    if not was.equal(now):
+        parameters = [config["rope_parameters"] for config in configs]
+        raise ChangedRunError(
+            f"{args.load} was trained with rope_parameters {parameters[0]}, this run has "
+            f"{parameters[1]}: name the --vocag-student that the run started from, or its "
+            "--rotary-base"
+        )

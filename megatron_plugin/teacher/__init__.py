@@ -1,0 +1,1 @@
+"""The teacher's world: a frozen model that answers with losses."""

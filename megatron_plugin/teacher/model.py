@@ -1,0 +1,207 @@
+"""The frozen teacher: losses of its own tokens, forward only, without whole logits.
+
+Dimensions: s places of a row, b rows of a micro-batch, h hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+)
+from torch import Tensor
+from torch import distributed as dist
+
+from megatron_plugin.bridge import Scores, TeacherRows
+from megatron_plugin.models.attention import row_segments
+from megatron_plugin.models.build import Precision, build_frozen_model
+from megatron_plugin.models.weights import Weights
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+
+logger = logging.getLogger(__name__)
+
+PROBE_TEXT = (
+    "The sum of two even numbers is even, because each of them can be written as twice an integer. "
+    "In the same way, the product of an even number and any other whole number is even."
+)
+# An untrained model loses ln(vocab) or more; a language model, even a small one, far less.
+_CHANCE_SHARE = 0.85
+
+
+class UntrainedTeacherError(ValueError):
+    """The teacher predicts no better than chance: its weights did not load."""
+
+
+class Teacher:
+    """A teacher on this rank's groups of `parallel_state`; every one of its ranks calls alike.
+
+    Attributes:
+        seq_length: places of a row.
+        micro_batch_size: rows per forward pass.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        precision: Precision,
+        *,
+        seq_length: int,
+        micro_batch_size: int,
+        device: torch.device,
+        layers_per_stage: Sequence[int],
+    ) -> None:
+        """Load this rank's part of the model."""
+        self.seq_length = seq_length
+        self.micro_batch_size = micro_batch_size
+        self._device = device
+        self._vocab_size = weights.shape.vocab_size
+        self._model = build_frozen_model(
+            weights, precision, device=device, layers_per_stage=layers_per_stage
+        )
+
+    def score(self, rows: TeacherRows) -> Scores | None:
+        """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
+
+        All micro-batches go through the pipeline in one pass, so that its stages wait only at the
+        start and the end.
+
+        Args:
+            rows: a multiple of `micro_batch_size` of them.
+
+        Returns:
+            On the last pipeline stage the losses, on the device; elsewhere None.
+        """
+        start = time.perf_counter()
+        num_microbatches, rest = divmod(len(rows), self.micro_batch_size)
+        if rest:
+            raise ValueError(
+                f"{len(rows)} rows are no multiple of --vocag-teacher-micro-batch-size "
+                f"{self.micro_batch_size}: choose one that divides the rows of a step"
+            )
+        parts = (rows.share(part, num_microbatches) for part in range(num_microbatches))
+        losses = self._forward(parts, num_microbatches)
+        if not losses:
+            return None
+        stacked = torch.cat(losses)
+        num_tokens = float((~stacked.isnan()).sum())  # waits for the device
+        return Scores(stacked, num_tokens, time.perf_counter() - start)
+
+    @torch.no_grad()
+    def _forward(self, parts: Iterator[TeacherRows], num_microbatches: int) -> list[Tensor]:
+        pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        schedule = (
+            forward_backward_pipelining_without_interleaving
+            if pipelined
+            else forward_backward_no_pipelining
+        )
+        return schedule(
+            forward_step_func=self._forward_step,
+            data_iterator=parts,
+            model=[self._model],
+            num_microbatches=num_microbatches,
+            seq_length=self.seq_length,
+            micro_batch_size=self.micro_batch_size,
+            forward_only=True,
+            collect_non_loss_data=True,
+        )
+
+    def _forward_step(
+        self, parts: Iterator[TeacherRows], model: torch.nn.Module
+    ) -> tuple[Tensor, Callable[..., Tensor]]:
+        part = next(parts)
+        tokens = part.input_ids.to(self._device, torch.int64)
+        segments = row_segments(part.cu_seqlens, self.seq_length, self._device)
+        has_context = torch.ones(tokens.numel(), dtype=torch.bool, device=self._device)
+        has_context[segments.cu_seqlens_q[:-1].long()] = False
+        output = model(
+            tokens,
+            torch.arange(self.seq_length, device=self._device).expand_as(tokens),
+            None,
+            packed_seq_params=segments,
+            output_processor=partial(
+                _token_losses, tokens, has_context.view_as(tokens), self._vocab_size
+            ),
+        )
+        return output, _keep
+
+
+def check_trained(teacher: Teacher, tokens: Sequence[int], vocab_size: int) -> None:
+    """Check that the teacher knows a plain text better than chance.
+
+    Args:
+        teacher: every one of its ranks calls.
+        tokens: of the text, begin-of-sequence included.
+        vocab_size: of the teacher.
+
+    Raises:
+        UntrainedTeacherError: on the last pipeline stage.
+    """
+    count = min(len(tokens), teacher.seq_length)
+    row = torch.zeros(teacher.seq_length, dtype=torch.int32)
+    row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
+    bounds = torch.tensor([0, count, teacher.seq_length], dtype=torch.int32)
+    num_rows = teacher.micro_batch_size
+    scores = teacher.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
+    if scores is None:
+        return
+    loss, chance = float(scores.losses[0, :count].nanmean()), math.log(vocab_size)
+    logger.info("the teacher's mean loss on a probe text is %.2f, chance %.2f", loss, chance)
+    if not loss < _CHANCE_SHARE * chance:
+        raise UntrainedTeacherError(
+            f"the teacher's mean loss on a plain English text is {loss:.2f} nats per token, chance "
+            f"is {chance:.2f}: its weights did not load, or they belong to another tokenizer; pass "
+            "--vocag-allow-untrained-teacher only to test or to measure speed"
+        )
+
+
+def _token_losses(
+    tokens_bs: Tensor,
+    has_context_bs: Tensor,
+    vocab_size: int,
+    *,
+    hidden_states: Tensor,
+    output_layer: torch.nn.Module,
+    output_weight: Tensor | None,
+    **_: Any,
+) -> Tensor:
+    """Return fp32 [b, s] losses from hidden_states [s, b, h]; GPTModel calls it for its logits.
+
+    Each tensor-parallel rank knows the log normaliser over its own part of the vocabulary. The loss
+    of a label l is logsumexp over the parts minus the logit of l, which one part knows.
+    """
+    weight = output_layer.weight if output_weight is None else output_weight
+    group = parallel_state.get_tensor_model_parallel_group()
+    first = group.rank() * weight.shape[0]
+    num_own = min(max(vocab_size - first, 1), weight.shape[0])
+    hidden_bsh = hidden_states.transpose(0, 1)[:, :-1]
+    labels, mask = tokens_bs[:, 1:] - first, has_context_bs[:, 1:]
+    is_own = (labels >= 0) & (labels < num_own)
+    own_labels = labels.where(is_own, 0)
+    label_logits = (hidden_bsh.float() * weight[own_labels].float()).sum(-1)
+    parts = linear_cross_entropy(
+        hidden_bsh, weight, own_labels, loss_mask=mask, vocab_size=num_own
+    ).losses
+    log_normalisers = parts + label_logits
+    label_logits = label_logits.masked_fill(~is_own, 0.0)
+    if group.size() > 1:
+        gathered = [torch.empty_like(log_normalisers) for _ in range(group.size())]
+        dist.all_gather(gathered, log_normalisers.contiguous(), group=group)
+        log_normalisers = torch.stack(gathered).logsumexp(0)
+        dist.all_reduce(label_logits, group=group)
+    losses = torch.full(tokens_bs.shape, torch.nan, device=tokens_bs.device)
+    losses[:, 1:] = (log_normalisers - label_logits).masked_fill(~mask, torch.nan)
+    return losses
+
+
+def _keep(losses: Tensor, non_loss_data: bool = True) -> Tensor:
+    """Collect the losses as they are; schedules ask the loss function for non-loss data."""
+    return losses

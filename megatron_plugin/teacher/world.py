@@ -1,0 +1,141 @@
+"""The teacher's world: initialise, load, serve losses until the student has no more requests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from argparse import Namespace
+from datetime import timedelta
+from functools import partial
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import distributed as dist
+
+from megatron_plugin import checks
+from megatron_plugin.arguments import TeacherOptions, VocagOptions
+from megatron_plugin.bridge import Pairing, Scores, TeacherBridge, TeacherRows
+from megatron_plugin.teacher.model import Teacher
+from megatron_plugin.teacher.setup import load_teacher
+from megatron_plugin.worlds import World
+from schemas.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+_IDLE = timedelta(days=7)
+
+
+def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespace) -> None:
+    """Be one rank of the teacher's world, to the end of the job.
+
+    Args:
+        options: of the job.
+        world: this rank's.
+        manifest: the dataset's.
+        args: Megatron's, parsed only: the student's sizes and the backend.
+    """
+    teacher_options = options.teacher
+    assert teacher_options is not None
+    assert world.bridge_store is not None
+    if args.exit_signal_handler:
+        # The student finishes its step and saves; it needs losses until then, and ends us.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    device = _initialise(teacher_options, world, args)
+    teacher = load_teacher(
+        teacher_options,
+        manifest,
+        data=options.data,
+        seq_length=checks.teacher_seq_length(teacher_options, manifest, args.seq_length),
+        device=device,
+    )
+    # First, because its making waits as long as Megatron's collectives do; ranks without a bridge
+    # then wait in it for those that connect.
+    group, bridge = _waiting_group(), None
+    if _is_leader():
+        pairing = Pairing(_student_replicas(args, world), teacher_options.num_replicas)
+        replica = parallel_state.get_data_parallel_rank()
+        first = world.job_size - world.size
+        bridge = TeacherBridge(
+            world.bridge_store, pairing, replica=replica, job_rank=first + world.rank
+        )
+    num_rows = _answer_requests(teacher, bridge, group)
+    logger.info("teacher rank %d scored %d rows", world.rank, num_rows)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch.device:
+    # Both worlds may share one device, to measure or to try.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group(
+        args.distributed_backend,
+        store=world.store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(minutes=args.distributed_timeout_minutes),
+    )
+    parallel_state.initialize_model_parallel(teacher.tensor_parallel, teacher.pipeline_parallel)
+    model_parallel_cuda_manual_seed(args.seed)
+    return torch.device("cuda")
+
+
+def _student_replicas(args: Namespace, world: World) -> int:
+    model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    return (world.job_size - world.size) // model
+
+
+def _is_leader() -> bool:
+    """Whether this rank talks to the student: the last one, which has the losses."""
+    ranks = dist.get_process_group_ranks(parallel_state.get_model_parallel_group())
+    return dist.get_rank() == ranks[-1]
+
+
+def _waiting_group() -> dist.ProcessGroup:
+    """Return a CPU group of the ranks that hold one replica.
+
+    They wait here for requests. NCCL's watchdog would take a student that validates or saves for a
+    hang, and burn a core of the GPU meanwhile.
+    """
+    ranks_of_replicas: list[list[int] | None] = [None] * dist.get_world_size()
+    own = dist.get_process_group_ranks(parallel_state.get_model_parallel_group())
+    dist.all_gather_object(ranks_of_replicas, own)
+    found = None
+    for ranks in sorted({tuple(ranks) for ranks in ranks_of_replicas if ranks}):
+        group = dist.new_group(list(ranks), timeout=_IDLE, backend="gloo")
+        found = group if dist.get_rank() in ranks else found
+    assert found is not None
+    return found
+
+
+def _answer_requests(
+    teacher: Teacher, bridge: TeacherBridge | None, group: dist.ProcessGroup
+) -> int:
+    """Score requests until no student asks any more; return the rows scored."""
+    source = dist.get_process_group_ranks(group)[-1]
+    share = partial(dist.broadcast_object_list, src=source, group=group)
+    num_rows = 0
+    while True:
+        message = [bridge.receive() if bridge is not None else None]
+        share(message)
+        requests: list[TeacherRows] = message[0] or []
+        if not requests:
+            return num_rows
+        num_rows += sum(len(request) for request in requests)
+        together = TeacherRows(
+            torch.cat([request.input_ids for request in requests]),
+            torch.cat([request.cu_seqlens for request in requests]),
+        )
+        scores = teacher.score(together)
+        if bridge is not None:
+            assert scores is not None
+            bridge.reply(_split(scores, [len(request) for request in requests]))
+
+
+def _split(scores: Scores, sizes: list[int]) -> list[Scores]:
+    """Return each request's part; all share the time."""
+    return [
+        Scores(losses, float((~losses.isnan()).sum()), scores.seconds / len(sizes))
+        for losses in scores.losses.split(sizes)
+    ]

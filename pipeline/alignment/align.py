@@ -1,0 +1,182 @@
+"""Two tokenizations of one text to teacher_spans: which teacher tokens cover each student token.
+
+Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.alignment.kernels import first_non_monotone, merge_spans
+from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
+from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.offsets import to_character_units
+
+Unit = Literal["byte", "character"]
+
+
+class AlignmentError(ValueError):
+    """Offsets break a rule that alignment needs."""
+
+
+def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
+    """Find the minimal run of teacher tokens that overlap each student token.
+
+    Args:
+        student: N student tokens of D documents.
+        teacher: M teacher tokens of the same documents.
+
+    Returns:
+        teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
+        document; start == end where nothing overlaps (unmapped).
+
+    Raises:
+        AlignmentError: offsets of a document decrease or are all (0, 0), or the batches differ
+            in documents.
+
+    Example:
+        >>> align_tokens(student, teacher)[0].tolist()
+        [0, 2]
+
+    Source: Algorithm 1, by one O(N + M) merge instead of two binary searches a token.
+    """
+    if student.num_documents != teacher.num_documents:
+        raise AlignmentError(
+            f"student batch has {student.num_documents} documents, teacher batch "
+            f"{teacher.num_documents}: both must hold the same documents in the same order"
+        )
+    for side, tokens in (("student", student), ("teacher", teacher)):
+        document = first_non_monotone(tokens.byte_offsets, tokens.cu_tokens, tokens.tiles)
+        if document >= 0:
+            raise AlignmentError(
+                f"{side} offsets decrease in document {document} of the batch: special tokens, "
+                "padding or several texts in one document; tokenize each text by itself, without "
+                "special tokens"
+            )
+    _require_offsets(student, teacher)
+    teacher_spans: NDArray[np.int32] = merge_spans(
+        student.byte_offsets,
+        student.cu_tokens,
+        teacher.byte_offsets,
+        teacher.cu_tokens,
+        student.tiles & teacher.tiles,
+    )
+    return teacher_spans
+
+
+def align_batch(
+    documents: Sequence[SourceDocument],
+    student_tokenizer: Tokenizer,
+    teacher_tokenizer: Tokenizer,
+    *,
+    unit: Unit = "byte",
+) -> AlignedBatch:
+    """Tokenize documents with both tokenizers and align them.
+
+    Args:
+        documents: the texts.
+        student_tokenizer: the student's.
+        teacher_tokenizer: the teacher's.
+        unit: "character" aligns in the paper's units, where the pieces of one character all
+            claim it; the batch's byte_offsets stay bytes.
+
+    Returns:
+        The documents that both could tokenize, aligned; the others, with reasons.
+    """
+    texts = [document.text for document in documents]
+    student = student_tokenizer.tokenize_batch(texts)
+    teacher = teacher_tokenizer.tokenize_batch(texts)
+    failures: dict[int, str] = {}
+    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
+        bare = dict.fromkeys(_without_offsets(tokens, others), "its tokens cover no byte")
+        for place, reason in {**bare, **tokens.failures}.items():
+            failures.setdefault(place, f"{side}: {reason}")
+    if failures:
+        kept = [document for place, document in enumerate(documents) if place not in failures]
+        aligned = align_batch(kept, student_tokenizer, teacher_tokenizer, unit=unit)
+        failed = [(documents[place], failures[place]) for place in sorted(failures)]
+        return replace(aligned, failures=failed)
+    if unit == "character":
+        spans = align_tokens(_in_characters(student, texts), _in_characters(teacher, texts))
+    else:
+        spans = align_tokens(student, teacher)
+    return AlignedBatch(documents, student, teacher, spans)
+
+
+def chunk_of_token(num_tokens: int, num_chunks: int) -> NDArray[np.int64]:
+    """Return which of `num_chunks` equal chunks each token lies in, int64 [num_tokens].
+
+    Example:
+        >>> chunk_of_token(5, 2).tolist()
+        [0, 0, 0, 1, 1]
+
+    Source: the chunking baseline of section 2.
+    """
+    return np.arange(num_tokens, dtype=np.int64) * num_chunks // max(num_tokens, 1)
+
+
+def chunk_spans(
+    num_student_tokens: int, num_teacher_tokens: int, num_chunks: int
+) -> NDArray[np.int64]:
+    """Map each student token to all teacher tokens in the chunk of the same number.
+
+    Args:
+        num_student_tokens: T_student.
+        num_teacher_tokens: T_teacher.
+        num_chunks: equal chunks that both sequences are cut into.
+
+    Returns:
+        teacher_spans, int64 [T_student, 2].
+
+    Raises:
+        AlignmentError: fewer than one chunk.
+
+    Example:
+        >>> chunk_spans(4, 2, 2).tolist()
+        [[0, 1], [0, 1], [1, 2], [1, 2]]
+
+    Source: the chunking baseline of section 2.
+    """
+    if num_chunks < 1:
+        raise AlignmentError(f"num_chunks is {num_chunks}; it must be at least 1")
+    edges = -(-np.arange(num_chunks + 1, dtype=np.int64) * num_teacher_tokens // num_chunks)
+    chunk = chunk_of_token(num_student_tokens, num_chunks)
+    return np.stack([edges[chunk], edges[chunk + 1]], axis=1)
+
+
+def _require_offsets(student: TokenBatch, teacher: TokenBatch) -> None:
+    """Refuse tokens without offsets beside tokens with some: they would all be unmapped."""
+    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
+        for document in _without_offsets(tokens, others)[:1]:
+            raise AlignmentError(
+                f"{side} offsets are all (0, 0) in document {document} of the batch: its tokenizer "
+                "reported none (encode_batch_fast does so); use pipeline.tokenization"
+            )
+
+
+def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
+    """Return the documents where one side's tokens cover no byte and the other's some."""
+    bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)
+    documents: list[int] = np.flatnonzero(bare).tolist()
+    return documents
+
+
+def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
+    """Return where each document's last token ends, int64 [D]; -1 where it has no tokens."""
+    ends = np.full(tokens.num_documents, -1, np.int64)
+    filled = np.diff(tokens.cu_tokens) > 0
+    ends[filled] = tokens.byte_offsets[tokens.cu_tokens[1:][filled] - 1, 1]
+    return ends
+
+
+def _in_characters(batch: TokenBatch, texts: Sequence[bytes]) -> TokenBatch:
+    """Return the batch in characters, where the pieces of one character overlap: none tiles."""
+    parts = [
+        to_character_units(batch.byte_offsets[first:last], text.decode())
+        for text, first, last in zip(texts, batch.cu_tokens[:-1], batch.cu_tokens[1:], strict=True)
+    ]
+    offsets = np.concatenate([np.empty((0, 2), np.int64), *parts]).astype(np.int32)
+    return replace(batch, byte_offsets=offsets, tiles=np.zeros(len(texts), np.bool_))

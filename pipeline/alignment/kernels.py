@@ -1,0 +1,168 @@
+"""Loops over two tokenizations of a text: spans, and the places where both may be cut."""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.batches import Ranges
+
+
+@njit(cache=True, nogil=True)
+def merge_spans(
+    student_offsets: Ranges,
+    student_cu: NDArray[np.int64],
+    teacher_offsets: Ranges,
+    teacher_cu: NDArray[np.int64],
+    tiles: NDArray[np.bool_],
+) -> NDArray[np.int32]:
+    """Find for each student token the minimal run of teacher tokens that overlap it.
+
+    One merge over both monotone sequences, O(N + M), with the answer of the paper's Algorithm 1
+    (two binary searches per token). Teacher tokens that cover no byte are stepped over at the
+    ends of a run.
+
+    Args:
+        student_offsets: int32 [N, 2], monotone within each document.
+        student_cu: int64 [D + 1].
+        teacher_offsets: int32 [M, 2], monotone within each document.
+        teacher_cu: int64 [D + 1].
+        tiles: bool [D], documents whose tokens tile the text on both sides: they take fewer steps.
+
+    Returns:
+        teacher_spans, int32 [N, 2]; an unmapped token's empty span stands at the start of the
+        last span before it.
+    """
+    teacher_spans = np.empty((len(student_offsets), 2), np.int32)
+    for d in range(len(student_cu) - 1):
+        student = student_offsets[student_cu[d] : student_cu[d + 1]]
+        teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
+        spans = teacher_spans[student_cu[d] : student_cu[d + 1]]
+        if tiles[d]:
+            _merge_tiling(student, teacher, spans)
+        else:
+            _merge_monotone(student, teacher, spans)
+    return teacher_spans
+
+
+@njit(cache=True, nogil=True)
+def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
+    """Merge where both sides tile the text: a token's end says where the next one starts."""
+    one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
+    last = np.uintp(max(len(teacher), 1) - 1)
+    first = last_start = np.uintp(0)
+    first_end = teacher[0, 1] if len(teacher) else np.int32(0)
+    for i in range(len(student)):
+        start, end = student[i, 0], student[i, 1]
+        while first_end <= start and first < last:
+            first += one
+            first_end = teacher[first, 1]
+        if start == end:
+            spans[i, 0] = spans[i, 1] = last_start
+            continue
+        last_start = first
+        while first_end < end and first < last:
+            first += one
+            first_end = teacher[first, 1]
+        spans[i, 0] = last_start
+        spans[i, 1] = first + one
+
+
+@njit(cache=True, nogil=True)
+def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
+    """Merge where offsets don't decrease, and nothing more is known."""
+    one = np.uintp(1)
+    stop = np.uintp(len(teacher))
+    first = last_start = np.uintp(0)
+    for i in range(len(student)):
+        start, end = student[i, 0], student[i, 1]
+        while first < stop and teacher[first, 1] <= start:
+            first += one
+        a = b = first
+        while b < stop and teacher[b, 0] < end:
+            b += one
+        while b > a and teacher[b - one, 0] == teacher[b - one, 1]:
+            b -= one
+        while a < b and teacher[a, 0] == teacher[a, 1]:
+            a += one
+        if start == end or a == b:
+            a = b = last_start
+        last_start = a
+        spans[i, 0] = a
+        spans[i, 1] = b
+
+
+@njit(cache=True, nogil=True)
+def first_non_monotone(
+    byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
+) -> int:
+    """Return the first document whose starts or ends decrease, or -1.
+
+    Args:
+        byte_offsets: int32 [N, 2].
+        cu_tokens: int64 [D + 1].
+        tiles: bool [D], documents whose tokens lie side by side: they need no look.
+    """
+    for d in range(len(cu_tokens) - 1):
+        if tiles[d]:
+            continue
+        own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
+        start = end = np.int64(0)
+        for i in range(len(own)):
+            a, b = own[i, 0], own[i, 1]
+            if a < start or b < end or b < a:
+                return d
+            start, end = a, b
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def find_cut_points(
+    student_offsets: Ranges,
+    student_cu: NDArray[np.int64],
+    teacher_offsets: Ranges,
+    teacher_cu: NDArray[np.int64],
+    teacher_spans: Ranges,
+    stride: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Find where both tokenizations share a byte boundary, the last one of every `stride` tokens.
+
+    A cut (i, j) splits a document so that student tokens before i and teacher tokens before j
+    cover bytes before some byte, and all others bytes from it on. Both parts hold tokens of both.
+    Blocks are searched from their ends: most boundaries are shared, so few tokens are looked at.
+
+    Args:
+        student_offsets: int32 [N, 2], monotone within each document.
+        student_cu: int64 [D + 1].
+        teacher_offsets: int32 [M, 2], monotone within each document.
+        teacher_cu: int64 [D + 1].
+        teacher_spans: int32 [N, 2], from `merge_spans`.
+        stride: student tokens per kept cut.
+
+    Returns:
+        cut_starts int64 [D + 1], cut_student int64 [C], cut_teacher int64 [C].
+    """
+    num_documents = len(student_cu) - 1
+    cut_starts = np.zeros(num_documents + 1, np.int64)
+    cut_student = np.empty(len(student_offsets) // stride + num_documents, np.int64)
+    cut_teacher = np.empty(len(cut_student), np.int64)
+    count = 0
+    for d in range(num_documents):
+        base, teacher_base = student_cu[d], teacher_cu[d]
+        num_tokens = student_cu[d + 1] - base
+        num_teacher_tokens = teacher_cu[d + 1] - teacher_base
+        for block in range(0, num_tokens, stride):
+            for i in range(min(block + stride, num_tokens) - 1, max(block, 1) - 1, -1):
+                j = teacher_spans[base + i - 1, 1]
+                if teacher_spans[base + i - 1, 0] == j or j == num_teacher_tokens:
+                    continue
+                student_end = student_offsets[base + i - 1, 1]
+                teacher_end = teacher_offsets[teacher_base + j - 1, 1]
+                student_start = student_offsets[base + i, 0]
+                teacher_start = teacher_offsets[teacher_base + j, 0]
+                if max(student_end, teacher_end) <= min(student_start, teacher_start):
+                    cut_student[count] = i
+                    cut_teacher[count] = j
+                    count += 1
+                    break
+        cut_starts[d + 1] = count
+    return cut_starts, cut_student[:count].copy(), cut_teacher[:count].copy()

@@ -1,0 +1,262 @@
+"""How good an alignment is, and how much two vocabularies share (paper, section 2; Fig. 1, 3, 6).
+
+IoU and IoS compare the text that a student token (or chunk) covers with the text covered by the
+teacher tokens mapped to it. IoS alone says little: it is 1 whenever the teacher's tokens tile the
+text, however wide the run, so IoU always stands beside it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.batches import AlignedBatch, Ranges, TokenBatch
+
+LENGTH_EDGES: tuple[int, ...] = tuple(
+    sorted({0, 1, *(round(2 ** (quarter / 2)) for quarter in range(2, 50))})
+)
+"""Lower edges of the bins of document lengths in tokens: two per octave, the last one open."""
+
+MAX_BIN = 32
+"""Widths and token sizes from here on share one bin."""
+
+OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
+
+
+@dataclass(frozen=True, eq=False)
+class AlignmentStatistics:
+    """Counts over aligned documents; sums of two are the statistics of both.
+
+    Attributes:
+        num_documents: documents.
+        num_text_bytes: UTF-8 bytes of their texts.
+        num_student_tokens: student tokens.
+        num_teacher_tokens: teacher tokens.
+        num_mapped: student tokens with a teacher token.
+        byte_iou_sum: sum over mapped tokens of intersection over union, in bytes.
+        byte_ios_sum: sum over mapped tokens of intersection over the student token's bytes.
+        student_length_counts: int64 [len(LENGTH_EDGES)], documents by student tokens.
+        teacher_length_counts: int64 [len(LENGTH_EDGES)], documents by teacher tokens.
+        span_width_counts: int64 [33], student tokens by teacher tokens mapped to them; the last
+            bin holds 32 and more.
+        student_token_bytes_counts: int64 [33], student tokens by bytes covered.
+        teacher_token_bytes_counts: int64 [33], teacher tokens by bytes covered.
+        num_student_over_wide: student tokens that share bytes with a neighbour: what a normaliser
+            reordered, or made several tokens of, nobody can tell apart.
+        num_teacher_over_wide: the same of the teacher's tokens. Both are left out of JSON where
+            they are 0: datasets made before they were counted read the same.
+    """
+
+    num_documents: int
+    num_text_bytes: int
+    num_student_tokens: int
+    num_teacher_tokens: int
+    num_mapped: int
+    byte_iou_sum: float
+    byte_ios_sum: float
+    student_length_counts: NDArray[np.int64]
+    teacher_length_counts: NDArray[np.int64]
+    span_width_counts: NDArray[np.int64]
+    student_token_bytes_counts: NDArray[np.int64]
+    teacher_token_bytes_counts: NDArray[np.int64]
+    num_student_over_wide: int = 0
+    num_teacher_over_wide: int = 0
+
+    @property
+    def unmapped_fraction(self) -> float:
+        """Share of student tokens without a teacher token."""
+        return (self.num_student_tokens - self.num_mapped) / max(self.num_student_tokens, 1)
+
+    @property
+    def byte_iou(self) -> float:
+        """Mean IoU of mapped tokens, in bytes."""
+        return self.byte_iou_sum / max(self.num_mapped, 1)
+
+    @property
+    def byte_ios(self) -> float:
+        """Mean IoS of mapped tokens, in bytes."""
+        return self.byte_ios_sum / max(self.num_mapped, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain numbers and lists."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in values.items()
+            if name not in OVER_WIDE or value
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "AlignmentStatistics":
+        """Return the statistics that `to_json` wrote."""
+        arrays: dict[str, Any] = {
+            name: np.array(value, np.int64) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return AlignmentStatistics(**arrays)
+
+    @staticmethod
+    def merge(parts: Iterable["AlignmentStatistics"]) -> "AlignmentStatistics":
+        """Return the statistics of all parts; the order matters only for float rounding."""
+        total = AlignmentStatistics.empty()
+        for part in parts:
+            sums = {e.name: getattr(total, e.name) + getattr(part, e.name) for e in fields(part)}
+            total = AlignmentStatistics(**sums)
+        return total
+
+    @staticmethod
+    def empty() -> "AlignmentStatistics":
+        """Return the statistics of no documents."""
+        by_length = [np.zeros(len(LENGTH_EDGES), np.int64) for _ in range(2)]
+        by_bin = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
+        return AlignmentStatistics(
+            *(0, 0, 0, 0, 0),
+            *(0.0, 0.0),
+            by_length[0],
+            by_length[1],
+            by_bin[0],
+            by_bin[1],
+            by_bin[2],
+        )
+
+
+def measure_alignment(batch: AlignedBatch) -> AlignmentStatistics:
+    """Return the statistics of one batch.
+
+    Source: section 2 (IoU, IoS), in bytes.
+    """
+    student, teacher = batch.student, batch.teacher
+    bins = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
+    num_mapped, iou_sum, ios_sum = _measure_spans(
+        student.byte_offsets,
+        student.cu_tokens,
+        teacher.byte_offsets,
+        teacher.cu_tokens,
+        batch.teacher_spans,
+        *bins,
+    )
+    return AlignmentStatistics(
+        num_documents=len(batch.documents),
+        num_text_bytes=sum(len(document.text) for document in batch.documents),
+        num_student_tokens=len(student.input_ids),
+        num_teacher_tokens=len(teacher.input_ids),
+        num_mapped=int(num_mapped),
+        byte_iou_sum=float(iou_sum),
+        byte_ios_sum=float(ios_sum),
+        student_length_counts=_count_lengths(np.diff(student.cu_tokens)),
+        teacher_length_counts=_count_lengths(np.diff(teacher.cu_tokens)),
+        span_width_counts=bins[0],
+        student_token_bytes_counts=bins[1],
+        teacher_token_bytes_counts=bins[2],
+        num_student_over_wide=_count_over_wide(student),
+        num_teacher_over_wide=_count_over_wide(teacher),
+    )
+
+
+def covered_ranges(teacher_offsets: Ranges, teacher_spans: Ranges) -> Ranges:
+    """Return the range of text that each student token's teacher tokens cover, [T, 2].
+
+    Args:
+        teacher_offsets: [M, 2], bytes or characters of one document.
+        teacher_spans: [T, 2]; an empty span covers the empty range (0, 0).
+    """
+    mapped = teacher_spans[:, 1] > teacher_spans[:, 0]
+    ranges = np.zeros_like(teacher_spans)
+    ranges[mapped, 0] = teacher_offsets[teacher_spans[mapped, 0], 0]
+    ranges[mapped, 1] = teacher_offsets[teacher_spans[mapped, 1] - 1, 1]
+    return ranges
+
+
+def overlap_ratios(
+    student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN where a range is empty.
+
+    Args:
+        student_ranges: int64 [T, 2], half-open, bytes or characters.
+        teacher_ranges: int64 [T, 2], in the same unit.
+
+    Example:
+        >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]
+        [[0.5], [1.0]]
+
+    Source: section 2.
+    """
+    intersection = np.minimum(student_ranges[:, 1], teacher_ranges[:, 1]) - np.maximum(
+        student_ranges[:, 0], teacher_ranges[:, 0]
+    )
+    student_sizes = student_ranges[:, 1] - student_ranges[:, 0]
+    teacher_sizes = teacher_ranges[:, 1] - teacher_ranges[:, 0]
+    valid = (student_sizes > 0) & (teacher_sizes > 0)
+    shared = np.where(valid, np.maximum(intersection, 0), np.nan)
+    union = np.where(valid, student_sizes + teacher_sizes - shared, 1)
+    return shared / union, shared / np.where(valid, student_sizes, 1)
+
+
+def _count_over_wide(tokens: TokenBatch) -> int:
+    tiles = tokens.tiles
+    return 0 if tiles.all() else _count_sharing(tokens.byte_offsets, tokens.cu_tokens, tiles)
+
+
+@njit(cache=True, nogil=True)
+def _count_sharing(
+    byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
+) -> int:
+    """Count tokens that share bytes with the one before or behind them."""
+    count = 0
+    for d in range(len(cu_tokens) - 1):
+        own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
+        shares = False
+        for i in range(0 if not tiles[d] else len(own), len(own)):
+            empty = own[i, 0] == own[i, 1]
+            shares_next = i + 1 < len(own) and not empty and own[i + 1, 0] < own[i, 1]
+            count += shares or shares_next
+            shares = shares_next
+    return count
+
+
+def _count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
+    return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _measure_spans(
+    student_offsets: Ranges,
+    student_cu: NDArray[np.int64],
+    teacher_offsets: Ranges,
+    teacher_cu: NDArray[np.int64],
+    teacher_spans: Ranges,
+    width_counts: NDArray[np.int64],
+    student_bytes_counts: NDArray[np.int64],
+    teacher_bytes_counts: NDArray[np.int64],
+) -> tuple[int, float, float]:
+    num_mapped = num_single = 0
+    iou_sum = ios_sum = 0.0
+    for d in range(len(student_cu) - 1):
+        student = student_offsets[student_cu[d] : student_cu[d + 1]]
+        teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
+        spans = teacher_spans[student_cu[d] : student_cu[d + 1]]
+        for i in range(len(student)):
+            a, b = student[i, 0], student[i, 1]
+            first, end = np.uintp(spans[i, 0]), np.uintp(spans[i, 1])
+            student_bytes_counts[min(b - a, MAX_BIN)] += 1
+            if end - first == 1:  # nearly all: a counter in a register is not waited for
+                num_single += 1
+            else:
+                width_counts[min(end - first, np.uintp(MAX_BIN))] += 1
+                if end == first:
+                    continue
+            c, e = teacher[first, 0], teacher[end - np.uintp(1), 1]
+            shared = min(b, e) - max(a, c)
+            num_mapped += 1
+            iou_sum += shared / (max(b, e) - min(a, c))
+            ios_sum += 1.0 if shared == b - a else shared / (b - a)
+    width_counts[1] += num_single
+    for j in range(len(teacher_offsets)):
+        size = teacher_offsets[j, 1] - teacher_offsets[j, 0]
+        teacher_bytes_counts[min(size, MAX_BIN)] += 1
+    return num_mapped, iou_sum, ios_sum

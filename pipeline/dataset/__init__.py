@@ -1,0 +1,1 @@
+"""Aligned batches to files and back, verified; read by file, so that reading loads no tokenizer."""

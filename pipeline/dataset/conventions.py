@@ -1,0 +1,127 @@
+"""Which tokens stand around a text: what a user names, over what a dataset's tokenizers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from schemas.manifest import ConventionRecord, Manifest, TokenizerRecord
+
+if TYPE_CHECKING:  # rows are read without tokenizers, but for a user's token that has a name
+    from pipeline.tokenization import Tokenizer
+
+NOTHING = "none"
+"""What a user writes for no token."""
+
+
+def choose_conventions(
+    manifest: Manifest,
+    root: str,
+    *,
+    student_bos: str | None = None,
+    student_eos: str | None = None,
+    teacher_context: str | None = None,
+) -> Manifest:
+    """Return a dataset's manifest with other tokens around its texts.
+
+    Args:
+        manifest: the dataset's.
+        root: its folder or URL, where the tokenizers' copies lie; they are read for names only.
+        student_bos: stands before a student's text: a token, its id, or "none"; None keeps what
+            the dataset has.
+        student_eos: stands after a document's last student token, likewise.
+        teacher_context: stands before a teacher's text, likewise.
+
+    Raises:
+        ValueError: no such token.
+
+    Example:
+        >>> choose_conventions(manifest, "aligned", teacher_context="none").teacher.around_text
+        ConventionRecord(first_token_id=None, continued_token_id=None, end_token_id=None)
+    """
+
+    def of_side(record: TokenizerRecord, before: str | None, after: str | None) -> TokenizerRecord:
+        if before is None and after is None:
+            return record
+
+        def load() -> Tokenizer:
+            from pipeline.dataset.tokenizers import load_dataset_tokenizer
+
+            return load_dataset_tokenizer(root, record)
+
+        return replace(
+            record, convention=name_tokens(record.around_text, load, before=before, after=after)
+        )
+
+    student = of_side(manifest.student, student_bos, student_eos)
+    teacher = of_side(manifest.teacher, teacher_context, None)
+    return replace(manifest, student=student, teacher=teacher)
+
+
+def name_tokens(
+    own: ConventionRecord,
+    load: Callable[[], Tokenizer],
+    *,
+    before: str | None = None,
+    after: str | None = None,
+) -> ConventionRecord:
+    """Return a convention with the tokens that a user names.
+
+    Args:
+        own: what holds where the user names none.
+        load: gives the tokenizer.
+        before: a token, its id, or "none"; it stands before a document and before its pieces.
+        after: likewise, after a document.
+
+    Raises:
+        ValueError: no such token.
+    """
+    first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
+    if before is not None:
+        first = continued = _find(before, load)
+    if after is not None:
+        end = _find(after, load)
+    return ConventionRecord(first, continued, end)
+
+
+def describe_convention(record: TokenizerRecord, tokenizer: Tokenizer) -> str:
+    """Return in words which tokens stand around a text.
+
+    Example:
+        >>> describe_convention(manifest.student, tokenizer)
+        '<s> (1) before a text, </s> (2) after it'
+    """
+    own = record.around_text
+    before, after = (_describe(i, tokenizer) for i in (own.first_token_id, own.end_token_id))
+    return f"{before} before a text, {after} after it"
+
+
+def add_convention_options(
+    add: Callable[..., object], *, prefix: str = "--", default: str = "the dataset's"
+) -> None:
+    """Add the options that say which tokens stand around a text.
+
+    Args:
+        add: of a parser or a group of one.
+        prefix: of the options' names.
+        default: what happens without them, for the help.
+
+    Example:
+        >>> add_convention_options(parser.add_argument)
+    """
+    for name, place in (
+        ("student-bos", "before a student's text"),
+        ("student-eos", "after a student's document"),
+        ("teacher-context", "before a teacher's text"),
+    ):
+        text = f"token that stands {place}, its id, or none (default: {default})"
+        add(f"{prefix}{name}", metavar="TOKEN", help=text)
+
+
+def _find(name: str, load: Callable[[], Tokenizer]) -> int | None:
+    return None if name == NOTHING else load().find_token(name)
+
+
+def _describe(token_id: int | None, tokenizer: Tokenizer) -> str:
+    return "nothing" if token_id is None else f"{tokenizer.token_name(token_id)} ({token_id})"

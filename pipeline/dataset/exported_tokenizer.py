@@ -1,0 +1,329 @@
+"""A dataset's tokenizer beside an exported model, proven to give the dataset's ids.
+
+A student is useless with another tokenizer than its own, and `transformers` makes one easily: some
+of its loader classes change a tokenizer without a word. So an export writes a complete
+`tokenizer.json` (converted where the dataset has a SentencePiece model) with a class that changes
+nothing, loads it as a user will, with `AutoTokenizer`, and compares ids on the dataset's own texts.
+"""
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import orjson
+from transformers import AutoTokenizer
+
+from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.reading import check_crc32
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
+from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
+from pipeline.tokenization.conversion import convert_sentencepiece
+from pipeline.tokenization.definition import (
+    Definition,
+    added_tokens,
+    control_tokens,
+    model_pieces,
+    read_template,
+)
+from schemas.document import AlignedDocument, decode_document
+from schemas.manifest import TokenizerRecord
+
+_PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
+_MAX_PROVEN_BYTES = 8 << 20
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExportedTokenizer:
+    """What to write beside a model, and on what it was proven.
+
+    Attributes:
+        files: path in the model's folder, and content, of each file.
+        folder: of the tokenizer in the model's: "", or "tokenizer" where `AutoTokenizer` would
+            change it because of the model's architecture.
+        num_documents: documents of the dataset whose ids came out equal.
+        num_probes: texts known to be hard whose ids came out equal.
+        differing_probes: hard texts that differ, none of which the dataset holds.
+    """
+
+    files: Mapping[str, bytes]
+    folder: str
+    num_documents: int
+    num_probes: int
+    differing_probes: tuple[str, ...]
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a model's folder."""
+        for name, data in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+
+    def __str__(self) -> str:
+        """Return on what it was proven, in a line."""
+        text = f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
+        text += f" and on {self.num_probes} texts known to be hard"
+        differing = len(self.differing_probes)
+        return f"{text} ({differing} of those differ)" if differing else text
+
+
+def export_tokenizer(
+    files: DatasetFiles,
+    *,
+    config: Mapping[str, Any],
+    record: TokenizerRecord | None = None,
+    max_documents: int = 200,
+) -> ExportedTokenizer:
+    """Make the student's tokenizer for `transformers` and prove it on the dataset's texts.
+
+    Args:
+        files: the dataset that the student was trained on.
+        config: the model's `config.json`; `AutoTokenizer` looks at it.
+        record: the student's, with the tokens that rows put around a text where those are not the
+            manifest's, as `choose_conventions` gives it.
+        max_documents: of the dataset to compare, 8 MiB of text at most.
+
+    Raises:
+        TokenizerError: ids differ on a document of the dataset, or there is no conversion.
+        ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
+
+    Example:
+        >>> str(export_tokenizer(open_dataset("aligned"), config=model.config.to_dict()))
+        'tokenizer: ids equal on 200 documents of the dataset and on 24 texts known to be hard'
+    """
+    record = record or files.manifest.student
+    own = load_dataset_tokenizer(files.root, record)
+    definition = _definition(own, record)
+    proof = _Proof(own, definition, record)
+    documents = list(proof.known_texts(_documents(files, max_documents)))
+    if not documents:
+        _logger.warning(
+            "no document of %s keeps or spells its text: the exported tokenizer is proven on "
+            "probe texts only",
+            files.root,
+        )
+    tokenizer = _tokenizer_files(definition, record)
+    settings = {"config.json": json.dumps(dict(config), default=str).encode()}
+    place, loaded = "", _load(tokenizer | settings)
+    try:
+        proof.compare_documents(loaded, documents)
+    except TokenizerError as error:
+        # Beside a config.json the model's architecture chooses the class, in a folder of its own
+        # the tokenizer's configuration does.
+        place, loaded = "tokenizer", _load(tokenizer)
+        proof.compare_documents(loaded, documents)
+        _logger.warning(
+            "transformers would change the tokenizer beside a %s model (%s): it lies in the folder "
+            '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
+            "--tokenizer in vLLM)",
+            config.get("model_type"),
+            error,
+        )
+    written = {str(Path(place, name)): data for name, data in tokenizer.items()}
+    written["generation_config.json"] = _generation_config(definition, record)
+    differing, num_probes = proof.compare_probes(loaded)
+    if differing:
+        _logger.warning(
+            "the exported tokenizer splits %d of %d probe texts otherwise than the dataset's (none "
+            "of its %d compared documents): %s",
+            len(differing),
+            len(PROBES),
+            len(documents),
+            [text[:40] for text in differing],
+        )
+    return ExportedTokenizer(written, place, len(documents), num_probes, tuple(differing))
+
+
+def _load(files: Mapping[str, bytes]) -> Any:
+    """Load a folder of these files as users do."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def _definition(own: Tokenizer, record: TokenizerRecord) -> Definition:
+    """Return the `tokenizer.json` to write: the dataset's, with the rows' BOS before a text."""
+    if own.file.kind == "sentencepiece":
+        definition = convert_sentencepiece(own.file_bytes, source=record.source)
+    else:
+        definition = orjson.loads(own.file_bytes)
+    names = _names(definition)
+    ids = {name: token_id for token_id, name in names.items()}
+    before, after = read_template(definition.get("post_processor"), ids) or ([], [])
+    wanted = _before(record)
+    if before == wanted:
+        return definition
+    return definition | {"post_processor": _template(wanted, after, names)}
+
+
+def _before(record: TokenizerRecord) -> list[int]:
+    """Return the ids that stand before a text.
+
+    What ends documents stands between them in the rows of a student without BOS (Qwen); a prompt
+    needs none.
+    """
+    first, end = record.around_text.first_token_id, record.around_text.end_token_id
+    return [] if first is None or first == end else [first]
+
+
+def _template(before: Sequence[int], after: Sequence[int], names: Mapping[int, str]) -> Definition:
+    """Return the post-processor that puts tokens around a text."""
+
+    def part(name: str, sequence: int) -> list[Definition]:
+        return [
+            *({"SpecialToken": {"id": names[i], "type_id": sequence}} for i in before),
+            {"Sequence": {"id": name, "type_id": sequence}},
+            *({"SpecialToken": {"id": names[i], "type_id": sequence}} for i in after),
+        ]
+
+    special = {
+        names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]} for i in {*before, *after}
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": part("A", 0),
+        "pair": part("A", 0) + part("B", 1),
+        "special_tokens": special,
+    }
+
+
+def _tokenizer_files(definition: Definition, record: TokenizerRecord) -> dict[str, bytes]:
+    """Return `tokenizer.json` and the configuration that names BOS, EOS and padding."""
+    names = _names(definition)
+    special = _special_ids(names, record)
+    config: dict[str, Any] = {
+        f"{name}_token": names[token_id] for name, token_id in special.items()
+    }
+    # This class takes the file as it is, in transformers 4 and 5.
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": orjson.dumps(definition), "tokenizer_config.json": _dump(config)}
+
+
+def _generation_config(definition: Definition, record: TokenizerRecord) -> bytes:
+    special = _special_ids(_names(definition), record)
+    return _dump({f"{name}_token_id": token_id for name, token_id in special.items()})
+
+
+def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str, int]:
+    end = record.around_text.end_token_id
+    eos = record.eos_token_id if end is None else end
+    bos = next(iter(_before(record)), record.bos_token_id)
+    own = {name: token_id for token_id, name in names.items()}
+    pad = next((own[name] for name in _PAD_NAMES if name in own), eos)  # EOS is masked like it
+    ids = {"bos": bos, "eos": eos, "pad": pad}
+    return {name: token_id for name, token_id in ids.items() if token_id is not None}
+
+
+def _names(definition: Definition) -> dict[int, str]:
+    pieces = {token_id: piece for piece, token_id in model_pieces(definition).items()}
+    return pieces | {token["id"]: token["content"] for token in added_tokens(definition)}
+
+
+def _dump(body: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True)}\n".encode()
+
+
+class _Proof:
+    """Compares a tokenizer as users load it with the dataset's own."""
+
+    def __init__(self, own: Tokenizer, definition: Definition, record: TokenizerRecord) -> None:
+        self._own = own
+        self._source = record.source
+        self._before = _before(record)
+        # transformers reads these in a text as their tokens, as it should in a prompt; the dataset
+        # reads them as text, so that no document can forge one. Such texts can't be equal.
+        plain = record.special_strings == "plain"
+        self._control = tuple(control_tokens(definition)) if plain else ()
+
+    def known_texts(
+        self, documents: Iterable[tuple[str, AlignedDocument]]
+    ) -> Iterator[tuple[str, str, list[int]]]:
+        """Yield where a document lies, its text and its ids, if the text is known."""
+        for shard, document in documents:
+            text = _text(document, self._own)
+            if text is not None and not self._holds_control(text):
+                place = f"document {json.dumps(document.document_id)} of {shard}"
+                yield place, text, document.student.input_ids.tolist()
+
+    def compare_documents(
+        self, loaded: Any, documents: Iterable[tuple[str, str, list[int]]]
+    ) -> None:
+        """Raise on a document whose ids differ."""
+        for where, text, ids in documents:
+            place = self._difference(loaded, text, ids)
+            if place is not None:
+                raise TokenizerError(
+                    f'tokenizer "{self._source}": exported for transformers, as '
+                    f"{type(loaded).__name__}, it gives other ids than the dataset's for {where}, "
+                    f"from token {place} on: use the dataset's own file, and export the model "
+                    "without a tokenizer"
+                )
+
+    def compare_probes(self, loaded: Any) -> tuple[list[str], int]:
+        """Return the probe texts whose ids differ, and how many are equal."""
+        texts = [text for text in PROBES if not self._holds_control(text)]
+        batch = self._own.tokenize_batch([text.encode() for text in texts])
+        differing = []
+        for number, text in enumerate(texts):
+            ids = batch.input_ids[batch.cu_tokens[number] : batch.cu_tokens[number + 1]].tolist()
+            if number not in batch.failures and self._difference(loaded, text, ids) is not None:
+                differing.append(text)
+        return differing, len(texts) - len(differing) - len(batch.failures)
+
+    def _difference(self, loaded: Any, text: str, expected: list[int]) -> int | None:
+        """Return the first token that differs, None where all are equal."""
+        found = loaded(text, add_special_tokens=False)["input_ids"]
+        if found == expected:
+            around = loaded(text)["input_ids"]
+            size = len(self._before)
+            return None if around[: size + len(found)] == [*self._before, *found] else 0
+        equal = min(len(found), len(expected))
+        differs = np.flatnonzero(np.array(found[:equal]) != np.array(expected[:equal]))
+        return int(differs[0]) if len(differs) else equal
+
+    def _holds_control(self, text: str) -> bool:
+        return any(name in text for name in self._control)
+
+
+def _documents(files: DatasetFiles, limit: int) -> Iterator[tuple[str, AlignedDocument]]:
+    """Yield the first documents of every shard, about as many of each."""
+    shards = files.manifest.shards[: max(limit, 1)]
+    each = -(-limit // max(len(shards), 1))
+    num_bytes = 0
+    for number, record in enumerate(shards):
+        index = files.read_index(number, with_names=True)
+        with fsspec.open(files.shard(number).url, "rb") as file:
+            for row in range(min(each, len(index))):
+                file.seek(int(index.payload_offset[row]))
+                payload = file.read(int(index.payload_bytes[row]))
+                check_crc32(payload, int(index.crc32[row]), shard=record.file, key=index.key[row])
+                document = decode_document(payload)
+                num_bytes += document.num_text_bytes
+                if num_bytes > _MAX_PROVEN_BYTES:
+                    return
+                yield record.file, document
+
+
+def _text(document: AlignedDocument, own: Tokenizer) -> str | None:
+    """Return a document's text: kept, or spelled by its student tokens and proven by its hash."""
+    text = document.text
+    if text is None:
+        parts = []
+        rows = zip(
+            document.student.input_ids.tolist(), document.student.byte_offsets.tolist(), strict=True
+        )
+        for token_id, (start, end) in rows:
+            # A dummy prefix is in the vocabulary and not in the text.
+            parts.append(own.token_bytes(token_id)[-(end - start) :] if end > start else b"")
+        text = b"".join(parts)
+        if sha256(text).hexdigest() != document.text_sha256:
+            return None
+    return text.decode()

@@ -1,0 +1,84 @@
+"""Read a dataset: its manifest, and samples that are checked before they are believed."""
+
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import fsspec
+
+from pipeline.remote.first_contact import require_answer
+from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
+from schemas.index import ShardIndex
+from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
+
+
+def read_manifest(dataset: str) -> Manifest:
+    """Read a dataset's manifest.
+
+    Args:
+        dataset: the folder or the manifest itself; local or anything that fsspec opens.
+
+    Raises:
+        DatasetError: no manifest there, or not a complete one.
+        NoAnswerError: the store is silent.
+
+    Example:
+        >>> read_manifest("aligned").totals["num_documents"]
+        1000
+    """
+    path = dataset if dataset.endswith(".json") else f"{dataset.rstrip('/')}/{MANIFEST_FILE}"
+    require_answer(path)
+    try:
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{path} does not exist: {dataset} is no dataset, or its align job has not finished; "
+            "name a finished output folder, or run the job again to resume it"
+        ) from error
+    return decode_manifest(data, where=path)
+
+
+def read_samples(
+    file: BinaryIO, index: ShardIndex, *, shard: str
+) -> Iterator[tuple[int, memoryview]]:
+    """Read a shard's payloads in order, each checked against its CRC-32.
+
+    Args:
+        file: the tar, opened for binary reading and seekable.
+        index: the shard's index.
+        shard: its name, for errors.
+
+    Yields:
+        the sample's place in the index, and its payload.
+
+    Raises:
+        DamagedShardError: the tar ends too early.
+        DamagedSampleError: a payload's CRC-32 differs.
+    """
+    rows = zip(index.payload_offset.tolist(), index.payload_bytes.tolist(), strict=True)
+    for place, (start, size) in enumerate(rows):
+        file.seek(start)
+        payload = file.read(size)
+        if len(payload) != size:
+            raise DamagedShardError(
+                f"shard {shard} ends inside sample {index.key[place]} (byte {start + size} is "
+                "missing): it is cut; restore it or run beam_jobs.align again"
+            )
+        check_crc32(payload, int(index.crc32[place]), shard=shard, key=index.key[place])
+        yield place, memoryview(payload)
+
+
+def check_crc32(payload: bytes | memoryview, expected: int, *, shard: str, key: str) -> None:
+    """Check a payload against the index.
+
+    Raises:
+        DamagedSampleError: with shard, key and remedy.
+    """
+    found = zlib.crc32(payload)
+    if found != expected:
+        raise DamagedSampleError(
+            f"sample {key} in shard {shard} has CRC-32 {found:08x}, its index says "
+            f"{expected:08x}: the payload was altered; restore the shard or run "
+            "beam_jobs.align again"
+        )

@@ -1,0 +1,65 @@
+"""Decoded documents as a `webdataset` pipeline, for training code that is built on one.
+
+`webdataset` itself reads our shards too (docs/streaming.md), but it stops without a word at a tar
+that is cut between two members or whose header is damaged. This pipeline reads what the manifest
+and the indices promise, and raises where a shard does not hold it.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import fsspec
+import webdataset
+
+from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.reading import read_samples
+from schemas.document import decode_document
+from schemas.errors import DamagedShardError
+
+
+def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataPipeline:
+    """Return a pipeline of all documents, split by node and DataLoader worker.
+
+    Whole shards are dealt out, so that nodes and workers hold unequal numbers of documents, and
+    none where there are fewer shards; `pipeline.streaming` has neither limit.
+
+    Args:
+        path: the dataset's folder or manifest: a path, or a URL that `fsspec` reads.
+        seed: shuffle the shards by it; None keeps their order.
+
+    Returns:
+        a pipeline of dicts: `__key__`, `__url__` and `document`, an `AlignedDocument`.
+
+    Raises:
+        DatasetError: no finished dataset. Reading raises DamagedShardError and DamagedSampleError.
+
+    Example:
+        >>> documents = decoded_documents("OUTPUT").compose(webdataset.shuffle(1000))
+        >>> next(iter(documents))["document"].student.input_ids.dtype
+        dtype('int64')
+    """
+    files = open_dataset(path)
+
+    def read(shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for shard in shards:
+            yield from _read_shard(files, int(shard["url"]))
+
+    numbers = [str(shard) for shard in range(len(files.manifest.shards))]
+    stages = [webdataset.split_by_node, webdataset.split_by_worker, read]
+    if seed is not None:
+        stages.insert(0, webdataset.shuffle(len(numbers), seed=seed))
+    return webdataset.DataPipeline(webdataset.SimpleShardList(numbers), *stages)
+
+
+def _read_shard(files: DatasetFiles, shard: int) -> Iterator[dict[str, Any]]:
+    claim = files.shard(shard)
+    index = files.read_index(shard, with_names=True)
+    try:
+        with fsspec.open(claim.url, "rb") as file:
+            for place, payload in read_samples(file, index, shard=claim.url):
+                document = decode_document(payload)
+                yield {"__key__": index.key[place], "__url__": claim.url, "document": document}
+    except FileNotFoundError as error:
+        raise DamagedShardError(
+            f"{claim.url} is missing: restore it or run beam_jobs.align again"
+        ) from error

@@ -1,0 +1,1 @@
+"""Text, pages and charts for people."""

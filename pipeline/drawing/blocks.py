@@ -1,0 +1,148 @@
+"""Two tokenizations of a text as blocks that begin and end together, to be drawn."""
+
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class PreviewToken:
+    """One token as people read it.
+
+    Attributes:
+        index: its place in the document.
+        token_id: its vocabulary id.
+        text: its bytes made visible, see `show_bytes`.
+        byte_range: the bytes of the text that it covers, half-open.
+        mapped: the half-open range of tokens of the other side; empty for an unmapped student
+            token and for a teacher token that no student token is mapped to.
+        is_bytes: whether its bytes are no whole characters.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    byte_range: tuple[int, int]
+    mapped: tuple[int, int]
+    is_bytes: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """Student and teacher tokens that belong together; one side may be empty."""
+
+    student: tuple[PreviewToken, ...]
+    teacher: tuple[PreviewToken, ...]
+
+
+@dataclass(frozen=True)
+class PreviewDocument:
+    """One document, or its beginning.
+
+    Attributes:
+        document_id: its id.
+        key: its sample's key.
+        shard: its shard's name.
+        num_student_tokens: in the whole document.
+        num_teacher_tokens: in the whole document.
+        num_unmapped: student tokens of the whole document without a teacher token.
+        num_text_bytes: of the whole document.
+        has_text: whether token texts are the document's own bytes, not the vocabulary's.
+        blocks: what is shown, in order.
+    """
+
+    document_id: str
+    key: str
+    shard: str
+    num_student_tokens: int
+    num_teacher_tokens: int
+    num_unmapped: int
+    num_text_bytes: int
+    has_text: bool
+    blocks: tuple[Block, ...]
+
+    @property
+    def num_shown(self) -> int:
+        """Student tokens that are shown."""
+        return sum(len(block.student) for block in self.blocks)
+
+
+def find_blocks(
+    teacher_spans: NDArray[np.int64], num_teacher_tokens: int
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Divide two aligned token sequences into the smallest runs that belong together.
+
+    Args:
+        teacher_spans: int64 [T_student, 2].
+        num_teacher_tokens: T_teacher.
+
+    Returns:
+        Half-open ranges of student and teacher tokens, in order; together they hold every token
+        once. An unmapped student token, or a teacher token that nothing maps to, is a block of
+        its own unless it lies inside another.
+
+    Example:
+        >>> find_blocks(np.array([[0, 1], [0, 1], [1, 3]]), 3)
+        [((0, 2), (0, 1)), ((2, 3), (1, 3))]
+    """
+    blocks: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    reach = 0
+    for i, (start, end) in enumerate(teacher_spans.tolist()):
+        if start == end:
+            blocks.append(((i, i + 1), (reach, reach)))
+            continue
+        blocks += [((i, i), (t, t + 1)) for t in range(reach, start)]
+        first = i
+        while blocks and start < reach:
+            (first, _), (begin, _) = blocks.pop()
+            if begin <= start:
+                start = begin
+                break
+        blocks.append(((first, i + 1), (start, max(reach, end))))
+        reach = max(reach, end)
+    num_student = len(teacher_spans)
+    return blocks + [((num_student,) * 2, (t, t + 1)) for t in range(reach, num_teacher_tokens)]
+
+
+def show_bytes(data: bytes) -> str:
+    r"""Return bytes as people read them: white space visible, broken characters as `<0xF0>`.
+
+    Example:
+        >>> show_bytes(b" the\n\xf0\x9f")
+        '·the⏎<0xF0><0x9F>'
+    """
+    text = data.decode("utf-8", "surrogateescape")
+    # A mark that combines with the token before it needs something to stand on.
+    base = "◌" if text and unicodedata.category(text[0]).startswith("M") else ""
+    return base + "".join(_show_character(character) for character in text)
+
+
+def _show_character(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"<0x{code - 0xDC00:02X}>"
+    if character in _VISIBLE:
+        return _VISIBLE[character]
+    return character if character.isprintable() else f"<U+{code:04X}>"
+
+
+def _is_broken(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:
+    """Return the range of student tokens that each teacher token is part of a span of."""
+    ranges = np.zeros((num_teacher, 2), np.int64)
+    for i, (start, end) in enumerate(teacher_spans.tolist()):
+        for t in range(start, end):
+            ranges[t] = (ranges[t, 0] if ranges[t, 1] else i, i + 1)
+    return ranges
+
+
+_VISIBLE = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍"}

@@ -1,0 +1,227 @@
+"""`python -m pipeline.explore`: what is in a dataset, how it is aligned, how it would be packed."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.dataset.conventions import add_convention_options, choose_conventions
+from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.drawing.formatting import printable
+from pipeline.drawing.page_blocks import render_preview
+from pipeline.drawing.terminal_blocks import LEGEND, draw_document
+from pipeline.explore.info import describe_dataset, describe_plan
+from pipeline.explore.preview import load_previews
+from pipeline.packing.plan import plan_rows
+from pipeline.packing.rules import PackingRules
+from schemas.index import ShardIndex
+
+_EPILOG = """\
+examples:
+  vocag explore info aligned
+      Documents, tokens, lengths, tokenizers, dead letters, shards.
+  vocag explore preview aligned
+      The first documents, student tokens above, teacher tokens below.
+  vocag explore preview aligned --id train/17 --html preview.html
+      One document as a page for a browser.
+  vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256 --replicas 16
+      Rows, padding and steps per epoch, before anything is trained.
+"""
+
+
+@dataclass(frozen=True)
+class InfoOptions:
+    """What to describe.
+
+    Attributes:
+        dataset: folder, URL or manifest.
+    """
+
+    dataset: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to print."""
+        return describe_dataset(open_dataset(self.dataset))
+
+
+@dataclass(frozen=True)
+class PreviewOptions:
+    """Which documents to show, and where.
+
+    Attributes:
+        dataset: folder, URL or manifest.
+        documents: how many, from the first on.
+        id: the one document to show instead.
+        max_tokens: student tokens shown of each.
+        html: file to write a page to; None draws in the terminal.
+        colour: whether to use colours in the terminal.
+    """
+
+    dataset: str
+    documents: int = 3
+    id: str | None = None
+    max_tokens: int = 300
+    html: Path | None = None
+    colour: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        for name in ("documents", "max_tokens"):
+            if getattr(self, name) < 1:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to print, and write the page where one is wanted."""
+        files = open_dataset(self.dataset)
+        documents = load_previews(
+            files,
+            num_documents=self.documents,
+            document_id=self.id,
+            max_tokens=self.max_tokens,
+        )
+        if self.html is not None:
+            self.html.write_text(render_preview(files.manifest, list(documents)), "utf-8")
+            yield f"wrote {self.html}"
+            return
+        width = shutil.get_terminal_size((100, 24)).columns
+        for document in documents:
+            yield from draw_document(document, width=width, colour=_use_colour(self.colour))
+        yield LEGEND
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How rows would be packed and stepped through.
+
+    Attributes:
+        dataset: folder, URL or manifest.
+        seq_length: student tokens per row.
+        teacher_seq_length: teacher tokens per row; None takes the dataset's ratio, with room.
+        global_batch_size: rows per step.
+        replicas: student replicas that share a step.
+        student_bos: token before a student's text, its id, or "none"; None: the dataset's.
+        student_eos: token after a student's document, likewise.
+        teacher_context: token before a teacher's text, likewise.
+    """
+
+    dataset: str
+    seq_length: int
+    teacher_seq_length: int | None = None
+    global_batch_size: int = 1
+    replicas: int = 1
+    student_bos: str | None = None
+    student_eos: str | None = None
+    teacher_context: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that replicas share a step evenly."""
+        if self.replicas < 1 or self.global_batch_size < 1:
+            raise ValueError(
+                f"--global-batch-size {self.global_batch_size} --replicas {self.replicas}: both "
+                "must be at least 1"
+            )
+        if self.global_batch_size % self.replicas:
+            raise ValueError(
+                f"--global-batch-size {self.global_batch_size} is no multiple of --replicas "
+                f"{self.replicas}: every replica must get as many rows of a step"
+            )
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to print."""
+        files = open_dataset(self.dataset)
+        manifest = choose_conventions(
+            files.manifest,
+            files.root,
+            student_bos=self.student_bos,
+            student_eos=self.student_eos,
+            teacher_context=self.teacher_context,
+        )
+        rules = PackingRules.of_dataset(
+            manifest, seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length
+        )
+        plan = plan_rows(_indices(files), rules)
+        return describe_plan(
+            plan,
+            files.manifest,
+            global_batch_size=self.global_batch_size,
+            num_replicas=self.replicas,
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    arguments = vars(_parser().parse_args(argv))
+    kind = arguments.pop("options")
+    try:
+        for line in kind(**arguments).lines():
+            print(line)
+    except BrokenPipeError:
+        # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        print(f"explore: {printable(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _indices(files: DatasetFiles) -> Iterator[ShardIndex]:
+    for shard in range(len(files.manifest.shards)):
+        yield files.read_index(shard)
+
+
+def _use_colour(choice: str) -> bool:
+    if choice == "auto":
+        return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return choice == "always"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vocag explore",
+        description="What is in a dataset, how it is aligned, how it would be packed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _command(commands, "info", InfoOptions, "totals, lengths, tokenizers, dead letters, shards")
+    preview = _command(commands, "preview", PreviewOptions, "documents with both tokenizations")
+    preview.add_argument("--documents", type=int, default=3, metavar="N", help="how many (3)")
+    preview.add_argument("--id", metavar="ID", help="show the document of this id")
+    preview.add_argument(
+        "--max-tokens", type=int, default=300, metavar="N", help="student tokens of each (300)"
+    )
+    preview.add_argument("--html", type=Path, metavar="FILE", help="write a page instead")
+    preview.add_argument(
+        "--colour",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto: where the output is a terminal and NO_COLOR is not set",
+    )
+    plan = _command(commands, "plan", PlanOptions, "rows, padding and steps per epoch")
+    plan.add_argument("--seq-length", type=int, required=True, metavar="S", help="student tokens")
+    plan.add_argument(
+        "--teacher-seq-length",
+        type=int,
+        metavar="T",
+        help="teacher tokens (default: from the dataset's ratio, with room to spare)",
+    )
+    plan.add_argument("--global-batch-size", type=int, default=1, metavar="N", help="rows per step")
+    plan.add_argument("--replicas", type=int, default=1, metavar="N", help="that share a step")
+    add_convention_options(plan.add_argument)
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    options: type,
+    help_text: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help_text, description=help_text)
+    parser.add_argument("dataset", metavar="OUTPUT", help="folder, URL or manifest of a dataset")
+    parser.set_defaults(options=options)
+    return parser

@@ -1,0 +1,183 @@
+"""What a dataset holds and how rows of it would be packed, as text tables."""
+
+from collections.abc import Iterator
+
+from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
+from pipeline.dataset.files import DatasetFiles
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_ratio,
+    format_share,
+    format_short,
+    format_table,
+    printable,
+)
+from pipeline.packing.plan import RowPlan
+from schemas.manifest import Manifest
+
+BAR_COLUMNS = 32
+MAX_SHARDS = 20
+
+
+def describe_dataset(files: DatasetFiles) -> Iterator[str]:
+    """Yield the lines of `explore info`."""
+    manifest = files.manifest
+    statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
+    yield printable(f"{manifest.name}  {files.root}")
+    yield f"fingerprint {manifest.fingerprint}"
+    yield ""
+    yield from _facts(_totals(manifest, statistics))
+    yield ""
+    yield from _tokenizers(manifest)
+    yield ""
+    yield from _lengths(statistics)
+    yield ""
+    yield from _dead_letters(manifest)
+    yield ""
+    yield from _shards(manifest)
+
+
+def describe_plan(
+    plan: RowPlan, manifest: Manifest, *, global_batch_size: int, num_replicas: int
+) -> Iterator[str]:
+    """Yield the lines of `explore plan`.
+
+    Args:
+        plan: the dataset's rows.
+        manifest: the dataset's.
+        global_batch_size: rows per step.
+        num_replicas: student replicas that share a step.
+    """
+    rules, num_rows = plan.rules, len(plan)
+    student, teacher = (int(side.sum()) for side in plan.row_lengths())
+    student_padding, teacher_padding = plan.padding()
+    steps, dropped = plan.steps_per_epoch(global_batch_size)
+    text_tokens = manifest.totals["num_student_tokens"]
+    yield from _facts(
+        {
+            "rows": format_count(num_rows),
+            "student tokens per row": format_count(rules.seq_length),
+            "teacher tokens per row": format_count(rules.teacher_seq_length),
+            "packing efficiency": (
+                f"student {format_share(student, num_rows * rules.seq_length)}, "
+                f"teacher {format_share(teacher, num_rows * rules.teacher_seq_length)}"
+            ),
+            "padding": (
+                f"student {format_share(student_padding, 1)}, "
+                f"teacher {format_share(teacher_padding, 1)}"
+            ),
+            "segments": (
+                f"{format_count(len(plan.segments))}, "
+                f"{format_ratio(len(plan.segments), num_rows)} per row, "
+                f"at most {format_count(plan.max_segments)}"
+            ),
+            "segments cut without a shared byte boundary": format_count(plan.num_forced_segments),
+            "tokens added around texts": (
+                f"{format_count(student - text_tokens)} student, "
+                f"{format_count(teacher - manifest.totals['num_teacher_tokens'])} teacher"
+            ),
+            "steps per epoch": (
+                f"{format_count(steps)} of {format_count(global_batch_size)} rows, "
+                f"{format_count(global_batch_size // num_replicas)} on each of "
+                f"{format_count(num_replicas)} replicas"
+            ),
+            "rows left out at an epoch's end": (
+                f"{format_count(dropped)} ({format_share(dropped, num_rows)})"
+            ),
+            "student tokens per step": format_short(global_batch_size * rules.seq_length),
+        }
+    )
+
+
+def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, str]:
+    totals = manifest.totals
+    student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
+    stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
+    text = totals["num_text_bytes"]
+    unmapped = student - statistics.num_mapped
+    return {
+        "documents": format_count(totals["num_documents"]),
+        "text": format_bytes(text),
+        "student tokens": f"{format_count(student)}, {format_ratio(text, student)} bytes each",
+        "teacher tokens": f"{format_count(teacher)}, {format_ratio(text, teacher)} bytes each",
+        "teacher / student tokens": format_ratio(teacher, student),
+        "unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})",
+        "byte IoU, IoS": f"{statistics.byte_iou:.4f}, {statistics.byte_ios:.4f}",
+        "on disk": f"{format_bytes(stored)}, {format_ratio(stored, student)} B per student token",
+    }
+
+
+def _facts(facts: dict[str, str]) -> Iterator[str]:
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        yield printable(f"{name:<{width}}  {value}")
+
+
+def _tokenizers(manifest: Manifest) -> list[str]:
+    rows = [["tokenizer", "source", "ids", "before a text", "after", "special strings", "SHA-256"]]
+    for side, record in (("student", manifest.student), ("teacher", manifest.teacher)):
+        rows.append(
+            [
+                side,
+                printable(record.source),
+                format_count(record.vocab_size),
+                _name(record.around_text.first_token_id),
+                # Rows put nothing after a teacher's text.
+                _name(record.around_text.end_token_id if side == "student" else None),
+                record.special_strings,
+                record.sha256[:16] + "…",
+            ]
+        )
+    return format_table(rows, align="<<>>><<")
+
+
+def _name(token_id: int | None) -> str:
+    return "nothing" if token_id is None else f"token {token_id}"
+
+
+def _lengths(statistics: AlignmentStatistics) -> list[str]:
+    """Return a histogram of document lengths by octave."""
+    student, teacher = statistics.student_length_counts, statistics.teacher_length_counts
+    octaves: dict[int, list[int]] = {}
+    for edge, *counts in zip(LENGTH_EDGES, student.tolist(), teacher.tolist(), strict=True):
+        low = 1 << (edge.bit_length() - 1) if edge else 0
+        row = octaves.setdefault(low, [0, 0])
+        row[0], row[1] = row[0] + counts[0], row[1] + counts[1]
+    used = [low for low, counts in octaves.items() if any(counts)]
+    top = max((counts[0] for counts in octaves.values()), default=0)
+    rows = [["tokens from", "documents by student", "by teacher", ""]]
+    for low in (low for low in octaves if used and used[0] <= low <= used[-1]):
+        by_student, by_teacher = octaves[low]
+        bar = "█" * round(BAR_COLUMNS * by_student / max(top, 1))
+        rows.append([format_count(low), format_count(by_student), format_count(by_teacher), bar])
+    return format_table(rows, align=">>><")
+
+
+def _dead_letters(manifest: Manifest) -> Iterator[str]:
+    letters = manifest.dead_letters
+    if not letters.count:
+        yield "dead letters: none"
+        return
+    yield printable(f"dead letters: {format_count(letters.count)}, named in {letters.file}")
+    rows = [["reason", "documents"]]
+    for reason, count in sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0])):
+        rows.append([printable(reason), format_count(count)])
+    yield from format_table(rows, align="<>")
+
+
+def _shards(manifest: Manifest) -> Iterator[str]:
+    rows = [["shard", "documents", "student tokens", "teacher tokens", "size"]]
+    for shard in manifest.shards[:MAX_SHARDS]:
+        rows.append(
+            [
+                printable(shard.file),
+                format_count(shard.num_documents),
+                format_count(shard.num_student_tokens),
+                format_count(shard.num_teacher_tokens),
+                format_bytes(shard.num_bytes),
+            ]
+        )
+    yield from format_table(rows, align="<>>>>")
+    if len(manifest.shards) > MAX_SHARDS:
+        yield f"… {format_count(len(manifest.shards) - MAX_SHARDS)} more shards"

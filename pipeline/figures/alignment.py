@@ -1,0 +1,200 @@
+"""How well equal chunks of two tokenizations match, against alignment by token (paper, Fig. 3).
+
+Documents are laid end to end and cut into sequences of 2,048 student tokens, as the paper trains on
+them; a teacher token belongs to the sequence in which it starts. Both sides of a sequence are cut
+into the same number of equal chunks; chunk i of the student and chunk i of the teacher then cover
+two ranges of bytes. Their intersection over union (IoU) and
+over the student's range (IoS) say how much of the guidance would come from other text.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.alignment import align_batch, chunk_of_token
+from pipeline.alignment.quality import measure_alignment, overlap_ratios
+from pipeline.batches import AlignedBatch, Ranges, SourceDocument
+from pipeline.drawing.charts import Line, line_chart
+from pipeline.drawing.formatting import format_count, format_plural, format_table
+from pipeline.tokenization import Tokenizer
+
+PAPER_CHUNKS = (8, 16, 32, 64, 128, 256, 512)
+PAPER_SEQ_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class ChunkingQuality:
+    """IoU and IoS, means in 0 to 1.
+
+    Attributes:
+        num_sequences: sequences measured.
+        seq_length: student tokens of each.
+        num_chunks: the numbers of chunks tried.
+        chunk_iou: mean over all chunks, one for each number.
+        chunk_ios: likewise.
+        token_iou: mean over mapped tokens of the token-level alignment.
+        token_ios: likewise.
+    """
+
+    num_sequences: int
+    seq_length: int
+    num_chunks: tuple[int, ...]
+    chunk_iou: tuple[float, ...]
+    chunk_ios: tuple[float, ...]
+    token_iou: float
+    token_ios: float
+
+
+def measure_chunking(
+    texts: Sequence[str],
+    student: Tokenizer,
+    teacher: Tokenizer,
+    num_chunks: Sequence[int] = PAPER_CHUNKS,
+    *,
+    seq_length: int = PAPER_SEQ_LENGTH,
+) -> ChunkingQuality:
+    """Cut both tokenizations into chunks and compare with token-level alignment.
+
+    Args:
+        texts: documents, each tokenized by itself. What is left at the end and is shorter than a
+            sequence is left out of the chunks.
+        student: its tokens are counted.
+        teacher: likewise cut.
+        num_chunks: numbers of chunks to try.
+        seq_length: student tokens of a sequence.
+
+    Raises:
+        ValueError: a text that can't be tokenized, not one whole sequence, or a sequence with fewer
+            tokens than chunks.
+
+    Example:
+        >>> measure_chunking(documents, llama2, qwen2_5).token_ios
+        1.0
+
+    Source: section 2 and Fig. 3, in bytes.
+    """
+    documents = [
+        SourceDocument(f"document {n}", text.encode()) for n, text in enumerate(texts, start=1)
+    ]
+    batch = align_batch(documents, student, teacher)
+    for document, reason in batch.failures:
+        raise ValueError(f"{document.document_id} can't be aligned: {reason}")
+    sequences = _cut_sequences(batch, seq_length)
+    _require_tokens(sequences, seq_length, max(num_chunks))
+    means = [_chunk_quality(sequences, count) for count in num_chunks]
+    tokens = measure_alignment(batch)
+    return ChunkingQuality(
+        num_sequences=len(sequences),
+        seq_length=seq_length,
+        num_chunks=tuple(num_chunks),
+        chunk_iou=tuple(iou for iou, _ in means),
+        chunk_ios=tuple(ios for _, ios in means),
+        token_iou=tokens.byte_iou,
+        token_ios=tokens.byte_ios,
+    )
+
+
+def describe_chunking(quality: ChunkingQuality) -> Iterator[str]:
+    """Yield a table for the terminal."""
+    yield (
+        f"{format_plural(quality.num_sequences, 'sequence')} of "
+        f"{format_count(quality.seq_length)} student tokens; means over chunks, in bytes"
+    )
+    rows = [["aligned by", "IoU", "IoS"]]
+    for count, iou, ios in zip(
+        quality.num_chunks, quality.chunk_iou, quality.chunk_ios, strict=True
+    ):
+        rows.append([f"{count} chunks", f"{100 * iou:.2f} %", f"{100 * ios:.2f} %"])
+    token = [f"{100 * value:.2f} %" for value in (quality.token_iou, quality.token_ios)]
+    yield from format_table([*rows, ["tokens", *token]], align="<>>")
+
+
+def draw_chunking(quality: ChunkingQuality, *, student: str, teacher: str) -> Element:
+    """Return the chart."""
+
+    def percent(values: Sequence[float]) -> list[float]:
+        return [100 * value for value in values]
+
+    same = len(quality.num_chunks)
+    lines = [
+        Line("tokens, IoS", percent([quality.token_ios] * same), 2, level=True),
+        Line("tokens, IoU", percent([quality.token_iou] * same), 3, level=True),
+        Line("chunks, IoS", percent(quality.chunk_ios), 0),
+        Line("chunks, IoU", percent(quality.chunk_iou), 1),
+    ]
+    return line_chart(
+        f"Text shared by student {student} and teacher {teacher}",
+        [str(count) for count in quality.num_chunks],
+        lines,
+        x_label=f"equal chunks per sequence of {format_count(quality.seq_length)} student tokens "
+        "(dashed: aligned by token)",
+        y_label="%",
+        y_range=(0, 100),
+    )
+
+
+def _cut_sequences(batch: AlignedBatch, seq_length: int) -> list[tuple[Ranges, Ranges]]:
+    """Return the student's and the teacher's byte offsets of each whole sequence."""
+    student, teacher = _laid_end_to_end(batch)
+    whole = student[: len(student) // seq_length * seq_length]
+    if not len(whole):
+        return []
+    # A token straddling a cut belongs to the sequence in which it starts.
+    starts = whole[::seq_length, 0]
+    stops = np.append(starts[1:], whole[-1, 1])
+    first = np.searchsorted(teacher[:, 0], starts, side="left")
+    last = np.searchsorted(teacher[:, 0], stops, side="left")
+    return [
+        (student[number * seq_length : (number + 1) * seq_length], teacher[a:b])
+        for number, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
+    ]
+
+
+def _laid_end_to_end(batch: AlignedBatch) -> tuple[Ranges, Ranges]:
+    """Return both sides' byte offsets, counted through all documents."""
+    sizes = [len(document.text) for document in batch.documents]
+    before = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
+    student, teacher = (
+        tokens.byte_offsets + np.repeat(before, np.diff(tokens.cu_tokens))[:, None]
+        for tokens in (batch.student, batch.teacher)
+    )
+    return student, teacher
+
+
+def _chunk_quality(
+    sequences: Sequence[tuple[Ranges, Ranges]], num_chunks: int
+) -> tuple[float, float]:
+    student, teacher = (
+        np.concatenate([_chunk_ranges(sides[side], num_chunks) for sides in sequences])
+        for side in (0, 1)
+    )
+    iou, ios = overlap_ratios(student, teacher)
+    return float(np.nanmean(iou)), float(np.nanmean(ios))
+
+
+def _chunk_ranges(byte_offsets: Ranges, num_chunks: int) -> NDArray[np.int64]:
+    """Return the bytes that each chunk of a sequence covers, int64 [num_chunks, 2]."""
+    chunks = chunk_of_token(len(byte_offsets), num_chunks)
+    first = np.searchsorted(chunks, np.arange(num_chunks), side="left")
+    last = np.searchsorted(chunks, np.arange(num_chunks), side="right") - 1
+    return np.stack([byte_offsets[first, 0], byte_offsets[last, 1]], axis=1)
+
+
+def _require_tokens(
+    sequences: Sequence[tuple[Ranges, Ranges]], seq_length: int, num_chunks: int
+) -> None:
+    if not sequences:
+        raise ValueError(
+            f"the texts have fewer than {seq_length} student tokens, not one sequence: give more "
+            "documents or lower --seq-length"
+        )
+    for number, sides in enumerate(sequences):
+        for side, offsets in zip(("student", "teacher"), sides, strict=True):
+            if len(offsets) < num_chunks:
+                raise ValueError(
+                    f"sequence {number} has {len(offsets)} {side} tokens, fewer than {num_chunks} "
+                    "chunks: raise --seq-length or lower --chunks"
+                )

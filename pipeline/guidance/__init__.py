@@ -1,0 +1,20 @@
+"""Which student tokens count, by the losses of a teacher (Eq. 2 to 4)."""
+
+from pipeline.guidance.aggregation import Aggregation, aggregate_teacher_losses
+from pipeline.guidance.checks import NonFiniteLossError
+from pipeline.guidance.loss import Expectation, LossResult, guided_loss, metric_values
+from pipeline.guidance.selection import PAPER_RULE, Selection, SelectionRule, select_tokens
+
+__all__ = [
+    "PAPER_RULE",
+    "Aggregation",
+    "Expectation",
+    "LossResult",
+    "NonFiniteLossError",
+    "Selection",
+    "SelectionRule",
+    "aggregate_teacher_losses",
+    "guided_loss",
+    "metric_values",
+    "select_tokens",
+]

@@ -1,0 +1,125 @@
+"""Teacher losses of teacher tokens to losses of student tokens (Eq. 2)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.guidance.checks import (
+    check_choice,
+    check_finite,
+)
+
+__all__ = ["aggregate_teacher_losses"]
+
+Aggregation = Literal["mean", "max", "sum"]
+
+
+@torch.no_grad()
+def aggregate_teacher_losses(
+    teacher_losses: Tensor,
+    teacher_spans: Tensor,
+    how: Aggregation = "max",
+    *,
+    teacher_loss_mask: Tensor | None = None,
+) -> Tensor:
+    """Give each student token the Φ of the losses of the teacher tokens that cover it.
+
+    Args:
+        teacher_losses: float [rows, teacher_seq_length], nats; entry l is -log P(x_l | x_<l), NaN
+            for a token without a loss.
+        teacher_spans: int [rows, seq_length, 2], half-open indices into the row's teacher tokens,
+            shifted to label positions; start == end: unmapped. Spans may overlap.
+        how: Φ.
+        teacher_loss_mask: bool [rows, teacher_seq_length], True where the teacher must have given a
+            loss. None: every NaN is taken as a token without a loss.
+
+    Returns:
+        guidance, fp32 [rows, seq_length], nats; NaN = unmapped.
+
+    Raises:
+        NonFiniteLossError: an infinite loss, or NaN where the mask expects a loss; names the row.
+        ValueError: shapes disagree or a span leaves the row.
+
+    Example:
+        >>> aggregate_teacher_losses(torch.tensor([[nan, 2.0, 3.0]]), torch.tensor([[[0, 3]]]),
+        "max") tensor([[3.]])
+
+    Source: Eq. 2.
+    """
+    check_choice("how", how, Aggregation)
+    _check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
+    losses = teacher_losses.detach().float()
+    expected = ~losses.isnan() if teacher_loss_mask is None else teacher_loss_mask.bool()
+    check_finite({"teacher_losses": (losses, expected | losses.isinf())})
+    starts, ends = teacher_spans[..., 0].long(), teacher_spans[..., 1].long()
+    counts = _span_sums(expected.double(), starts, ends)
+    if how == "max":
+        values = _span_maxima(losses.masked_fill(~expected, -torch.inf), starts, ends)
+    else:
+        values = _span_sums(losses.masked_fill(~expected, 0.0).double(), starts, ends)
+        values = values / counts if how == "mean" else values
+    return values.float().masked_fill(counts == 0, torch.nan)
+
+
+def _span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    # A prefix sum answers any span, however wide or overlapping. In fp32 it would lose the small
+    # losses behind a long prefix (8,192 tokens at 3 nats: errors of 1e-3); fp64 keeps them to
+    # 1e-11.
+    prefix = torch.nn.functional.pad(values.cumsum(-1), (1, 0))
+    return prefix.gather(-1, ends) - prefix.gather(-1, starts)
+
+
+def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    """Take the maximum of each span from tables of the maxima of 1, 2, 4, ... tokens.
+
+    Two overlapping windows of the largest power of two that fits cover a span exactly. log2(widest)
+    passes over the row replace one element per span and token. Against `scatter_reduce` and
+    `segment_reduce` over concatenated spans on CPU: as fast on aligned tokens, 70 times faster on
+    chunks of 256 (benchmarks/guidance.py).
+    """
+    widths = ends - starts
+    maxima = values.new_full(starts.shape, -torch.inf)
+    window = 1
+    widest = int(widths.max()) if widths.numel() else 0
+    while window <= widest:
+        fits = (widths >= window) & (widths < 2 * window)
+        last = values.shape[-1] - 1
+        left = values.gather(-1, starts.clamp(0, last))
+        right = values.gather(-1, (ends - window).clamp(0, last))
+        maxima = torch.where(fits, torch.maximum(left, right), maxima)
+        if 2 * window <= widest:
+            values = torch.maximum(values[:, :-window], values[:, window:])
+        window *= 2
+    return maxima
+
+
+def _check_spans(
+    teacher_losses: Tensor, teacher_spans: Tensor, teacher_loss_mask: Tensor | None
+) -> None:
+    if (
+        teacher_losses.dim() != 2
+        or teacher_spans.dim() != 3
+        or teacher_spans.shape[0] != teacher_losses.shape[0]
+        or teacher_spans.shape[2] != 2
+    ):
+        raise ValueError(
+            f"teacher_losses {tuple(teacher_losses.shape)} must be [rows, teacher_seq_length] and "
+            f"teacher_spans {tuple(teacher_spans.shape)} [rows, seq_length, 2] with the same rows"
+        )
+    if teacher_loss_mask is not None and teacher_loss_mask.shape != teacher_losses.shape:
+        raise ValueError(
+            f"teacher_loss_mask {tuple(teacher_loss_mask.shape)} must have the shape of "
+            f"teacher_losses {tuple(teacher_losses.shape)}"
+        )
+    starts, ends = teacher_spans[..., 0], teacher_spans[..., 1]
+    bad = (starts < 0) | (ends < starts) | (ends > teacher_losses.shape[1])
+    if bool(bad.any()):
+        row, position = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"teacher_spans[{row}, {position}] is {teacher_spans[row, position].tolist()}, but "
+            f"0 <= start <= end <= {teacher_losses.shape[1]} (teacher_seq_length) must hold: the "
+            "spans belong to other teacher tokens"
+        )

@@ -1,0 +1,205 @@
+"""Guidance by equal chunks instead of aligned tokens: what alignment is worth.
+
+Both token sequences of a row are cut into the same number of equal chunks (8, 16, 32 or 64), and
+chunk i of one is taken to say what chunk i of the other says. A chunk is kept or dropped as a
+whole, by its mean student loss minus its mean teacher loss (selector `teacher`) or by chance
+(`random`).
+
+The paper cuts sequences of 2,048 tokens, so that each chunk has tokens of both models. A chunk
+without teacher tokens, which a short row or a document cut by itself can have, takes the average of
+all teacher token losses and competes like any other: 40 % of the chunks are kept, whatever the
+number of chunks.
+
+To choose tokens within the chunks' guidance instead, use spans that cover a chunk each with
+`pipeline.guidance.aggregation.aggregate_teacher_losses`.
+
+Source: VocAgnoLM (arXiv 2503.19123), section 2 and Table 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.guidance.checks import check_choice, check_finite, check_same_shape
+from pipeline.guidance.selection import (
+    PAPER_RULE,
+    RANKED_BY_TEACHER,
+    Selection,
+    SelectionRule,
+    select_tokens,
+)
+
+ChunkOf = Literal["row", "document"]
+
+
+def equal_chunk_ids(segment_lengths: Tensor, num_chunks: int) -> Tensor:
+    """Cut each segment of a row into equal chunks: token i of n lies in floor(i * chunks / n).
+
+    Args:
+        segment_lengths: int [segments], tokens of each segment, in row order.
+        num_chunks: of each segment; a segment with fewer tokens leaves some chunks empty.
+
+    Returns:
+        int64 [sum of lengths]; segment s has the ids from s * num_chunks on.
+
+    Raises:
+        ValueError: `num_chunks` is not positive.
+
+    Example:
+        >>> equal_chunk_ids(torch.tensor([4, 3]), 2)
+        tensor([0, 0, 1, 1, 2, 2, 3])
+    """
+    if num_chunks < 1:
+        raise ValueError(f"num_chunks must be positive, got {num_chunks}")
+    lengths = segment_lengths.long()
+    segments = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    starts = lengths.cumsum(0) - lengths
+    within = torch.arange(segments.numel(), device=lengths.device) - starts[segments]
+    return segments * num_chunks + within * num_chunks // lengths[segments]
+
+
+def row_chunk_ids(
+    cu_seqlens: Tensor, is_text: Tensor, num_chunks: int, *, chunk_of: ChunkOf = "row"
+) -> Tensor:
+    """Cut packed rows into equal chunks, the padding left out.
+
+    Args:
+        cu_seqlens: int [rows, segments + 1], segment bounds from 0 to T; equal ones are empty
+            segments.
+        is_text: bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`.
+        num_chunks: of each row or of each document's segment.
+        chunk_of: `row`: the text of a row is one sequence, as in the paper's Table 2. `document`:
+            each document's segment is cut by itself.
+
+    Returns:
+        int64 [rows, T], -1 at padding; for `row` in 0..num_chunks - 1, for `document` segment s has
+        the ids from s * num_chunks on.
+
+    Raises:
+        ValueError: `num_chunks` is not positive or the choice is unknown.
+
+    Example:
+        >>> row_chunk_ids(torch.tensor([[0, 3, 4, 6]]), torch.arange(6)[None] < 4, 2)
+        tensor([[ 0,  0,  1,  1, -1, -1]])
+    """
+    check_choice("chunk_of", chunk_of, ChunkOf)
+    if chunk_of == "document":
+        ids = torch.stack([equal_chunk_ids(row.diff(), num_chunks) for row in cu_seqlens])
+    else:
+        if num_chunks < 1:
+            raise ValueError(f"num_chunks must be positive, got {num_chunks}")
+        number = is_text.cumsum(-1) - 1
+        ids = number * num_chunks // is_text.sum(-1, keepdim=True).clamp_min(1)
+    return ids.masked_fill(~is_text, -1)
+
+
+@torch.no_grad()
+def select_chunks(
+    student_losses: Tensor,
+    teacher_losses: Tensor | None,
+    *,
+    student_chunk_ids: Tensor,
+    teacher_chunk_ids: Tensor,
+    num_chunks: int,
+    loss_mask: Tensor,
+    rule: SelectionRule = PAPER_RULE,
+    group: dist.ProcessGroup | None = None,
+    step: int = 0,
+) -> Selection:
+    """Choose whole chunks of student tokens.
+
+    Args:
+        student_losses: float [rows, seq_length], nats.
+        teacher_losses: float [rows, teacher_seq_length], nats, NaN for a token without a loss. None
+            for selectors that don't rank by the teacher.
+        student_chunk_ids: int [rows, seq_length], of the labels, in 0..num_chunks - 1, -1 for a
+            token of no chunk, which is never kept but by `full`.
+        teacher_chunk_ids: int [rows, teacher_seq_length], likewise.
+        num_chunks: of a row, over all its segments.
+        loss_mask: bool or float [rows, seq_length].
+        rule: read for chunks: `keep_fraction` is of all chunks that hold a student token which
+            counts. `unmapped` isn't read: a chunk without a teacher loss takes the average of the
+            teacher's losses in all chunks of the scope, and competes.
+        group: as in `select_tokens`.
+        step: as in `select_tokens`.
+
+    Returns:
+        The selection of tokens; a token's guidance is its chunk's mean teacher loss.
+
+    Raises:
+        NonFiniteLossError: NaN or infinite student losses where the mask counts, or infinite
+            teacher losses; names the row.
+        ValueError: shapes disagree, an id leaves its range, or the selector needs more than losses.
+
+    Example:
+        >>> select_chunks(losses, teacher_losses, student_chunk_ids=s, teacher_chunk_ids=t,
+        ...               num_chunks=32, loss_mask=mask, rule=SelectionRule(selector="random"))
+
+    Source: Table 2.
+    """
+    check_same_shape(student_losses, student_chunk_ids=student_chunk_ids, loss_mask=loss_mask)
+    _check_ids(student_chunk_ids, num_chunks, "student_chunk_ids")
+    _check_ids(teacher_chunk_ids, num_chunks, "teacher_chunk_ids")
+    if teacher_losses is None and rule.selector in RANKED_BY_TEACHER:
+        raise ValueError(
+            f"selector {rule.selector!r} needs teacher_losses; score_tokens makes them"
+        )
+    mask = loss_mask.bool()
+    check_finite({"student_losses": (student_losses, mask)}, group)
+    student_means = _chunk_means(student_losses, mask, student_chunk_ids, num_chunks)
+    teacher_means = None
+    if teacher_losses is not None:
+        teacher_losses = teacher_losses.masked_fill(teacher_chunk_ids < 0, torch.nan)
+        has_loss = ~teacher_losses.isnan()
+        check_finite({"teacher_losses": (teacher_losses, has_loss)}, group)
+        teacher_means = _chunk_means(teacher_losses, has_loss, teacher_chunk_ids, num_chunks)
+    chunks = select_tokens(
+        student_means,
+        teacher_means,
+        loss_mask=~student_means.isnan(),
+        rule=replace(rule, unmapped="mean"),
+        group=group,
+        teacher_losses=teacher_losses,
+        step=step,
+    )
+    return _tokens_of(chunks, student_chunk_ids, mask, full=rule.selector == "full")
+
+
+def _tokens_of(chunks: Selection, chunk_ids: Tensor, mask: Tensor, *, full: bool) -> Selection:
+    """Return the selection of tokens that a selection of chunks means."""
+    in_chunk = mask & (chunk_ids >= 0)
+
+    def spread(of_chunks: Tensor) -> Tensor:
+        return of_chunks.gather(1, chunk_ids.long().clamp_min(0))
+
+    guidance = chunks.guidance
+    if guidance is not None:
+        guidance = spread(guidance).masked_fill(~in_chunk, torch.nan)
+    kept = mask if full else in_chunk & spread(chunks.kept)
+    return Selection(kept, in_chunk & spread(chunks.mapped), mask, guidance, chunks.threshold)
+
+
+def _chunk_means(losses: Tensor, mask: Tensor, chunk_ids: Tensor, num_chunks: int) -> Tensor:
+    """Mean over each chunk's counted tokens, in fp64 to be independent of the device's order."""
+    counted = mask & (chunk_ids >= 0)
+    ids = chunk_ids.long().clamp_min(0)
+    sums = torch.zeros(losses.shape[0], num_chunks, dtype=torch.float64, device=losses.device)
+    counts = torch.zeros_like(sums)
+    sums.scatter_add_(1, ids, torch.where(counted, losses.detach().double(), 0.0))
+    counts.scatter_add_(1, ids, counted.double())
+    return (sums / counts).float()
+
+
+def _check_ids(chunk_ids: Tensor, num_chunks: int, name: str) -> None:
+    bad = (chunk_ids < -1) | (chunk_ids >= num_chunks)
+    if bool(bad.any()):
+        row, position = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{row}, {position}] is {int(chunk_ids[row, position])}, outside "
+            f"-1..{num_chunks - 1}: num_chunks counts the chunks of all segments of a row"
+        )

@@ -1,0 +1,132 @@
+"""Universal logit distillation: match sorted probabilities, whatever the vocabularies.
+
+The Wasserstein distance between two distributions over vocabularies that share no order, at a
+uniform cost, is the L1 distance of their sorted probabilities, the smaller vocabulary padded with
+zeros.
+
+Sequence lengths, as in the published method: token t of a document's student tokens is compared
+with token t of its teacher tokens, and the longer sequence is truncated to the shorter. Nothing
+aligns the two; that is the weakness the paper points at. Student tokens beyond the shorter length
+keep their cross entropy and have distance 0.
+
+    student_index, teacher_index = truncated_pairs(student_cu_seqlens, teacher_cu_seqlens)
+    distances = uld_losses(student_logits[student_index], teacher_logits[teacher_index])
+    divergences = place_at(distances, student_index, student_losses.numel())
+    divergences = divergences.view_as(student_losses)
+    distillation_loss(student_losses, divergences, loss_mask=loss_mask, weight=WEIGHT)
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 6, λ = 0.5; Boizard et al. (arXiv 2402.12030).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WEIGHT = 0.5
+"""λ of Eq. 6, beside the cross entropy."""
+
+
+def uld_losses(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    student_vocab_size: int | None = None,
+    teacher_vocab_size: int | None = None,
+) -> Tensor:
+    """Give the distance between the sorted probabilities of each pair of tokens.
+
+    The gradient reaches the student only. Tokens are independent: sort large vocabularies through
+    `pipeline.guidance.cross_entropy.map_token_chunks`.
+
+    Args:
+        student_logits: float [..., V_student].
+        teacher_logits: float [..., V_teacher], of the paired tokens.
+        student_vocab_size: of its tokenizer; later columns are padding. None: all count.
+        teacher_vocab_size: likewise.
+
+    Returns:
+        fp32 (fp64 for fp64 inputs) [...], in 0..2.
+
+    Raises:
+        ValueError: the numbers of tokens differ.
+
+    Example:
+        >>> uld_losses(torch.zeros(1, 2), torch.zeros(1, 4))
+        tensor([1.])
+
+    Source: Eq. 6.
+    """
+    if student_logits.shape[:-1] != teacher_logits.shape[:-1]:
+        raise ValueError(
+            f"student_logits {tuple(student_logits.shape)} and teacher_logits "
+            f"{tuple(teacher_logits.shape)} must hold pairs of tokens: truncated_pairs makes them"
+        )
+    student = _sorted_probabilities(student_logits[..., :student_vocab_size])
+    teacher = _sorted_probabilities(teacher_logits[..., :teacher_vocab_size].detach())
+    width = max(student.shape[-1], teacher.shape[-1])
+    student = torch.nn.functional.pad(student, (0, width - student.shape[-1]))
+    teacher = torch.nn.functional.pad(teacher, (0, width - teacher.shape[-1]))
+    return (student - teacher).abs().sum(-1)
+
+
+def truncated_pairs(
+    student_cu_seqlens: Tensor, teacher_cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pair the t-th student token of each segment with its t-th teacher token.
+
+    Args:
+        student_cu_seqlens: int [segments + 1], where each segment starts among the student's
+            tokens.
+        teacher_cu_seqlens: int [segments + 1], likewise for the teacher.
+
+    Returns:
+        student_index and teacher_index, int64 [pairs], with min(student, teacher length) pairs for
+        each segment.
+
+    Raises:
+        ValueError: the numbers of segments differ.
+
+    Example:
+        >>> truncated_pairs(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4]))
+        (tensor([0, 1, 2]), tensor([0, 1, 3]))
+    """
+    if student_cu_seqlens.shape != teacher_cu_seqlens.shape:
+        raise ValueError(
+            f"student_cu_seqlens has {student_cu_seqlens.numel() - 1} segments and "
+            f"teacher_cu_seqlens {teacher_cu_seqlens.numel() - 1}: they must be of the same "
+            "documents"
+        )
+    student, teacher = student_cu_seqlens.long(), teacher_cu_seqlens.long()
+    lengths = torch.minimum(student.diff(), teacher.diff())
+    ends = lengths.cumsum(0)
+    within = torch.arange(int(lengths.sum()), device=lengths.device) - (
+        ends - lengths
+    ).repeat_interleave(lengths)
+    return (
+        within + student[:-1].repeat_interleave(lengths),
+        within + teacher[:-1].repeat_interleave(lengths),
+    )
+
+
+def place_at(values: Tensor, index: Tensor, length: int) -> Tensor:
+    """Put values [pairs] at their tokens, 0 elsewhere; the gradient passes.
+
+    Args:
+        values: float [pairs].
+        index: int64 [pairs], unique.
+        length: of the result.
+
+    Returns:
+        Same dtype as `values`, [length].
+
+    Example:
+        >>> place_at(torch.tensor([3.0]), torch.tensor([1]), 3)
+        tensor([0., 3., 0.])
+    """
+    return values.new_zeros(length).index_copy(0, index, values)
+
+
+def _sorted_probabilities(logits: Tensor) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.softmax(-1).sort(-1, descending=True).values

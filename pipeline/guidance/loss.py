@@ -1,0 +1,157 @@
+"""Teacher guidance: which student tokens count, and the student's loss over them.
+
+Three steps, all pure functions of tensors:
+
+    guidance  = aggregate_teacher_losses(teacher_losses, teacher_spans, "max")
+    selection = select_tokens(student_losses, guidance, loss_mask=loss_mask)
+    result    = guided_loss(student_losses, selection)
+    (result.loss_sum / result.count).backward()
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 2 to 4 and section 6.2.
+
+A token without a loss: `teacher_losses` is NaN for teacher tokens without a context (the first of a
+document) and for padding. Such a token is left out of its span: Φ runs over the span's remaining
+tokens, and the student token is unmapped if none remain. NaN can't tell "no loss" from "the model
+broke", so losses that come straight from a model should come with `teacher_loss_mask`; then NaN
+where a loss was expected is an error. Infinite losses are always an error.
+
+Shapes: rows of `seq_length` student labels and `teacher_seq_length` teacher tokens. Student-side
+tensors are [rows, seq_length], aligned with the labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.guidance.aggregation import _check_spans, _span_sums
+from pipeline.guidance.checks import (
+    NonFiniteLossError,
+    check_choice,
+    check_same_shape,
+)
+from pipeline.guidance.selection import PAPER_RULE, Selection, SelectionRule, select_tokens
+
+__all__ = [
+    "PAPER_RULE",
+    "LossResult",
+    "NonFiniteLossError",
+    "Selection",
+    "SelectionRule",
+    "guided_loss",
+    "mapped_tokens",
+    "metric_values",
+    "select_tokens",
+]
+
+Expectation = Literal["kept", "all"]
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """A loss as a sum and a count, so that it adds up over microbatches and ranks.
+
+    Attributes:
+        loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
+            `loss_sum / count`.
+        count: int64 scalar; 0 when nothing was kept (then `loss_sum` is 0 and so is its gradient).
+        metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
+            and ranks, then divide: `metric_values`.
+    """
+
+    loss_sum: Tensor
+    count: Tensor
+    metrics: dict[str, Tensor]
+
+
+@torch.no_grad()
+def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor) -> Tensor:
+    """Say which student tokens a teacher token with a loss covers, without any losses.
+
+    Selectors that rank by something else than a teacher treat unmapped tokens as the rule says,
+    too: give this to `select_tokens` as `mapped`.
+
+    Args:
+        teacher_spans: int [rows, seq_length, 2], as in `aggregate_teacher_losses`.
+        has_loss: bool [rows, teacher_seq_length], such as `Rows.teacher_has_loss`.
+
+    Returns:
+        bool [rows, seq_length]: where `aggregate_teacher_losses` would give guidance.
+
+    Raises:
+        ValueError: shapes disagree or a span leaves the row.
+
+    Example:
+        >>> mapped_tokens(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[False, True]]))
+        tensor([[False,  True]])
+    """
+    _check_spans(has_loss, teacher_spans, None)
+    starts, ends = teacher_spans[..., 0].long(), teacher_spans[..., 1].long()
+    return _span_sums(has_loss.long(), starts, ends) > 0
+
+
+def guided_loss(
+    student_losses: Tensor, selection: Selection, *, expectation: Expectation = "kept"
+) -> LossResult:
+    """Sum the student's loss over the kept tokens, with what to divide it by.
+
+    Eq. 3's expectation can be read as the mean over the kept tokens (the default, and what Rho-1
+    does) or over all tokens with the others' loss set to 0; they differ by the kept fraction, which
+    acts on the learning rate.
+
+    Args:
+        student_losses: float [rows, seq_length], nats, with a gradient.
+        selection: of the same tokens.
+        expectation: `kept`: count the kept tokens; `all`: count the loss mask.
+
+    Returns:
+        Sum, count and metrics: `kept_fraction`, `mapped_fraction`, `teacher_loss`, `student_loss`,
+        `student_loss_mapped`, `student_loss_unmapped`, `student_loss_kept`, `threshold`.
+
+    Raises:
+        ValueError: shapes disagree or the expectation is unknown.
+
+    Example:
+        >>> result = guided_loss(student_losses, selection)
+        >>> (result.loss_sum / result.count.clamp_min(1)).backward()
+
+    Source: Eq. 3.
+    """
+    check_choice("expectation", expectation, Expectation)
+    check_same_shape(student_losses, kept=selection.kept)
+    counted = selection.kept if expectation == "kept" else selection.loss_mask
+    # `where`, not a product: a masked NaN times 0 would still be NaN.
+    losses = student_losses.to(torch.promote_types(student_losses.dtype, torch.float32))
+    loss_sum = torch.where(selection.kept, losses, 0.0).sum()
+    return LossResult(loss_sum, counted.sum(), _metrics(student_losses.detach(), selection))
+
+
+def metric_values(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """Divide summed metrics; NaN where nothing was counted.
+
+    Example:
+        >>> metric_values({"kept_fraction": torch.tensor([40.0, 100.0])})
+        {'kept_fraction': 0.4}
+    """
+    stacked = torch.stack(list(metrics.values())).cpu()
+    return dict(zip(metrics, (stacked[:, 0] / stacked[:, 1]).tolist(), strict=True))
+
+
+def _metrics(losses: Tensor, selection: Selection) -> dict[str, Tensor]:
+    mask, kept, mapped = selection.loss_mask, selection.kept, selection.mapped
+    selections = torch.stack((mask, mapped, mask & ~mapped, kept)).flatten(1)
+    sums = torch.where(selections, losses.flatten().double(), 0.0).sum(-1)
+    counts = selections.sum(-1).double()
+    names = ("student_loss", "student_loss_mapped", "student_loss_unmapped", "student_loss_kept")
+    metrics = dict(zip(names, torch.stack((sums, counts), -1).unbind(), strict=True))
+    metrics["kept_fraction"] = torch.stack((counts[3], counts[0]))
+    metrics["mapped_fraction"] = torch.stack((counts[1], counts[0]))
+    if selection.guidance is not None:
+        teacher = torch.where(mapped, selection.guidance, 0.0).double().sum()
+        metrics["teacher_loss"] = torch.stack((teacher, counts[1]))
+    threshold = selection.threshold.double()
+    metrics["threshold"] = torch.stack((threshold.nansum(), (~threshold.isnan()).sum().double()))
+    return metrics

@@ -1,0 +1,320 @@
+"""Choose the student tokens whose loss counts: by the teacher, and as would falsify it.
+
+Every selector ranks the tokens that compete; the fraction kept, the treatment of unmapped tokens
+and the scope are common, so two selectors differ in nothing but the ranking.
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.guidance.checks import check_choice, check_finite, check_same_shape
+from pipeline.guidance.top_fraction import global_positions, keep_top_fraction
+
+Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss"]
+UnmappedStrategy = Literal["include", "exclude", "mean"]
+Scope = Literal["row", "microbatch", "group"]
+
+RANKED_BY_TEACHER: tuple[Selector, ...] = ("teacher", "teacher_loss")
+"""Selectors that rank by the teacher's losses, and can't do without them."""
+
+_FIXED_POINT = 2.0**24
+
+
+@dataclass(frozen=True)
+class SelectionRule:
+    """How tokens are chosen; the defaults are the paper's.
+
+    Attributes:
+        selector: what the competing tokens are ranked by, highest first. `teacher`: student loss
+            minus teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
+            student knows; it separates the difference from the teacher's taste. `student_loss`,
+            `student_entropy`: these alone. `random`: a hash of seed, step and position. `full`:
+            every token is kept (plain continual pretraining).
+        keep_fraction: share of the competing tokens to keep; floor(keep_fraction * competing).
+        unmapped: what happens to tokens without guidance (section 6.2). `include`: all are kept
+            beside the top fraction of the mapped tokens. `exclude`: none is kept. `mean`: each
+            takes the average of all teacher token losses of the scope as its guidance and competes
+            with the mapped ones. The strategy holds for every selector but `full`, so selectors
+            differ in nothing but the ranking.
+        scope: the paper's batch, in which the top fraction is counted and *mean* averages: each
+            `row`, the `microbatch` of this process, or the micro-batches of all ranks of a process
+            `group` (data- and context-parallel).
+        seed: of the `random` selector.
+    """
+
+    selector: Selector = "teacher"
+    keep_fraction: float = 0.4
+    unmapped: UnmappedStrategy = "include"
+    scope: Scope = "microbatch"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_choice("selector", self.selector, Selector)
+        check_choice("unmapped", self.unmapped, UnmappedStrategy)
+        check_choice("scope", self.scope, Scope)
+        if not 0.0 <= self.keep_fraction <= 1.0:
+            raise ValueError(
+                f"keep_fraction must lie in 0..1, got {self.keep_fraction}: 40 % is written 0.4"
+            )
+
+
+PAPER_RULE = SelectionRule()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The tokens that count, and what was known when they were chosen.
+
+    Attributes:
+        kept: bool [rows, seq_length].
+        mapped: bool [rows, seq_length], tokens of the loss mask that a teacher token with a loss
+            covers (all of them when nothing is known of a teacher).
+        loss_mask: bool [rows, seq_length].
+        guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher's losses.
+        threshold: fp32 [rows] for scope `row`, else [1]: the smallest score among the kept tokens
+            that competed; NaN where none was kept or nothing competed.
+    """
+
+    kept: Tensor
+    mapped: Tensor
+    loss_mask: Tensor
+    guidance: Tensor | None
+    threshold: Tensor
+
+
+@torch.no_grad()
+def select_tokens(
+    student_losses: Tensor,
+    guidance: Tensor | None,
+    *,
+    loss_mask: Tensor,
+    rule: SelectionRule = PAPER_RULE,
+    group: dist.ProcessGroup | None = None,
+    teacher_losses: Tensor | None = None,
+    mapped: Tensor | None = None,
+    student_entropies: Tensor | None = None,
+    step: int = 0,
+    positions: Tensor | None = None,
+) -> Selection:
+    """Choose the student tokens whose loss counts, from detached values.
+
+    With scope `group` every rank of the group must call; the choice is exact, and the same as one
+    process holding all rows would make. Ties at the threshold go to the smaller position.
+
+    Args:
+        student_losses: float [rows, seq_length], nats.
+        guidance: float [rows, seq_length], the teacher's loss for each label, NaN = unmapped. None:
+            no teacher's losses (not for selectors `teacher` and `teacher_loss`).
+        loss_mask: bool or float [rows, seq_length], 0 for labels that never count.
+        rule: selector, fraction, strategy for unmapped tokens, scope.
+        group: the data- and context-parallel ranks that share the choice; scope `group` only.
+        teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens, NaN for
+            those without a loss, padding among them; of each token on one rank of the group. For
+            `mean` with a selector that ranks by the teacher; otherwise not read.
+        mapped: bool [rows, seq_length] of `pipeline.guidance.mapped_tokens`, in place of guidance
+            where nothing is ranked by a teacher. None without guidance: every token is mapped.
+        student_entropies: float [rows, seq_length], nats; selector `student_entropy` only.
+        step: of training; selector `random` draws anew for each.
+        positions: int64 [rows, seq_length], unique and below 2**55 over the scope: numbers the
+            tokens independently of how ranks share them. Needed under context parallelism, where
+            ranks don't hold consecutive rows. None: rank order, then row order.
+
+    Returns:
+        The selection.
+
+    Raises:
+        NonFiniteLossError: NaN or infinite losses where the mask counts; names the row. In a group,
+            every rank raises.
+        ValueError: shapes disagree or the rule needs an argument that is missing.
+
+    Example:
+        >>> select_tokens(student_losses, guidance, loss_mask=loss_mask).kept.sum()
+
+    Source: Eq. 4 and section 6.2.
+    """
+    values = _Values(student_losses, guidance, mapped, student_entropies, teacher_losses)
+    _check_selection_inputs(values, loss_mask, rule, group)
+    values, mask = values.detached(), loss_mask.bool()
+    known = mask if values.mapped is None else mask & values.mapped
+    check_finite(_that_count(values, mask, known, rule), group)
+    if rule.selector == "full":
+        nothing_competed = values.student_losses.new_full((1,), torch.nan)
+        return Selection(mask, known, mask, values.guidance, nothing_competed)
+    if positions is None:
+        positions = global_positions(mask.shape, mask.device, group)
+    top = keep_top_fraction(
+        _scores(values, known, rule, group, step, positions),
+        mask if rule.unmapped == "mean" else known,
+        rule.keep_fraction,
+        positions=positions,
+        per_row=rule.scope == "row",
+        group=group,
+    )
+    kept = top.kept | (mask & ~known) if rule.unmapped == "include" else top.kept
+    return Selection(kept, known, mask, values.guidance, top.threshold)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What tokens are ranked by, and which the teacher covers, as `select_tokens` takes them."""
+
+    student_losses: Tensor
+    guidance: Tensor | None
+    mapped: Tensor | None
+    student_entropies: Tensor | None
+    teacher_losses: Tensor | None
+
+    def detached(self) -> _Values:
+        """Return fp32 values without gradient, with `mapped` where there is guidance, too."""
+        guidance = _detach(self.guidance)
+        mapped = self.mapped if guidance is None else ~guidance.isnan()
+        return _Values(
+            self.student_losses.detach().float(),
+            guidance,
+            None if mapped is None else mapped.bool(),
+            _detach(self.student_entropies),
+            _detach(self.teacher_losses),
+        )
+
+
+def _detach(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.detach().float()
+
+
+def _needs_teacher_losses(rule: SelectionRule) -> bool:
+    return rule.unmapped == "mean" and rule.selector in RANKED_BY_TEACHER
+
+
+def _that_count(
+    values: _Values, mask: Tensor, known: Tensor, rule: SelectionRule
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what must be finite, each with the mask of where."""
+    counted = {"student_losses": (values.student_losses, mask)}
+    if values.guidance is not None:
+        counted["guidance"] = (values.guidance, known)
+    if values.student_entropies is not None:
+        counted["student_entropies"] = (values.student_entropies, mask)
+    if values.teacher_losses is not None and _needs_teacher_losses(rule):
+        counted["teacher_losses"] = (values.teacher_losses, ~values.teacher_losses.isnan())
+    return counted
+
+
+def _scores(
+    values: _Values,
+    mapped: Tensor,
+    rule: SelectionRule,
+    group: dist.ProcessGroup | None,
+    step: int,
+    positions: Tensor,
+) -> Tensor:
+    """Return what the rule ranks by, fp32 [rows, seq_length], highest first."""
+    if rule.selector == "random":
+        return _hash(positions, rule.seed, step)
+    if rule.selector == "student_entropy":
+        assert values.student_entropies is not None
+        return values.student_entropies
+    if rule.selector == "student_loss":
+        return values.student_losses
+    guidance = values.guidance
+    assert guidance is not None
+    if _needs_teacher_losses(rule):
+        assert values.teacher_losses is not None
+        mean = _scope_mean(values.teacher_losses, per_row=rule.scope == "row", group=group)
+        guidance = torch.where(mapped, guidance, mean)
+    return -guidance if rule.selector == "teacher_loss" else values.student_losses - guidance
+
+
+def _scope_mean(
+    teacher_losses: Tensor, *, per_row: bool, group: dist.ProcessGroup | None
+) -> Tensor:
+    """Return the mean of all teacher token losses of the scope, fp32 [rows or 1, 1]."""
+    # Fixed-point integers add up to the same sum in any order, so one process and many ranks get
+    # the same mean to the last bit, and hence the same selection. Without any loss the mean is 0:
+    # no token is mapped then, and any other constant would rank them alike.
+    has_loss = ~teacher_losses.isnan()
+    fixed = (torch.where(has_loss, teacher_losses, 0.0).double() * _FIXED_POINT).round().long()
+    totals = torch.stack((fixed.sum(-1), has_loss.sum(-1)))
+    totals = totals if per_row else totals.sum(-1, keepdim=True)
+    if group is not None:
+        dist.all_reduce(totals, group=group)
+    return (totals[0].double() / _FIXED_POINT / totals[1].clamp_min(1)).float().unsqueeze(-1)
+
+
+def _hash(positions: Tensor, seed: int, step: int) -> Tensor:
+    """Map positions to fp32 in 0..1, the same on every device and for every sharding.
+
+    The finaliser of SplitMix64 (Steele et al., 2014); int64 products wrap, as it requires.
+    """
+    state = positions
+    for salt in (seed, step):
+        state = state + _signed(0x9E3779B97F4A7C15 * (salt + 1))
+        state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+        state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
+        state = state ^ _shift(state, 31)
+    return _shift(state, 40).float() / 2**24
+
+
+def _shift(state: Tensor, bits: int) -> Tensor:
+    mask: int = 2 ** (64 - bits) - 1
+    return (state >> bits) & mask
+
+
+def _signed(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _check_selection_inputs(
+    values: _Values, loss_mask: Tensor, rule: SelectionRule, group: dist.ProcessGroup | None
+) -> None:
+    losses = values.student_losses
+    if losses.dim() != 2:
+        raise ValueError(f"student_losses must be [rows, seq_length], got {tuple(losses.shape)}")
+    check_same_shape(
+        losses,
+        loss_mask=loss_mask,
+        guidance=values.guidance,
+        mapped=values.mapped,
+        student_entropies=values.student_entropies,
+    )
+    if values.mapped is not None and values.guidance is not None:
+        raise ValueError(
+            "mapped and guidance are given: guidance says by NaN what is unmapped; give one of them"
+        )
+    if rule.selector in RANKED_BY_TEACHER and values.guidance is None:
+        raise ValueError(
+            f"selector {rule.selector!r} needs guidance; aggregate_teacher_losses makes it"
+        )
+    if rule.selector == "student_entropy" and values.student_entropies is None:
+        raise ValueError(
+            "selector 'student_entropy' needs student_entropies; linear_cross_entropy gives them "
+            "with with_entropy=True"
+        )
+    if _needs_teacher_losses(rule):
+        _check_teacher_losses(values.teacher_losses, len(losses))
+    if (rule.scope == "group") != (group is not None):
+        raise ValueError(
+            f"scope {rule.scope!r} {'needs' if group is None else 'does not take'} a process "
+            "group: pass one with scope 'group' and with no other"
+        )
+
+
+def _check_teacher_losses(teacher_losses: Tensor | None, num_rows: int) -> None:
+    if teacher_losses is None:
+        raise ValueError(
+            "unmapped 'mean' needs teacher_losses, the losses of the teacher's own tokens: it "
+            "averages all of them, and guidance holds only what mapped tokens took"
+        )
+    if teacher_losses.dim() != 2 or len(teacher_losses) != num_rows:
+        raise ValueError(
+            f"teacher_losses {tuple(teacher_losses.shape)} must be [{num_rows}, "
+            "teacher_seq_length]: the teacher's tokens of the same rows"
+        )

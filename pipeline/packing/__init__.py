@@ -1,0 +1,1 @@
+"""Shard indices to rows and their order; no torch."""

@@ -1,0 +1,178 @@
+"""Which row is sample i of a training run, and which samples a replica reads: pure arithmetic.
+
+An epoch's order depends on nothing but the dataset's fingerprint, the seed, the epoch and the
+position. Shards are taken in groups; the groups' order is shuffled, then the rows inside each
+group, so that at any time a run reads one group's shards. Any position is found without computing
+the rest of the epoch.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.packing.plan import RowPlan
+
+MAX_GROUP_ROWS = 1 << 18
+"""Rows shuffled together at most: to find a position takes as long as to sort them."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """The shuffled order of a plan's rows.
+
+    Attributes:
+        name: what names the plan: the dataset's fingerprint and the rules'.
+        seed: the run's seed.
+        group_row_starts: int64 [groups + 1]; group g owns these rows of the plan.
+        group_shards: the shards that each group reads; neighbours may share one.
+    """
+
+    name: str
+    seed: int
+    group_row_starts: NDArray[np.int64]
+    group_shards: tuple[range, ...]
+
+    def row(self, epoch: int, position: int) -> int:
+        """Return the plan's row at a position of an epoch.
+
+        Example:
+            >>> {order.row(0, position) for position in range(3)}
+            {0, 1, 2}
+        """
+        _, group, start = self.locate(epoch, position)
+        return int(_group_rows(self, epoch, group)[position - start])
+
+    def locate(self, epoch: int, position: int) -> tuple[int, int, int]:
+        """Return a position's place in the order of groups, its group, and that one's start."""
+        groups, starts = _group_order(self, epoch)
+        place = bisect_right(starts, position) - 1
+        return place, groups[place], starts[place]
+
+    def group_at(self, epoch: int, place: int) -> int | None:
+        """Return the group at a place of the epoch's order, None past its end."""
+        groups, _ = _group_order(self, epoch)
+        return groups[place] if place < len(groups) else None
+
+
+def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
+    """Return the order of a plan's rows.
+
+    Args:
+        plan: the rows.
+        name: names the plan, see `RowOrder`.
+        seed: another seed gives another order.
+        shuffle_shards: shards per group; more mix better and need more shards at hand. A group
+            is divided where it has more than `MAX_GROUP_ROWS` rows.
+    """
+    if shuffle_shards < 1:
+        raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
+    rows = plan.window_row_starts[:-1]
+    first_windows = _first_of_runs(plan.window_shards // shuffle_shards)
+    rows_before = rows - np.repeat(
+        rows[first_windows], np.diff(np.append(first_windows, len(rows)))
+    )
+    part = rows_before // MAX_GROUP_ROWS
+    first_windows = np.union1d(first_windows, _first_of_runs(part))
+    starts = np.append(plan.window_row_starts[:-1][first_windows], len(plan))
+    first_shards = plan.window_shards[first_windows].tolist()
+    last_shards = [*first_shards[1:], len(plan.shard_document_starts) - 2]
+    shards = tuple(range(a, b + 1) for a, b in zip(first_shards, last_shards, strict=True))
+    return RowOrder(name, seed, starts, shards)
+
+
+@dataclass(frozen=True)
+class ReplicaBatches:
+    """The micro-batches of one replica, as Megatron's own sampler cuts them.
+
+    Each global batch holds the next `global_batch_size` samples; micro-batch m of replica r reads
+    `micro_batch_size` of them from `(m * num_replicas + r) * micro_batch_size` on. Every replica
+    has the same number of micro-batches, and a global batch's samples do not depend on how many
+    replicas share it. Serves as a DataLoader's `batch_sampler`.
+
+    Attributes:
+        num_samples: samples of the run, a multiple of `global_batch_size`.
+        consumed_samples: samples that the run has used, a multiple of `global_batch_size`.
+        micro_batch_size: samples per micro-batch.
+        global_batch_size: samples per step over all replicas.
+        replica: this replica's number.
+        num_replicas: data-parallel replicas.
+
+    Raises:
+        ValueError: sizes that do not divide each other.
+    """
+
+    num_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    global_batch_size: int
+    replica: int = 0
+    num_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        if not 0 <= self.replica < self.num_replicas:
+            raise ValueError(f"replica {self.replica} is not in 0 … {self.num_replicas - 1}")
+        share = self.micro_batch_size * self.num_replicas
+        if share < 1 or self.global_batch_size % share:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is no multiple of micro_batch_size "
+                f"{self.micro_batch_size} by {self.num_replicas} replicas; change one of them"
+            )
+        for name in ("num_samples", "consumed_samples"):
+            value = getattr(self, name)
+            if value < 0 or value % self.global_batch_size:
+                raise ValueError(
+                    f"{name} {value} is no multiple of global_batch_size {self.global_batch_size}: "
+                    "a step would be cut; use the batch size that the run was started with"
+                )
+
+    def __len__(self) -> int:
+        """Return the micro-batches that are left."""
+        left = max(0, self.num_samples - self.consumed_samples)
+        return left // (self.micro_batch_size * self.num_replicas)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the samples of each micro-batch."""
+        share = self.micro_batch_size * self.num_replicas
+        first = self.consumed_samples + self.replica * self.micro_batch_size
+        for start in range(first, first + len(self) * share, share):
+            yield list(range(start, start + self.micro_batch_size))
+
+
+@lru_cache(maxsize=4)
+def _group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
+    """Return the groups in the epoch's order, and the first position of each."""
+    sizes = np.diff(order.group_row_starts)
+    groups = _shuffled(f"{order.name} {order.seed} {epoch} groups", len(sizes))
+    starts = np.cumsum(sizes[groups]) - sizes[groups]
+    return groups.tolist(), starts.tolist()
+
+
+@lru_cache(maxsize=4)
+def _group_rows(order: RowOrder, epoch: int, group: int) -> NDArray[np.int64]:
+    """Return a group's rows of the plan in the epoch's order."""
+    start, stop = order.group_row_starts[group : group + 2].tolist()
+    rows = _shuffled(f"{order.name} {order.seed} {epoch} {group}", stop - start)
+    rows += start
+    return rows
+
+
+def _shuffled(key: str, size: int) -> NDArray[np.int64]:
+    """Return 0 … size - 1 in an order that only `key` determines.
+
+    Sorting raw Philox words is used because numpy promises their values for ever, but not those
+    of `Generator.permutation`.
+    """
+    digest = sha256(key.encode()).digest()
+    words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(size)
+    return np.argsort(words, kind="stable")
+
+
+def _first_of_runs(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places where a value differs from the one before it."""
+    return np.flatnonzero(np.diff(values, prepend=-1))

@@ -1,0 +1,231 @@
+"""Which tokens stand in which row, planned from the index alone.
+
+A *row* is what one training step reads per sample: at most `seq_length` student tokens and at most
+`teacher_seq_length` teacher tokens, made of *segments*. A segment is a whole document or, where a
+document is longer than a row, a piece of it; pieces meet where student and teacher tokens share a
+byte boundary, so that each student token keeps all the teacher tokens it is mapped to.
+
+Rows are filled by best fit, largest segment first, within windows of neighbouring documents: a row
+touches few shards, and memory stays small whatever the dataset's size.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.packing.kernels import ENDS, FORCED, STARTS, fit_segments, split_documents
+from pipeline.packing.rules import Convention, PackingRules
+from schemas.index import ShardIndex
+
+__all__ = ["ENDS", "FORCED", "SEGMENT", "STARTS", "RowPlan", "plan_rows", "split_index"]
+
+SEGMENT = np.dtype(
+    [
+        ("document", "<u4"),
+        ("student_start", "<u4"),
+        ("student_stop", "<u4"),
+        ("teacher_start", "<u4"),
+        ("teacher_stop", "<u4"),
+        ("flags", "<u4"),
+    ]
+)
+"""A piece of a document: half-open token ranges, and STARTS | ENDS | FORCED."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """R rows of G segments over N documents in W windows.
+
+    Attributes:
+        rules: what it was planned by.
+        segments: SEGMENT [G], in row order; `document` counts through all shards.
+        row_starts: int64 [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
+        window_row_starts: int64 [W + 1]; window w owns these rows.
+        window_shards: int64 [W], the first shard that window w reads.
+        shard_document_starts: int64 [shards + 1]; shard i owns these documents.
+    """
+
+    rules: PackingRules
+    segments: NDArray[np.void]
+    row_starts: NDArray[np.int64]
+    window_row_starts: NDArray[np.int64]
+    window_shards: NDArray[np.int64]
+    shard_document_starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.row_starts) - 1
+
+    @property
+    def num_forced_segments(self) -> int:
+        """Segments cut where no byte boundary was shared, see `plan_rows`."""
+        return int(np.count_nonzero(self.segments["flags"] & FORCED))
+
+    @property
+    def max_segments(self) -> int:
+        """The most segments in one row."""
+        return int(np.diff(self.row_starts).max(initial=0))
+
+    def row_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return student and teacher tokens of each row, int64 [R] each, added tokens included."""
+        student, teacher = segment_lengths(self.segments, self.rules)
+        return _sums(student, self.row_starts), _sums(teacher, self.row_starts)
+
+    def padding(self) -> tuple[float, float]:
+        """Return the fractions of the rows' student and teacher tokens that are padding."""
+        student, teacher = self.row_lengths()
+        rows = max(1, len(self))
+        return (
+            1 - float(student.sum()) / (rows * self.rules.seq_length),
+            1 - float(teacher.sum()) / (rows * self.rules.teacher_seq_length),
+        )
+
+    def steps_per_epoch(self, global_batch_size: int) -> tuple[int, int]:
+        """Return an epoch's steps and the rows dropped at its end.
+
+        The steps do not depend on how many replicas share a global batch.
+
+        Example:
+            >>> plan.steps_per_epoch(48)
+            (110, 45)
+        """
+        return divmod(len(self), global_batch_size)
+
+
+def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
+    """Return the rows of a dataset: every token of every document once.
+
+    A document that is longer than a row, in student or teacher tokens, is split at the last cut
+    point that fits, at most `schemas.index.CUT_STRIDE` tokens before the row is full plus any run
+    without a shared boundary. A run without a shared boundary that is itself longer than a row
+    (16-byte runs of one character, out of step) is divided in proportion; its segments are marked
+    FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
+
+    Args:
+        indices: the shards' indices in the manifest's order; each is dropped when it is planned.
+        rules: lengths and conventions.
+
+    Example:
+        >>> plan = plan_rows([decode_index(path, with_names=False) for path in paths], rules)
+    """
+    counts: list[int] = []
+    rows: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
+    parts: list[NDArray[np.void]] = []
+    window_rows = [0]
+    window_documents: list[int] = []
+    for window in _windows(_split(indices, rules, counts), rules):
+        order, starts = _pack_window(window, rules)
+        window_documents.append(int(window["document"][0]))
+        parts.append(window[order])
+        rows.append(starts[1:] + rows[-1][-1])
+        window_rows.append(window_rows[-1] + len(starts) - 1)
+    shard_document_starts = np.cumsum([0, *counts], dtype=np.int64)
+    return RowPlan(
+        rules=rules,
+        segments=np.concatenate([np.empty(0, SEGMENT), *parts]),
+        row_starts=np.concatenate(rows),
+        window_row_starts=np.array(window_rows, np.int64),
+        window_shards=np.searchsorted(shard_document_starts, window_documents, "right") - 1,
+        shard_document_starts=shard_document_starts,
+    )
+
+
+def split_index(
+    index: ShardIndex, *, student_room: Sequence[int], teacher_room: Sequence[int]
+) -> NDArray[np.void]:
+    """Return a shard's segments in document order, SEGMENT [G]; documents count from 0.
+
+    Args:
+        index: the shard's.
+        student_room: as in `PackingRules.student_room`.
+        teacher_room: as in `PackingRules.teacher_room`.
+    """
+    table = split_documents(
+        index.num_student_tokens,
+        index.num_teacher_tokens,
+        index.cut_starts,
+        index.cut_student,
+        index.cut_teacher,
+        np.array(student_room, np.int64),
+        np.array(teacher_room, np.int64),
+    )
+    return np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
+
+
+def segment_lengths(
+    segments: NDArray[np.void], rules: PackingRules
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return student and teacher tokens of each segment, int64 [G] each, added ones included."""
+    return (
+        _lengths(segments, "student", rules.student),
+        _lengths(segments, "teacher", rules.teacher),
+    )
+
+
+def _split(
+    indices: Iterable[ShardIndex], rules: PackingRules, counts: list[int]
+) -> Iterator[NDArray[np.void]]:
+    """Yield each shard's segments in document order; note each shard's documents in `counts`."""
+    first_document = 0
+    for index in indices:
+        segments = split_index(
+            index, student_room=rules.student_room, teacher_room=rules.teacher_room
+        )
+        counts.append(len(index))
+        first_document += len(index)
+        if first_document >= 1 << 32:
+            raise ValueError(f"{first_document} documents exceed 2**32: split the dataset")
+        segments["document"] += np.uint32(first_document - len(index))
+        yield segments
+
+
+def _windows(shards: Iterable[NDArray[np.void]], rules: PackingRules) -> Iterator[NDArray[np.void]]:
+    """Yield runs of segments with about `window_rows` rows' worth of tokens."""
+    pending = np.empty(0, SEGMENT)
+    for segments in shards:
+        pending = np.concatenate([pending, segments])
+        student, teacher = segment_lengths(pending, rules)
+        fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
+        window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
+        stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
+        start = 0
+        for stop in stops:
+            if stop > start:
+                yield pending[start:stop]
+                start = int(stop)
+        pending = pending[start:]
+    if len(pending):
+        yield pending
+
+
+def _pack_window(
+    window: NDArray[np.void], rules: PackingRules
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the window's segments in row order, and where each of its rows starts."""
+    student, teacher = segment_lengths(window, rules)
+    fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
+    decreasing = np.argsort(-fill, kind="stable")
+    row = fit_segments(
+        student[decreasing], teacher[decreasing], rules.seq_length, rules.teacher_seq_length
+    )
+    order = np.argsort(row, kind="stable")
+    starts = np.searchsorted(row[order], np.arange(int(row.max()) + 2))
+    return decreasing[order], starts
+
+
+def _lengths(segments: NDArray[np.void], side: str, convention: Convention) -> NDArray[np.int64]:
+    first, continued, end = convention.added_tokens
+    flags = segments["flags"]
+    lengths: NDArray[np.int64] = segments[f"{side}_stop"].astype(np.int64)
+    lengths -= segments[f"{side}_start"]
+    lengths += np.where(flags & STARTS, first, continued)
+    lengths += np.where(flags & ENDS, end, 0)
+    return lengths
+
+
+def _sums(values: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    totals = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=totals[1:])
+    return np.diff(totals[starts])

@@ -1,0 +1,172 @@
+"""Plans on disk: planned once per dataset and rules, then memory-mapped by every process.
+
+A plan is a folder of `.npy` files and a `plan.json` that says what it was planned for. It is
+written under a temporary name and renamed, so a folder that exists is complete; processes that
+start together wait for the first of them.
+"""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from pipeline.dataset.files import DatasetFiles
+from pipeline.packing.plan import RowPlan, plan_rows
+from pipeline.packing.rules import PackingRules
+from schemas.index import ShardIndex
+
+
+@dataclass(frozen=True, eq=False)
+class SampleTable:
+    """Where each of N samples lies, over all shards.
+
+    Attributes:
+        payload_offset: int64 [N], byte position in its tar.
+        payload_bytes: uint32 [N], size.
+        crc32: uint32 [N].
+        num_student_tokens: uint32 [N].
+        num_teacher_tokens: uint32 [N].
+        shard_document_starts: int64 [shards + 1]; shard i owns these samples.
+    """
+
+    payload_offset: NDArray[np.int64]
+    payload_bytes: NDArray[np.uint32]
+    crc32: NDArray[np.uint32]
+    num_student_tokens: NDArray[np.uint32]
+    num_teacher_tokens: NDArray[np.uint32]
+    shard_document_starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.payload_offset)
+
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Raised when the arrays or the packing change, so that an old plan is not taken for a new one."""
+
+_PLANS_FOLDER = "plans"
+
+
+def load_plan(
+    files: DatasetFiles, rules: PackingRules, *, cache_folder: Path
+) -> tuple[RowPlan, SampleTable]:
+    """Return a dataset's plan, memory-mapped, and plan it first where that was not done yet.
+
+    Args:
+        files: the dataset.
+        rules: lengths and conventions.
+        cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
+            in the dataset's folder under `plans/`.
+
+    Raises:
+        DamagedShardError: an index is missing or is not the manifest's.
+
+    Example:
+        >>> plan, samples = load_plan(open_dataset("OUTPUT"), rules, cache_folder=Path("cache"))
+    """
+    folder = plan_folder(files, rules, cache_folder=cache_folder)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _plan(files, rules, folder)
+    return _load(folder, rules)
+
+
+def plan_folder(files: DatasetFiles, rules: PackingRules, *, cache_folder: Path) -> Path:
+    """Return where a plan lies or would lie."""
+    name = f"{files.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
+    beside = Path(files.root) / _PLANS_FOLDER
+    if files.is_local and (
+        (beside / name).exists() or os.access(beside if beside.exists() else files.root, os.W_OK)
+    ):
+        return beside / name
+    return cache_folder / _PLANS_FOLDER / name
+
+
+def _plan(files: DatasetFiles, rules: PackingRules, folder: Path) -> None:
+    started = time.monotonic()
+    columns: dict[str, list[NDArray[np.integer]]] = {}
+    plan = plan_rows(_indices(files, columns), rules)
+    student_padding, teacher_padding = plan.padding()
+    log.info(
+        "planned %d rows of %d documents in %.1f s: %.2f %% student padding, %.2f %% teacher "
+        "padding, %d forced segments",
+        len(plan),
+        plan.shard_document_starts[-1],
+        time.monotonic() - started,
+        100 * student_padding,
+        100 * teacher_padding,
+        plan.num_forced_segments,
+    )
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    arrays |= {name: getattr(plan, name) for name in _PLAN_ARRAYS}
+    about = {
+        "fingerprint": files.manifest.fingerprint,
+        "rules": asdict(rules),
+        "num_rows": len(plan),
+    }
+    _write(folder, arrays, about)
+
+
+def _indices(
+    files: DatasetFiles, columns: dict[str, list[NDArray[np.integer]]]
+) -> Iterator[ShardIndex]:
+    """Yield the indices one by one; keep of each only what reading needs."""
+    for shard in range(len(files.manifest.shards)):
+        index = files.read_index(shard)
+        for name, dtype in _SAMPLE_COLUMNS.items():
+            columns.setdefault(name, []).append(getattr(index, name).astype(dtype))
+        yield index
+
+
+def _write(folder: Path, arrays: dict[str, NDArray[np.generic]], about: dict[str, object]) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, array in arrays.items():
+            np.save(temporary / f"{name}.npy", array)
+        (temporary / "plan.json").write_text(json.dumps(about, indent=1) + "\n")
+        temporary.chmod(0o755)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _load(folder: Path, rules: PackingRules) -> tuple[RowPlan, SampleTable]:
+    def array(name: str) -> NDArray[Any]:
+        # A plain array: indexing the memmap class costs microseconds.
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+
+    try:
+        plan = RowPlan(rules=rules, **{name: array(name) for name in _PLAN_ARRAYS})
+        table = SampleTable(
+            **{name: array(name) for name in _SAMPLE_COLUMNS},
+            shard_document_starts=plan.shard_document_starts,
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"plan {folder} is unreadable ({error}): remove that folder, it is planned again"
+        ) from error
+    return plan, table
+
+
+_PLAN_ARRAYS = tuple(field.name for field in fields(RowPlan) if field.name != "rules")
+_SAMPLE_COLUMNS = {
+    "payload_offset": np.int64,
+    "payload_bytes": np.uint32,
+    "crc32": np.uint32,
+    "num_student_tokens": np.uint32,
+    "num_teacher_tokens": np.uint32,
+}

@@ -1,0 +1,1 @@
+"""Stores and the hub, asked once and not for long."""

@@ -1,0 +1,121 @@
+"""Files of Hugging Face repositories: from the hub, or from its client's cache where it is silent.
+
+The client asks a silent hub six times for every file, for minutes. Here it is asked once.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.remote.first_contact import NoAnswerError, answer_of
+
+
+class HubError(ValueError):
+    """The hub and its client's cache gave no file; the message says why and what to do."""
+
+
+def download_file(source: str, names: Sequence[str]) -> Path:
+    """Return the first file of a repository that is there.
+
+    Args:
+        source: `owner/name` or `name`, or either with `@revision`.
+        names: of files, in order.
+
+    Raises:
+        HubError: none of them, or no repository.
+
+    Example:
+        >>> download_file("gpt2", ["tokenizer.json"]).name
+        'tokenizer.json'
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    repository, revision = _split(source)
+
+    def first_of(local_only: bool) -> Path:
+        for name in names[:-1]:
+            try:
+                found = hf_hub_download(
+                    repository, name, revision=revision, local_files_only=local_only
+                )
+                return Path(found)
+            except EntryNotFoundError:
+                continue
+        found = hf_hub_download(
+            repository, names[-1], revision=revision, local_files_only=local_only
+        )
+        return Path(found)
+
+    return _from_hub_or_cache(source, first_of, " or ".join(names))
+
+
+def download_folder(source: str, patterns: Sequence[str]) -> Path:
+    """Return the folder of a repository's files that match patterns.
+
+    Args:
+        source: `owner/name` or `name`, or either with `@revision`.
+        patterns: of file names.
+
+    Raises:
+        HubError: no repository, or it can't be had.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, revision = _split(source)
+
+    def folder(local_only: bool) -> Path:
+        found = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            local_files_only=local_only,
+        )
+        return Path(found)
+
+    return _from_hub_or_cache(source, folder, "files of a model")
+
+
+def why_silent(source: str) -> str | None:
+    """Return why the hub can't be asked for a repository, None where it answers, whatever it says.
+
+    Example:
+        >>> why_silent("gpt2") is None
+        True
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    repository, revision = _split(source)
+    url = hf_hub_url(repository, "config.json", revision=revision)
+    name = f"the Hugging Face hub ({constants.ENDPOINT})"
+    try:
+        answer_of(lambda: get_hf_file_metadata(url), of=name)
+    except HfHubHTTPError:
+        return None
+    except NoAnswerError as error:
+        return str(error)
+    except Exception as error:  # no network, no such host, no proxy, offline by choice
+        return f"{name} can't be reached ({type(error).__name__}: {_first_line(error)})"
+    return None
+
+
+def _from_hub_or_cache(source: str, load: Callable[[bool], Path], what: str) -> Path:
+    silence = why_silent(source)
+    try:
+        return load(silence is not None)
+    except Exception as error:  # the hub client raises many unrelated types
+        if silence is not None:
+            raise HubError(f"{silence}; and its cache on this machine holds no {what}") from error
+        raise HubError(
+            f"the Hugging Face hub gave no {what} ({type(error).__name__}: {_first_line(error)}); "
+            "check the name, or HF_TOKEN for a gated repository"
+        ) from error
+
+
+def _split(source: str) -> tuple[str, str | None]:
+    repository, _, revision = source.partition("@")
+    return repository, revision or None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,1 @@
+"""A teacher's losses: made, stored, read."""

@@ -1,0 +1,88 @@
+"""Pieces of documents to batches of nearly equal length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.sidecars import DocumentTokens
+
+__all__ = ["plan_batches"]
+
+MAX_PADDING = 0.05
+"""Share of a batch's places that may be padding."""
+
+
+def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the pieces of each batch, longest first; each piece once.
+
+    A batch ends where one more piece would exceed `batch_tokens` places, padding included, or push
+    its padding above `MAX_PADDING`.
+
+    Args:
+        lengths: int64 [P], places of each piece.
+        batch_tokens: places per batch.
+
+    Example:
+        >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
+        [[1, 2], [0, 3]]
+    """
+    order = np.argsort(-lengths, kind="stable")
+    sorted_lengths = lengths[order]
+    totals = np.concatenate([[0], np.cumsum(sorted_lengths)])
+    start = 0
+    while start < len(order):
+        longest = int(sorted_lengths[start])
+        stop = min(len(order), start + max(1, batch_tokens // max(longest, 1)))
+        places = longest * np.arange(1, stop - start + 1)
+        used = totals[start + 1 : stop + 1] - totals[start]
+        # Padding grows with every piece, so the first that is too much ends the batch.
+        num_fitting = int(np.searchsorted(places - used > MAX_PADDING * places, True))
+        stop = start + max(1, min(num_fitting, stop - start))
+        yield order[start:stop]
+        start = stop
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch of pieces.
+
+    Attributes:
+        input_ids: int64 [b, l], 0 after the end.
+        lengths: int64 [b].
+        places: int64 [n], flat places of the tokens whose losses are taken.
+        targets: int64 [n], where those tokens stand among the documents'.
+    """
+
+    input_ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    places: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+def _make_batch(
+    tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
+) -> _Batch:
+    rows, targets, places = [], [], []
+    for number in numbers.tolist():
+        context = rule.context_token(continues=bool(pieces.continues[number]))
+        added = np.array([] if context is None else [context], np.int64)
+        first = int(tokens.starts[pieces.document[number]])
+        start, scored, stop = (
+            first + int(a[number]) for a in (pieces.start, pieces.scored_from, pieces.stop)
+        )
+        rows.append(np.concatenate([added, tokens.input_ids[start:stop]]))
+        # Nothing stands before the first token of a piece without a context token.
+        scored = max(scored, start + 1 - len(added))
+        targets.append(np.arange(scored, stop))
+        places.append(targets[-1] - start + len(added))
+    lengths = np.array([len(row) for row in rows], np.int64)
+    input_ids = np.zeros((len(rows), int(lengths.max())), np.int64)
+    for row, (line, own) in enumerate(zip(rows, places, strict=True)):
+        input_ids[row, : len(line)] = line
+        own += row * input_ids.shape[1]
+    return _Batch(input_ids, lengths, np.concatenate(places), np.concatenate(targets))

@@ -1,0 +1,111 @@
+"""Causal language models of Hugging Face transformers as this project needs them.
+
+The library's own forward pass builds the logits of a whole sequence, in fp32 a gigabyte for 2,048
+tokens of a large vocabulary. Here a model is asked for its last hidden states, and
+`pipeline.guidance.cross_entropy` walks the output layer in chunks.
+
+Rows are packed, and attention must not cross documents. A mask of our own is no way: transformers
+*adds* a boolean one under "eager" attention, so that tokens see the future, and sliding windows are
+lost. It is told positions instead, which start again with every document, no mask and no cache;
+`pipeline.scoring.packed_check` proves at load that a model then keeps documents apart.
+"""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pipeline.remote.hub import why_silent
+from pipeline.scoring.packed_attention import packed_arguments
+from pipeline.scoring.packed_check import keep_documents_apart
+
+# Functions between the output layer's product and the softmax, by their configuration's field.
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def load_language_model(
+    source: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    attention: str | None = None,
+    packed: bool = True,
+) -> PreTrainedModel:
+    """Load a causal language model for evaluation.
+
+    Args:
+        source: a folder, a Hugging Face repository, or a .gguf file (needs `gguf`).
+        dtype: of the weights.
+        device: where it runs; what is checked there holds there.
+        attention: the library's name of an implementation, such as "flash_attention_2"; None: the
+            fastest that is exact.
+        packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
+
+    Raises:
+        ValueError: an output layer that chunked cross entropy does not cover, or documents of a
+            packed row that see each other.
+        OSError: nothing there.
+
+    Example:
+        >>> load_language_model("models/teacher").config.vocab_size
+        151936
+    """
+    path = Path(source)
+    arguments: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    if path.suffix == ".gguf":
+        arguments["gguf_file"] = path.name
+        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **arguments)
+    else:
+        if not path.exists() and why_silent(source) is not None:
+            arguments["local_files_only"] = True  # the cache may have it; asking takes minutes
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **arguments)
+    output_weight(model)
+    model.train(False).to(device)
+    if packed:
+        keep_documents_apart(model, attention)
+    return cast(PreTrainedModel, model)
+
+
+def output_weight(model: PreTrainedModel) -> Tensor:
+    """Return the output layer's weight, [V, H].
+
+    Raises:
+        ValueError: the logits are more than a product with it.
+    """
+    layer = cast(Any, model).get_output_embeddings()
+    if layer is None or getattr(layer, "bias", None) is not None:
+        raise ValueError(f"{type(model).__name__} has no output layer, or one with a bias")
+    for name in _LOGIT_CHANGES:
+        if getattr(model.config, name, None) not in (None, 1, 1.0):
+            raise ValueError(
+                f"{type(model).__name__} changes its logits ({name} = "
+                f"{getattr(model.config, name)}): chunked cross entropy does not cover that"
+            )
+    weight: Tensor = layer.weight
+    return weight
+
+
+def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor) -> Tensor:
+    """Run a model over packed rows; return the states that enter its output layer.
+
+    Args:
+        model: loaded by `load_language_model`, or prepared by `keep_documents_apart`.
+        input_ids: int [rows, T].
+        position_ids: int [rows, T], from 0 in every segment; they alone say where segments start.
+
+    Returns:
+        float [rows, T, H].
+
+    Example:
+        >>> hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"]).shape
+        torch.Size([4, 512, 192])
+    """
+    states: Tensor = model.base_model(
+        input_ids=input_ids.long(),
+        position_ids=position_ids.long(),
+        use_cache=False,
+        **packed_arguments(model, position_ids),
+    ).last_hidden_state
+    return states

@@ -1,0 +1,187 @@
+"""Proof that a model keeps the documents of a packed row apart, made when it is loaded.
+
+Documents are run alone, through transformers' own attention, and packed, as training packs them.
+Their losses must agree. How closely, the model says itself: what its documents' losses would be if
+they saw each other is measured as well. Sliding windows are made shorter than the longest document
+meanwhile, so that they count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.scoring.packed_attention import PACKED_ATTENTION, packed_arguments
+
+_logger = logging.getLogger(__name__)
+
+_ROWS = ((5, 14, 3), (12, 2, 1, 7))  # tokens of each document
+_WINDOW = 6
+_WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
+# Two orders of the same sums differ by rounding; documents that see each other, by much more:
+# (share of that, nats that are rounding in any case).
+_TOLERANCES = {torch.float32: (0.02, 1e-5), torch.bfloat16: (0.1, 0.02), torch.float16: (0.1, 5e-3)}
+
+
+class LeakingRowsError(ValueError):
+    """Documents of a packed row see each other."""
+
+
+def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -> None:
+    """Give a model an attention that keeps packed documents apart, and prove that it does.
+
+    Args:
+        model: on the device where it will run.
+        attention: transformers' name of an implementation, which must pass; None takes ours where
+            it passes, else the model's own.
+
+    Raises:
+        LeakingRowsError: no such attention.
+
+    Example:
+        >>> keep_documents_apart(AutoModelForCausalLM.from_config(config))
+    """
+    own, training = str(model.config._attn_implementation), model.training
+    failures = []
+    model.train(False)
+    try:
+        for candidate in (PACKED_ATTENTION, own) if attention is None else (attention,):
+            failure = _try_attention(model, candidate, own)
+            if failure is None:
+                _logger.info("%s: packed rows by %s", type(model).__name__, candidate)
+                return
+            model.set_attn_implementation(own)
+            failures.append(f"{candidate}: {failure}")
+    finally:
+        model.train(training)
+    raise LeakingRowsError(
+        f"{type(model).__name__} ({model.config.model_type}) can't be run on packed rows: the "
+        f"losses of its documents are not those that each has alone ({'; '.join(failures)}). As a "
+        "teacher let vocag score run it, which takes a document at a time, and train with its "
+        "stored losses (--teacher-losses); as a student it needs rows of one document each, which "
+        "these trainers don't make"
+    )
+
+
+def _try_attention(model: PreTrainedModel, candidate: str, own: str) -> str | None:
+    """Set a model's attention; return what is wrong with it."""
+    for dtype in _dtypes(model):
+        mixed = dtype != model.dtype
+        try:
+            with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
+                failure = _compare(model, candidate, own, dtype)
+        # Whatever a model's own code raises says that this attention is not for it.
+        except (ValueError, TypeError, RuntimeError, KeyError, ImportError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        if failure is not None:
+            return failure
+    return None
+
+
+def _dtypes(model: PreTrainedModel) -> tuple[torch.dtype, ...]:
+    """Return the dtypes in which a model will compute: weights in fp32 often serve mixed ones.
+
+    A GPU has other kernels for them; on a CPU the way is the same.
+    """
+    if model.dtype == torch.float32 and model.device.type == "cuda":
+        return torch.float32, torch.bfloat16
+    return (model.dtype,)
+
+
+def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtype) -> str | None:
+    rows = _documents(model)
+    model.set_attn_implementation(own)
+    whole = _losses_alone(model, rows)
+    with _short_windows(model) as num_windows:
+        alone = _losses_alone(model, rows)
+        leaking = _losses_packed(model, rows, breaks=False)
+        model.set_attn_implementation(candidate)
+        if model.config._attn_implementation != candidate:
+            return "the model can't change its attention"
+        packed = _losses_packed(model, rows, breaks=True)
+    if candidate == PACKED_ATTENTION and num_windows and torch.equal(whole, alone):
+        return "its sliding window can't be made short enough to be tried"
+    if not alone.isfinite().all():
+        _logger.warning(
+            "%s gives a document alone losses that are not finite: packed rows can't be held "
+            "against them",
+            type(model).__name__,
+        )
+        return None
+    share, least = _TOLERANCES[dtype]
+    difference = float((packed - alone).abs().max())
+    allowed = max(share * float((leaking - alone).abs().max()), least)
+    if difference <= allowed:
+        return None
+    return f"they differ by up to {difference:.2g} nats, where rounding would be {allowed:.2g}"
+
+
+def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
+    """Return rows of documents, int64 [length] each."""
+    vocab_size = len(_weight(model))
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [torch.randint(vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
+        for lengths in _ROWS
+    ]
+
+
+def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
+    """Return the losses of all documents but for their first tokens, each run by itself."""
+    states = [
+        model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        for ids in chain(*rows)
+    ]
+    return _losses(model, states, rows)
+
+
+def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool) -> Tensor:
+    """Return the same from packed rows; without breaks, documents see all before them."""
+    input_ids = torch.stack([torch.cat(documents) for documents in rows])
+    places = [torch.cat([torch.arange(len(ids)) for ids in documents]) for documents in rows]
+    more: dict[str, Any] = {}
+    if breaks:
+        more["position_ids"] = torch.stack(places).to(model.device)
+        more |= packed_arguments(model, more["position_ids"])
+    hidden = model.base_model(input_ids=input_ids, use_cache=False, **more).last_hidden_state
+    lengths = [[len(ids) for ids in documents] for documents in rows]
+    states = chain(*(row.split(own) for row, own in zip(hidden, lengths, strict=True)))
+    return _losses(model, list(states), rows)
+
+
+def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor]]) -> Tensor:
+    labels = torch.cat([ids[1:] for ids in chain(*rows)])
+    hidden = torch.cat([own[:-1] for own in states])
+    return linear_cross_entropy(hidden, _weight(model), labels).losses.float()
+
+
+def _weight(model: PreTrainedModel) -> Tensor:
+    weight: Tensor = cast(Any, model).get_output_embeddings().weight
+    return weight
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[int]:
+    """Shorten a model's long sliding windows for a while; give how many there are."""
+    configs = {id(c): c for c in (model.config, getattr(model.base_model, "config", model.config))}
+    found = [
+        (owner, name, getattr(owner, name))
+        for owner in (*configs.values(), *model.modules())
+        for name in _WINDOW_NAMES
+        if isinstance(value := getattr(owner, name, None), int) and value > _WINDOW
+    ]
+    try:
+        for owner, name, _ in found:
+            setattr(owner, name, _WINDOW)
+        yield len(found)
+    finally:
+        for owner, name, value in found:
+            setattr(owner, name, value)

@@ -1,0 +1,135 @@
+"""What scoring reads of a shard, and what it leaves beside it; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.reading import read_samples
+from pipeline.scoring.contexts import Pieces
+from schemas.document import decode_document
+from schemas.errors import DamagedShardError
+from schemas.index import ShardIndex
+from schemas.manifest import ShardRecord
+from schemas.sidecar import (
+    ShardLosses,
+    SidecarRecord,
+    decode_sidecar,
+    encode_sidecar,
+    sidecar_name,
+    to_fp16,
+)
+
+
+@dataclass(frozen=True)
+class DocumentTokens:
+    """The teacher tokens of D documents, laid end to end.
+
+    Attributes:
+        input_ids: int64 [M].
+        starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
+    """
+
+    input_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+
+def read_teacher_tokens(files: DatasetFiles, shard: int, index: ShardIndex) -> DocumentTokens:
+    """Return the teacher tokens of a shard's documents, each verified against the index.
+
+    Args:
+        files: the dataset.
+        shard: its number.
+        index: of the shard, with names.
+
+    Raises:
+        DamagedShardError: the tar is missing or cut.
+        DamagedSampleError: a sample is altered.
+
+    Example:
+        >>> read_teacher_tokens(files, 0, files.read_index(0, with_names=True)).starts[:3]
+        array([  0, 152, 331])
+    """
+    claim = files.shard(shard)
+    record = files.manifest.shards[shard]
+    parts = [np.empty(0, np.int64)]
+    try:
+        with fsspec.open(claim.url, "rb") as file:
+            for _, payload in read_samples(file, index, shard=record.file):
+                parts.append(decode_document(payload).teacher.input_ids.astype(np.int64))
+    except FileNotFoundError as error:
+        raise DamagedShardError(
+            f"{claim.url} is missing: restore it or run beam_jobs.align again"
+        ) from error
+    starts = np.cumsum([0, *map(len, parts[1:])], dtype=np.int64)
+    if not np.array_equal(np.diff(starts), index.num_teacher_tokens):
+        raise DamagedShardError(
+            f"the samples of {claim.url} have other numbers of teacher tokens than its index says: "
+            "restore the shard or run beam_jobs.align again"
+        )
+    return DocumentTokens(np.concatenate(parts), starts)
+
+
+def make_sidecar(
+    losses: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    *,
+    shard: ShardRecord,
+    pieces: Pieces,
+    teacher: str,
+) -> tuple[bytes, SidecarRecord]:
+    """Return a shard's sidecar and what the score manifest says of it.
+
+    Args:
+        losses: float32 [M], nats; NaN where a token has no context.
+        starts: int64 [D + 1], as in `DocumentTokens`.
+        shard: that was scored.
+        pieces: in which.
+        teacher: fingerprint of the `TeacherRule`.
+    """
+    scores = ShardLosses(to_fp16(losses), starts, teacher, shard.sha256)
+    data = encode_sidecar(scores)
+    return data, describe_sidecar(data, scores, shard=shard, pieces=pieces)
+
+
+def accept_sidecar(
+    data: bytes, *, shard: ShardRecord, index: ShardIndex, pieces: Pieces, teacher: str
+) -> SidecarRecord | None:
+    """Return the record of a sidecar that an earlier run has left, None where it is of no use.
+
+    It must decode, belong to this shard's bytes and this teacher, and hold a loss for every token
+    that has a context.
+    """
+    file = sidecar_name(shard.file, teacher)
+    try:
+        scores = decode_sidecar(data, where=file)
+    except ValueError:
+        return None
+    if (scores.teacher, scores.shard_sha256) != (teacher, shard.sha256):
+        return None
+    if not np.array_equal(np.diff(scores.starts), index.num_teacher_tokens):
+        return None
+    return describe_sidecar(data, scores, shard=shard, pieces=pieces)
+
+
+def describe_sidecar(
+    data: bytes, scores: ShardLosses, *, shard: ShardRecord, pieces: Pieces
+) -> SidecarRecord:
+    """Return what the score manifest says of a sidecar."""
+    known = scores.losses[~np.isnan(scores.losses)].astype(np.float64)
+    return SidecarRecord(
+        file=sidecar_name(shard.file, scores.teacher),
+        num_bytes=len(data),
+        sha256=sha256(data).hexdigest(),
+        shard=shard.file,
+        num_tokens=len(scores.losses),
+        num_losses=len(known),
+        loss_sum=float(known.sum()),
+        num_split_documents=pieces.num_split_documents,
+        context_sha256=pieces.context_sha256,
+    )

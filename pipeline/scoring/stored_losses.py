@@ -1,0 +1,320 @@
+"""Losses that a teacher has given once, read beside the shards; the rest of `beam_jobs.score`.
+
+Losses are used only where an online teacher would have given the same: `open_teacher_losses` holds
+the score manifest against the dataset and against the plan of rows, and refuses with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import BinaryIO
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.cache import RemoteFile, ShardCache
+from pipeline.dataset.files import DatasetFiles
+from pipeline.packing.plan import RowPlan
+from pipeline.scoring.contexts import ContextRule, plan_contexts
+from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
+from schemas.manifest import Manifest
+from schemas.sidecar import (
+    ScoreManifest,
+    ShardLosses,
+    SidecarRecord,
+    decode_score_manifest,
+    decode_sidecar,
+)
+
+_MAX_OPEN_SIDECARS = 64
+_AGAIN = "run beam_jobs.score again"
+
+
+@dataclass(frozen=True)
+class ScoreFiles:
+    """A score manifest and where its sidecars lie.
+
+    Attributes:
+        root: the folder: a path, or a URL that `fsspec` reads.
+        manifest: what lies there.
+        path: of the manifest.
+    """
+
+    root: str
+    manifest: ScoreManifest
+    path: str
+
+    def sidecar(self, record: SidecarRecord) -> RemoteFile:
+        """Return a sidecar as the score manifest describes it; a local url is a plain path."""
+        return RemoteFile(f"{self.root}/{record.file}", record.num_bytes, record.sha256)
+
+
+class TeacherLosses:
+    """Reads losses by document; holds open sidecars. Copies for other processes open their own."""
+
+    def __init__(
+        self, scores: ScoreFiles, files: DatasetFiles, plan: RowPlan, cache: ShardCache | None
+    ) -> None:
+        """Use `open_teacher_losses`.
+
+        Args:
+            scores: checked against the dataset.
+            files: the dataset.
+            plan: says which shard holds which document.
+            cache: for a remote dataset.
+        """
+        self.scores = scores
+        self._shards = files.manifest.shards
+        self._shard_starts: list[int] = plan.shard_document_starts.tolist()
+        self._cache = cache
+        self._open: OrderedDict[int, ShardLosses] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave memory maps behind when a worker process gets a copy."""
+        return self.__dict__ | {"_open": OrderedDict()}
+
+    def read(self, document: int, start: int, stop: int) -> NDArray[np.float16]:
+        """Return the losses of some teacher tokens of a document, float16 [stop - start], nats.
+
+        Raises:
+            DamagedShardError: the sidecar is missing or is not the score manifest's.
+
+        Example:
+            >>> losses.read(7, 0, 3)
+            array([2.5  , 0.125, 7.75 ], dtype=float16)
+        """
+        shard = bisect_right(self._shard_starts, document) - 1
+        opened = self._sidecar(shard)
+        first = int(opened.starts[document - self._shard_starts[shard]])
+        return opened.losses[first + start : first + stop]
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Fetch the sidecars of remote shards in the background."""
+        if self._cache is not None:
+            records = self.scores.manifest.sidecars
+            self._cache.prefetch([self.scores.sidecar(records[shard]) for shard in shards])
+
+    def _sidecar(self, shard: int) -> ShardLosses:
+        opened = self._open.get(shard)
+        if opened is not None:
+            self._open.move_to_end(shard)
+            return opened
+        record = self.scores.manifest.sidecars[shard]
+        opened = self._open[shard] = self._read(record, shard)
+        if len(self._open) > _MAX_OPEN_SIDECARS:
+            self._open.popitem(last=False)
+        return opened
+
+    def _read(self, record: SidecarRecord, shard: int) -> ShardLosses:
+        claim = self.scores.sidecar(record)
+        with self._open_file(claim) as file:
+            if not record.num_bytes == file.seek(0, 2):
+                raise _altered(claim.url)
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        if sha256(data).hexdigest() != record.sha256:
+            raise _altered(claim.url)
+        losses = decode_sidecar(data, where=claim.url)
+        expected = (self.scores.manifest.rule.fingerprint, self._shards[shard].sha256)
+        if (losses.teacher, losses.shard_sha256) != expected:
+            raise ForeignLossesError(
+                f"{claim.url} holds losses of teacher {losses.teacher[:16]}… for shard "
+                f"{losses.shard_sha256[:16]}…, not those that {self.scores.path} names: {_AGAIN}"
+            )
+        return losses
+
+    def _open_file(self, claim: RemoteFile) -> BinaryIO:
+        if self._cache is not None:
+            return self._cache.open(claim)
+        try:
+            return open(claim.url, "rb")
+        except FileNotFoundError as error:
+            raise DamagedShardError(f"{claim.url} is missing: {_AGAIN}") from error
+
+
+def open_teacher_losses(
+    source: str, files: DatasetFiles, plan: RowPlan, *, cache: ShardCache | None = None
+) -> TeacherLosses:
+    """Return stored losses, checked to be those that an online teacher would give for a plan.
+
+    Every sidecar's size is compared now, its SHA-256 when a process first reads it.
+
+    Args:
+        source: a score manifest, or the name of a teacher as in `find_scores`.
+        files: the dataset.
+        plan: of the rows that they are for.
+        cache: for a remote dataset.
+
+    Raises:
+        ForeignLossesError: incomplete, or for other data, lengths or conventions.
+        DatasetError: no such scores.
+
+    Example:
+        >>> open_teacher_losses("models/teacher", files, plan).read(0, 0, 2)
+        array([2.5  , 0.125], dtype=float16)
+    """
+    scores = find_scores(source, files.root)
+    require_dataset(scores, files.manifest)
+    _require_complete(scores)
+    _require_contexts(scores, plan)
+    return TeacherLosses(scores, files, plan, cache)
+
+
+def find_scores(source: str, root: str) -> ScoreFiles:
+    """Return the scores that a user names.
+
+    Args:
+        source: path of a score manifest; or, of the scores beside a dataset's shards, what
+            `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
+            fingerprint; "": the only ones there are.
+        root: the dataset's folder.
+
+    Raises:
+        DatasetError: none, or several of that name.
+
+    Example:
+        >>> find_scores("Qwen/Qwen2.5-Math-7B", "aligned").path
+        'aligned/teacher-08e924cac34e2837.json'
+    """
+    if source.endswith(".json"):
+        return _read_scores(source)
+    found = list_scores(root)
+    named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
+    if len(named) == 1:
+        return named[0]
+    there = ", ".join(
+        f'{s.manifest.rule.fingerprint[:16]} ("{s.manifest.source}", {_describe(s)})' for s in found
+    )
+    which = f"{len(named)} teachers are named" if named else "no scores are of teacher"
+    raise DatasetError(
+        f'{which} "{source}" in {root}: name one of {there or "none"} by its first digits, or '
+        "run beam_jobs.score first"
+    )
+
+
+def list_scores(root: str) -> list[ScoreFiles]:
+    """Return every teacher's scores that lie beside a dataset's shards.
+
+    Raises:
+        DatasetError: a score manifest is unreadable.
+    """
+    filesystem, path = fsspec.core.url_to_fs(root)
+    names = sorted(found.rsplit("/", 1)[-1] for found in filesystem.glob(f"{path}/teacher-*.json"))
+    return [_read_scores(f"{root}/{name}") for name in names]
+
+
+def require_dataset(scores: ScoreFiles, manifest: Manifest) -> None:
+    """Check that scores are of a dataset's shards, all of them.
+
+    Raises:
+        ForeignLossesError: they are not.
+    """
+    found, wanted = scores.manifest.dataset, manifest.fingerprint
+    if found != wanted:
+        raise ForeignLossesError(
+            f"{scores.path} was made for dataset {found[:16]}…, this is {wanted[:16]}…: {_AGAIN} "
+            "on this one"
+        )
+    shards = [shard.file for shard in manifest.shards]
+    scored = [record.shard for record in scores.manifest.sidecars]
+    if scored != shards:
+        missing = sorted(set(shards) - set(scored))
+        raise ForeignLossesError(
+            f"{scores.path} lists sidecars of {len(scored)} shards, the dataset has {len(shards)}"
+            f"{', ' + missing[0] + ' is missing' if missing else ''}: {_AGAIN}"
+        )
+    for shard, record in zip(manifest.shards, scores.manifest.sidecars, strict=True):
+        if shard.num_teacher_tokens != record.num_tokens:
+            raise ForeignLossesError(
+                f"{scores.path} has {record.num_tokens} losses for {shard.file}, which has "
+                f"{shard.num_teacher_tokens} teacher tokens: {_AGAIN}"
+            )
+
+
+def _read_scores(path: str) -> ScoreFiles:
+    try:
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{path} does not exist: no teacher has scored the dataset to its end; run "
+            "beam_jobs.score, or again to resume it"
+        ) from error
+    root = path.rsplit("/", 1)[0] if "/" in path else "."
+    filesystem, local = fsspec.core.url_to_fs(root)
+    root = local if "file" in filesystem.protocol else root
+    return ScoreFiles(root, decode_score_manifest(data, where=path), path)
+
+
+def _is_named(manifest: ScoreManifest, name: str) -> bool:
+    source = manifest.source.rstrip("/")
+    names = (source, source.rsplit("/", 1)[-1])
+    is_start = len(name) >= 4 and manifest.rule.fingerprint.startswith(name)
+    return name.rstrip("/") in names or is_start
+
+
+def _describe(scores: ScoreFiles) -> str:
+    rule = scores.manifest.rule
+    return f"{rule.dtype}, {ContextRule.from_json(rule.context).describe()}"
+
+
+def _require_complete(scores: ScoreFiles) -> None:
+    filesystem, _ = fsspec.core.url_to_fs(scores.root)
+    for record in scores.manifest.sidecars:
+        claim = scores.sidecar(record)
+        try:
+            num_bytes = filesystem.size(claim.url)
+        except FileNotFoundError as error:
+            raise ForeignLossesError(f"{claim.url} is missing: {_AGAIN}") from error
+        if num_bytes is not None and num_bytes != claim.num_bytes:
+            raise ForeignLossesError(
+                f"{claim.url} has {num_bytes} bytes, {scores.path} says {claim.num_bytes}: {_AGAIN}"
+            )
+
+
+def _require_contexts(scores: ScoreFiles, plan: RowPlan) -> None:
+    """Check that each token was scored with the context that the plan's rows give it."""
+    scored, rows = ContextRule.from_json(scores.manifest.rule.context), plan.rules
+    online = ContextRule.of_rows(rows)
+    for name in ("first_token_id", "continued_token_id"):
+        then, now = getattr(scored, name), getattr(online, name)
+        if then != now:
+            raise ForeignLossesError(
+                f"{scores.path} was scored with {name} {json.dumps(then)}, these rows have "
+                f"{json.dumps(now)}: give both the same --teacher-context (the scores' is "
+                f"{'none' if then is None else then}), or {_AGAIN}"
+            )
+    if scored.first_token_id is not None and scored.continued_token_id is not None:
+        _require_all_losses(scores)
+    for record, context in zip(scores.manifest.sidecars, plan_contexts(plan), strict=True):
+        if record.context_sha256 != context:
+            raise ForeignLossesError(
+                f"{scores.path} was scored for {scored.describe()}, which splits "
+                f"{record.num_split_documents} documents of {record.shard}; {online.describe()} "
+                "split them elsewhere, so that their tokens see other contexts: train with the "
+                f"lengths of the scores, or {_AGAIN} with --seq-length {rows.seq_length} "
+                f"--teacher-seq-length {rows.teacher_seq_length}"
+            )
+
+
+def _require_all_losses(scores: ScoreFiles) -> None:
+    """Check that no token lacks a loss, since something stands before each."""
+    for record in scores.manifest.sidecars:
+        if record.num_losses != record.num_tokens:
+            raise ForeignLossesError(
+                f"{record.file} has losses of {record.num_losses} tokens where {record.num_tokens} "
+                f"have a context: {_AGAIN}"
+            )
+
+
+def _altered(url: str) -> DamagedShardError:
+    return DamagedShardError(
+        f"{url} is not the sidecar that its score manifest names (size or SHA-256 differs): delete "
+        f"it and {_AGAIN}"
+    )

@@ -1,0 +1,122 @@
+"""A row or a batch of rows as named tensors over one buffer, so that processes pass one tensor."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pipeline.streaming.layout import RowLayout
+
+_FLOAT_FIELDS = ("loss_mask", "teacher_losses")
+
+
+class Rows(Mapping[str, torch.Tensor]):
+    """One row or a batch of rows: a mapping of tensors that all lie in one.
+
+    Fields, for B rows (without B for one row); `pipeline.streaming` defines them:
+        input_ids, labels, position_ids: int32 [B, seq_length].
+        loss_mask: float32 [B, seq_length], 0 or 1.
+        teacher_spans: int32 [B, seq_length, 2].
+        teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length].
+        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
+        num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
+        teacher_losses: float32 [B, teacher_seq_length], nats, NaN where there is none; only where
+            rows are read with `StreamConfig.teacher_losses`.
+    """
+
+    def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:
+        """View `buffer`, int32 [..., layout.num_words]."""
+        self.buffer = buffer
+        self.layout = layout
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a field, a view."""
+        shape = self.layout.shapes.get(name)
+        if shape is None:
+            raise KeyError(
+                f"no field {name!r} but {', '.join(self)}; a DataLoader needs "
+                "collate_fn=pipeline.streaming.collate_rows"
+            )
+        start = self.layout.starts[name]
+        words = self.buffer[..., start : start + int(np.prod(shape))]
+        if name in _FLOAT_FIELDS:
+            words = words.view(torch.float32)
+        return words.view((*words.shape[:-1], *shape))
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the fields' names."""
+        return iter(self.layout.shapes)
+
+    def __len__(self) -> int:
+        """Return the number of fields."""
+        return len(self.layout.shapes)
+
+    @property
+    def student_is_text(self) -> torch.Tensor:
+        """Places of segments that the student learns from, bool [B, seq_length].
+
+        Neither padding nor the place of a damaged sample, whose positions count like any segment's.
+        """
+        return self._is_text("cu_seqlens", self["input_ids"].shape[-1])
+
+    @property
+    def teacher_is_text(self) -> torch.Tensor:
+        """Places of the same segments' teacher tokens, bool [B, teacher_seq_length]."""
+        return self._is_text("teacher_cu_seqlens", self["teacher_input_ids"].shape[-1])
+
+    @property
+    def teacher_has_loss(self) -> torch.Tensor:
+        """Which teacher tokens have a loss, bool [B, teacher_seq_length].
+
+        Those with a context, or a stored loss, in a segment that the student learns from.
+        """
+        stored = "teacher_losses" in self.layout.shapes
+        known = ~self["teacher_losses"].isnan() if stored else self["teacher_position_ids"] > 0
+        return known & self.teacher_is_text
+
+    def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:
+        learned = self["loss_mask"].long()
+        segments = _segments(self["cu_seqlens"], learned.shape[-1])
+        counts = torch.zeros_like(self["cu_seqlens"], dtype=torch.int64)
+        counts.scatter_add_(-1, segments, learned)
+        return counts.gather(-1, _segments(self[bounds], seq_length)) > 0
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
+        """Return the rows on a device, moved as one tensor."""
+        return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout)
+
+    def pin_memory(self) -> "Rows":
+        """Return the rows in page-locked memory; a DataLoader calls this."""
+        return Rows(self.buffer.pin_memory(), self.layout)
+
+
+def _segments(cu_seqlens: torch.Tensor, seq_length: int) -> torch.Tensor:
+    """Return the number of each place's segment, int64 [..., seq_length]."""
+    bounds = cu_seqlens.contiguous()
+    places = torch.arange(seq_length, device=bounds.device, dtype=bounds.dtype)
+    places = places.expand(*bounds.shape[:-1], -1).contiguous()
+    return torch.searchsorted(bounds, places, right=True) - 1
+
+
+def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
+    """Return a batch as one contiguous tensor.
+
+    Raises:
+        ValueError: rows of datasets whose fields have other shapes.
+
+    Example:
+        >>> batch = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))
+        >>> batch["labels"].shape
+        torch.Size([4, 2048])
+    """
+    if isinstance(rows, Rows):
+        return rows
+    layout = rows[0].layout
+    for row in rows:
+        if row.layout is not layout and row.layout != layout:
+            raise ValueError(
+                f"rows of two layouts in one batch, {layout} and {row.layout}: batch each dataset "
+                "by itself, or read both with equal seq_length and teacher_seq_length and put what "
+                "they hold into one dataset"
+            )
+    return Rows(torch.stack([row.buffer for row in rows]), rows[0].layout)

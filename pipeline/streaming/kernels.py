@@ -1,0 +1,243 @@
+"""Loops that write the tokens of samples into the fields of a row."""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.streaming.layout import (
+    ADVANCE,
+    CU_SEQLENS,
+    INPUT_IDS,
+    LABELS,
+    LOSS_MASK,
+    NUM_QUARANTINED,
+    PADDING_ID,
+    POSITION_IDS,
+    SEGMENT,
+    STUDENT,
+    STUDENT_IDS,
+    TEACHER,
+    TEACHER_CU_SEQLENS,
+    TEACHER_IDS,
+    TEACHER_INPUT_IDS,
+    TEACHER_POSITION_IDS,
+    TEACHER_SPANS,
+    WIDTH,
+    SampleTensors,
+)
+
+_ONE = int(np.float32(1.0).view(np.int32))
+
+
+@njit(cache=True, nogil=True)
+def fill_segment(
+    row: NDArray[np.int32],
+    starts: tuple[int, ...],
+    at: tuple[int, int, int],
+    sample: NDArray[np.uint8],
+    tensors: SampleTensors,
+    tokens: tuple[int, int, int, int],
+    added: tuple[int, int, int, int],
+    forced: bool,
+) -> int:
+    """Write a segment; return how many spans leave it against the rules.
+
+    Args:
+        row: int32 [words], the row's buffer.
+        starts: `RowLayout.kernel_starts`.
+        at: the segment's first student place, its first teacher place, its number in the row.
+        sample: uint8, the sample's bytes.
+        tensors: where its tensors lie.
+        tokens: student start, stop, teacher start, stop: the tokens of the document to write.
+        added: ids put before and after the student's and the teacher's tokens, -1 for none.
+        forced: whether spans may leave the segment; they are then empty.
+    """
+    student_start, student_stop, teacher_start, teacher_stop = tokens
+    text = _fill_tokens(
+        row[starts[INPUT_IDS] :],
+        at[STUDENT],
+        sample,
+        tensors[STUDENT_IDS],
+        (student_start, student_stop),
+        added[:2],
+    )
+    end = text + student_stop - student_start + (added[1] >= 0)
+    teacher_text = _fill_tokens(
+        row[starts[TEACHER_INPUT_IDS] :],
+        at[TEACHER],
+        sample,
+        tensors[TEACHER_IDS],
+        (teacher_start, teacher_stop),
+        added[2:],
+    )
+    teacher_end = teacher_text + teacher_stop - teacher_start + (added[3] >= 0)
+    _fill_positions(row[starts[POSITION_IDS] :], at[STUDENT], end)
+    _fill_positions(row[starts[TEACHER_POSITION_IDS] :], at[TEACHER], teacher_end)
+    _fill_labels(row, starts, at[STUDENT], end)
+    spans = row[starts[TEACHER_SPANS] : starts[TEACHER_INPUT_IDS]]
+    # Without a context token nothing predicts the segment's first token: its span has no place.
+    predicted = min(student_stop, student_start + (1 if text == at[STUDENT] else 0))
+    spans[2 * at[STUDENT] + 2 * (student_stop - predicted) : 2 * end] = 0
+    bad = _fill_spans(
+        spans[2 * at[STUDENT] :],
+        sample,
+        tensors,
+        (predicted, student_stop, teacher_start, teacher_stop),
+        teacher_text - teacher_start,
+    )
+    row[starts[CU_SEQLENS] + at[SEGMENT] + 1] = end
+    row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 1] = teacher_end
+    return 0 if forced else bad
+
+
+@njit(cache=True, nogil=True)
+def fill_nothing(
+    row: NDArray[np.int32],
+    starts: tuple[int, ...],
+    at: tuple[int, int, int],
+    stop: tuple[int, int],
+) -> None:
+    """Write a segment without tokens from `at`, as in `fill_segment`, to places `stop`.
+
+    Its positions count from 0 like any segment's.
+    """
+    for field in (INPUT_IDS, LABELS):
+        row[starts[field] + at[STUDENT] : starts[field] + stop[STUDENT]] = PADDING_ID
+    row[starts[LOSS_MASK] + at[STUDENT] : starts[LOSS_MASK] + stop[STUDENT]] = 0
+    row[starts[TEACHER_SPANS] + 2 * at[STUDENT] : starts[TEACHER_SPANS] + 2 * stop[STUDENT]] = 0
+    row[starts[TEACHER_INPUT_IDS] + at[TEACHER] : starts[TEACHER_INPUT_IDS] + stop[TEACHER]] = (
+        PADDING_ID
+    )
+    _fill_positions(row[starts[POSITION_IDS] :], at[STUDENT], stop[STUDENT])
+    _fill_positions(row[starts[TEACHER_POSITION_IDS] :], at[TEACHER], stop[TEACHER])
+    row[starts[CU_SEQLENS] + at[SEGMENT] + 1] = stop[STUDENT]
+    row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 1] = stop[TEACHER]
+
+
+@njit(cache=True, nogil=True)
+def finish_row(
+    row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], num_quarantined: int
+) -> None:
+    """Write the padding after the last segment as a segment, and what does not depend on them."""
+    ends = (
+        starts[LABELS] - starts[INPUT_IDS],
+        starts[TEACHER_POSITION_IDS] - starts[TEACHER_INPUT_IDS],
+    )
+    fill_nothing(row, starts, at, ends)
+    row[starts[CU_SEQLENS]] = 0
+    row[starts[TEACHER_CU_SEQLENS]] = 0
+    row[starts[CU_SEQLENS] + at[SEGMENT] + 2 : starts[TEACHER_CU_SEQLENS]] = ends[STUDENT]
+    row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 2 : starts[NUM_QUARANTINED]] = ends[TEACHER]
+    row[starts[NUM_QUARANTINED]] = num_quarantined
+
+
+@njit(cache=True, nogil=True)
+def _fill_tokens(
+    out: NDArray[np.int32],
+    at: int,
+    sample: NDArray[np.uint8],
+    tensor: tuple[int, int],
+    tokens: tuple[int, int],
+    added: tuple[int, int],
+) -> int:
+    """Write ids with those added around them; return the place of the text's first token."""
+    if added[0] >= 0:
+        out[at] = added[0]
+        at += 1
+    count = tokens[1] - tokens[0]
+    _read(out[at : at + count], sample, tensor, tokens[0])
+    if added[1] >= 0:
+        out[at + count] = added[1]
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _read(
+    out: NDArray[np.int32], sample: NDArray[np.uint8], tensor: tuple[int, int], first: int
+) -> None:
+    """Read little-endian unsigned integers of 1, 2 or 4 bytes."""
+    start, size = tensor
+    values = sample[start + first * size : start + (first + len(out)) * size]
+    if size == 1:
+        _copy(out, values)
+    elif size == 2:
+        _copy(out, values.view(np.uint16))
+    else:
+        _copy(out, values.view(np.uint32))
+
+
+@njit(cache=True, nogil=True)
+def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
+    # A loop: numba compiles `out[:] = values` to one that is not vectorised.
+    for i in range(len(out)):
+        out[i] = values[i]
+
+
+@njit(cache=True, nogil=True)
+def _sum(sample: NDArray[np.uint8], tensor: tuple[int, int], stop: int) -> int:
+    """Return the sum of a tensor's first `stop` values."""
+    start, size = tensor
+    values = sample[start : start + stop * size]
+    if size == 1:
+        return int(values.sum())
+    if size == 2:
+        return int(values.view(np.uint16).sum())
+    return int(values.view(np.uint32).sum())
+
+
+@njit(cache=True, nogil=True)
+def _fill_positions(out: NDArray[np.int32], start: int, stop: int) -> None:
+    places = out[start:stop]
+    for place in range(len(places)):
+        places[place] = place
+
+
+@njit(cache=True, nogil=True)
+def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: int) -> None:
+    """Write labels and loss_mask: each token predicts the next, the last one nothing."""
+    if end == at:
+        return
+    input_ids, labels, loss_mask = (
+        row[starts[INPUT_IDS] :],
+        row[starts[LABELS] :],
+        row[starts[LOSS_MASK] :],
+    )
+    labels[at : end - 1] = input_ids[at + 1 : end]
+    loss_mask[at : end - 1] = _ONE
+    labels[end - 1] = PADDING_ID
+    loss_mask[end - 1] = 0
+
+
+@njit(cache=True, nogil=True)
+def _fill_spans(
+    spans: NDArray[np.int32],
+    sample: NDArray[np.uint8],
+    tensors: SampleTensors,
+    tokens: tuple[int, int, int, int],
+    shift: int,
+) -> int:
+    """Write one span per token of the segment; return how many mapped ones leave the segment.
+
+    `shift` turns a teacher token of the document into a place in the row. This is the longest part
+    of reading a row: apart from the running sum, all loops are without branches, so that they are
+    vectorised.
+    """
+    student_start, student_stop, low, high = tokens
+    length = student_stop - student_start
+    advances, widths = np.empty(length, np.int32), np.empty(length, np.int32)
+    _read(advances, sample, tensors[ADVANCE], student_start)
+    _read(widths, sample, tensors[WIDTH], student_start)
+    starts, start = advances, np.int32(_sum(sample, tensors[ADVANCE], student_start))
+    for i in range(length):
+        start += advances[i]
+        starts[i] = start
+    num_outside = 0
+    for i in range(length):
+        outside = (starts[i] < low) | (starts[i] + widths[i] > high)
+        num_outside += (widths[i] > 0) & outside
+    for i in range(length):
+        stop = starts[i] + widths[i]
+        mask = -np.int32((widths[i] > 0) & (starts[i] >= low) & (stop <= high))
+        spans[2 * i] = (starts[i] + shift) & mask
+        spans[2 * i + 1] = (stop + shift) & mask
+    return num_outside

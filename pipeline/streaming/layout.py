@@ -1,0 +1,82 @@
+"""One row as arrays: where each field lies in the row's buffer, and how segments fill it.
+
+A row is one int32 array, so that a batch is one tensor whatever its fields are. `RowLayout` says
+where each field lies; `fill_segment` writes a segment from its sample's bytes without decoding
+anything else of the document. `pipeline.streaming` describes the fields.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+PADDING_ID = 0
+"""Stands where no token does. Every vocabulary has it; masks keep it out of every loss."""
+
+INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
+TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
+NUM_QUARANTINED = 9
+"""Places of the fields in `RowLayout.kernel_starts`."""
+
+STUDENT, TEACHER, SEGMENT = range(3)
+"""Places in `at`: the next student place, the next teacher place, the number of segments."""
+
+STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH = range(4)
+"""Places in `SampleTensors`."""
+
+SampleTensors = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Position in the sample and bytes per value of: student ids, teacher ids, advance, width."""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The fields of a row.
+
+    Attributes:
+        seq_length: student tokens per row.
+        teacher_seq_length: teacher tokens per row.
+        max_segments: the most segments in a row.
+        with_losses: whether rows hold stored losses of their teacher tokens.
+    """
+
+    seq_length: int
+    teacher_seq_length: int
+    max_segments: int
+    with_losses: bool = False
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each field, in the order of the buffer."""
+        student, teacher = (self.seq_length,), (self.teacher_seq_length,)
+        # One more place for where the padding starts, one for where it ends.
+        bounds = (self.max_segments + 2,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_ids": student,
+            "labels": student,
+            "loss_mask": student,
+            "position_ids": student,
+            "teacher_spans": (self.seq_length, 2),
+            "teacher_input_ids": teacher,
+            "teacher_position_ids": teacher,
+            "cu_seqlens": bounds,
+            "teacher_cu_seqlens": bounds,
+            "num_quarantined_tokens": (),
+        }
+        # Last, so that the kernels' fields stand where they always do.
+        return shapes | ({"teacher_losses": teacher} if self.with_losses else {})
+
+    @cached_property
+    def starts(self) -> dict[str, int]:
+        """First word of each field in the buffer."""
+        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
+        return dict(zip(self.shapes, np.cumsum([0, *sizes]).tolist(), strict=False))
+
+    @cached_property
+    def num_words(self) -> int:
+        """int32 words in a row's buffer."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    @cached_property
+    def kernel_starts(self) -> tuple[int, ...]:
+        """First words of the fields that the kernels write, all but stored losses."""
+        return tuple(start for name, start in self.starts.items() if name != "teacher_losses")

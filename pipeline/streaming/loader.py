@@ -1,0 +1,105 @@
+"""Batches from worker processes through shared memory that is used again and again.
+
+Torch's DataLoader passes every batch in new shared memory. Its pages are faulted in twice, by
+worker and reader, which costs several times what reading the rows does. Here workers write into a
+ring of slots made once, and pass the slot's number; the reader copies the slot.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from pipeline.packing.order import ReplicaBatches
+from pipeline.streaming.batch import Rows
+from pipeline.streaming.layout import RowLayout
+
+_PREFETCHED_BATCHES = 2
+"""Per worker, as DataLoader's own default."""
+
+ReadRows = Callable[[torch.Tensor, Sequence[int]], None]
+"""Writes samples into a buffer, int32 [samples, words]."""
+
+
+class RowLoader:
+    """An iterable of batches, read in this process or by workers."""
+
+    def __init__(
+        self,
+        read: ReadRows,
+        layout: RowLayout,
+        batches: ReplicaBatches,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        """Read `batches` by `read`; see `pipeline.streaming.load_batches`."""
+        self.layout = layout
+        self.batches = batches
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self._read = read
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Rows]:
+        """Yield the batches in order; each stays valid for as long as it is kept."""
+        return self._from_workers() if self.num_workers else self._from_here()
+
+    def _from_here(self) -> Iterator[Rows]:
+        for samples in self.batches:
+            buffer = self._new_buffer()
+            self._read(buffer, samples)
+            yield Rows(buffer, self.layout)
+
+    def _from_workers(self) -> Iterator[Rows]:
+        # A slot is filled anew only after the reader asked for the batch that follows: DataLoader
+        # keeps this many batches under way, and hands out the next one before it returns a batch.
+        num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
+        slots = torch.stack([self._new_buffer() for _ in range(num_slots)])
+        slots.share_memory_()  # type: ignore[no-untyped-call]
+        loader: DataLoader[int] = DataLoader(
+            _SlotFiller(self._read, slots),
+            batch_size=None,
+            sampler=_SlottedBatches(self.batches, num_slots),
+            num_workers=self.num_workers,
+            prefetch_factor=_PREFETCHED_BATCHES,
+        )
+        for slot in loader:
+            buffer = self._new_buffer()
+            # By numpy: torch wakes its threads for a copy, and they compete with the workers.
+            np.copyto(buffer.numpy(), slots[slot].numpy())
+            yield Rows(buffer, self.layout)
+
+    def _new_buffer(self) -> torch.Tensor:
+        shape = (self.batches.micro_batch_size, self.layout.num_words)
+        return torch.empty(shape, dtype=torch.int32, pin_memory=self.pin_memory)
+
+
+@dataclass(frozen=True)
+class _SlottedBatches:
+    """The slot and the samples of each batch."""
+
+    batches: ReplicaBatches
+    num_slots: int
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        for number, samples in enumerate(self.batches):
+            yield number % self.num_slots, samples
+
+
+class _SlotFiller(Dataset[int]):
+    """Reads a batch into its slot, in a worker."""
+
+    def __init__(self, read: ReadRows, slots: torch.Tensor) -> None:
+        self._read = read
+        self._slots = slots
+
+    def __getitem__(self, work: tuple[int, list[int]]) -> int:
+        slot, samples = work
+        self._read(self._slots[slot], samples)
+        return slot

@@ -1,0 +1,198 @@
+"""Samples by number, at random, from local or cached shards, each verified when it is read."""
+
+import json
+import mmap
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.cache import ShardCache
+from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.reading import check_crc32
+from pipeline.packing.saved_plans import SampleTable
+from pipeline.streaming.damage import QuarantinedSample
+from pipeline.streaming.layout import SampleTensors
+from schemas.document import SCHEMA_VERSION
+from schemas.errors import (
+    DamagedSampleError,
+    DamagedShardError,
+    SchemaVersionError,
+)
+from schemas.safetensors_view import read_header, tensor_place
+
+_TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
+_MAX_OPEN_SHARDS = 64
+_MAX_KNOWN_SAMPLES = 4096
+_REMEDY = "restore the shard or run beam_jobs.align again"
+
+
+class SampleReader:
+    """Reads samples by number; holds open shards. Copies for other processes open their own."""
+
+    def __init__(
+        self, files: DatasetFiles, table: SampleTable, cache: ShardCache | None = None
+    ) -> None:
+        """Read `files` through `cache`, or in place where they are local.
+
+        Args:
+            files: the dataset.
+            table: its samples.
+            cache: for a remote dataset.
+        """
+        self._files = files
+        self._table = table
+        self._cache = cache
+        self._shard_starts: list[int] = table.shard_document_starts.tolist()
+        self._open: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._unusable: dict[int, DamagedShardError] = {}
+        self._known: OrderedDict[int, SampleTensors] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave memory maps behind when a worker process gets a copy."""
+        return self.__dict__ | {"_open": OrderedDict()}
+
+    def shard_of(self, document: int) -> int:
+        """Return the shard that holds a document."""
+        return bisect_right(self._shard_starts, document) - 1
+
+    def locate(
+        self, document: int, *, keep: bool = False
+    ) -> tuple[NDArray[np.uint8], SampleTensors]:
+        """Return a sample's bytes, verified, and where its tensors lie.
+
+        Args:
+            document: its number in the dataset.
+            keep: whether to remember it as verified: worth it where a document is read in many
+                segments.
+
+        Raises:
+            DamagedShardError: its shard is missing or has another size or hash.
+            DamagedSampleError: its CRC-32 differs from the index's, or its header is unusable.
+            SchemaVersionError: written by another version of the format.
+        """
+        shard = self.shard_of(document)
+        start = int(self._table.payload_offset[document])
+        stop = start + int(self._table.payload_bytes[document])
+        sample = self._shard(shard)[start:stop]
+        known = self._known.get(document)
+        if known is not None:
+            return sample, known
+        expected = int(self._table.crc32[document])
+        if zlib.crc32(sample) != expected:
+            shard_file, key, _ = self._names(document)
+            check_crc32(sample.data, expected, shard=shard_file, key=key)
+        try:
+            tensors = self._read_header(document, sample)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, SchemaVersionError):
+                raise
+            raise DamagedSampleError(
+                f"{self._where(document)}: no usable header ({error}); {_REMEDY}"
+            ) from error
+        if keep:
+            self._known[document] = tensors
+            if len(self._known) > _MAX_KNOWN_SAMPLES:
+                self._known.popitem(last=False)
+        return sample, tensors
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether shards come through a cache."""
+        return self._cache is not None
+
+    def give_up(self, shard: int, error: DamagedShardError) -> None:
+        """Never read a shard; every sample of it raises `error`."""
+        self._unusable[shard] = error
+
+    def contradiction(self, document: int, what: str) -> DamagedSampleError:
+        """Return the error for a sample whose fields contradict each other or the index."""
+        return DamagedSampleError(f"{self._where(document)}: {what}; {_REMEDY}")
+
+    def describe(self, document: int, error: ValueError) -> QuarantinedSample:
+        """Return what a list of unusable samples says about one."""
+        shard, key, document_id = self._names(document)
+        num_student_tokens = int(self._table.num_student_tokens[document])
+        return QuarantinedSample(shard, key, document_id, num_student_tokens, str(error))
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Fetch remote shards in the background."""
+        if self._cache is not None:
+            self._cache.prefetch([self._files.shard(shard) for shard in shards])
+
+    def _shard(self, shard: int) -> NDArray[np.uint8]:
+        opened = self._open.get(shard)
+        if opened is not None:
+            self._open.move_to_end(shard)
+            return opened
+        if shard in self._unusable:
+            raise self._unusable[shard]
+        try:
+            opened = self._map(shard)
+        except DamagedShardError as error:
+            self._unusable[shard] = error
+            raise
+        self._open[shard] = opened
+        if len(self._open) > _MAX_OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return opened
+
+    def _map(self, shard: int) -> NDArray[np.uint8]:
+        claim = self._files.shard(shard)
+        with self._open_file(shard) as file:
+            num_bytes = file.seek(0, 2)
+            if num_bytes != claim.num_bytes:
+                raise DamagedShardError(
+                    f"{claim.url} has {num_bytes} bytes, the manifest says {claim.num_bytes}: "
+                    f"{_REMEDY}"
+                )
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def _open_file(self, shard: int) -> BinaryIO:
+        claim = self._files.shard(shard)
+        if self._cache is not None:
+            return self._cache.open(claim)
+        try:
+            return Path(claim.url).open("rb")
+        except FileNotFoundError as error:
+            raise DamagedShardError(f"{claim.url} is missing: {_REMEDY}") from error
+
+    def _read_header(self, document: int, sample: NDArray[np.uint8]) -> SampleTensors:
+        """Return where the tensors lie; checks all that the row's kernels rely on."""
+        header, body = read_header(sample.data)
+        version = header["__metadata__"]["schema_version"]
+        if version != str(SCHEMA_VERSION):
+            raise SchemaVersionError(self._where(document), version, SCHEMA_VERSION)
+        num_student = int(self._table.num_student_tokens[document])
+        num_teacher = int(self._table.num_teacher_tokens[document])
+        lengths = (num_student, num_teacher, num_student, num_student)
+        tensors = []
+        for name, length in zip(_TENSORS, lengths, strict=True):
+            start, dtype, shape = tensor_place(header[name], body, len(sample))
+            if shape != (length,):
+                raise ValueError(f"{name} has shape {shape}, the index says {length} tokens")
+            tensors.append((start, dtype.itemsize))
+        return tuple(tensors)  # type: ignore[return-value]
+
+    def _names(self, document: int) -> tuple[str, str, str]:
+        """Return a document's shard, key and id, for messages; reads the shard's index.
+
+        Key and id are empty where the index can't be read either.
+        """
+        shard = self.shard_of(document)
+        record = self._files.manifest.shards[shard]
+        try:
+            index = self._files.read_index(shard, with_names=True)
+        except (OSError, DamagedShardError):
+            return record.file, "", ""
+        place = document - self._shard_starts[shard]
+        return record.file, index.key[place], index.document_id[place]
+
+    def _where(self, document: int) -> str:
+        shard, key, document_id = self._names(document)
+        return f"sample {key} (document {json.dumps(document_id)}) in {shard}"

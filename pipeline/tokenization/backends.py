@@ -1,0 +1,309 @@
+"""The tokenizer libraries behind `pipeline.tokenization`, each behind the same few calls.
+
+`tokenizers` and `sentencepiece` are the references; `gigatoken` is the fast path.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import product
+from typing import Any, NamedTuple, Protocol
+
+import gigatoken
+import numpy as np
+import orjson
+import sentencepiece
+import tokenizers
+from numpy.typing import NDArray
+
+from pipeline.tokenization.definition import (
+    SPACE_PIECE,
+    Conventions,
+    Definition,
+    added_tokens,
+    bare_definition,
+    content_normalizer,
+    content_vocabulary,
+    disarm_control_tokens,
+    keeps_ascii,
+    loses_characters,
+    lost_bytes,
+    model_pieces,
+    read_conventions,
+    spelled_vocabulary,
+    spells_spaces,
+)
+from pipeline.tokenization.offsets import byte_positions
+from pipeline.tokenization.sources import TokenizerError, TokenizerFile
+
+Report = tuple[NDArray[np.uint32], NDArray[np.int64]]
+"""A text's ids [T] and byte ranges [T, 2], as a library reports them."""
+
+
+class Encoded(NamedTuple):
+    """One text's ids, uint32 [T], and a call for the library's report: few texts need it."""
+
+    ids: NDArray[np.uint32]
+    report: Callable[[], Report]
+
+
+class Reference(Protocol):
+    """What every reference tokenizer gives.
+
+    Attributes:
+        vocab_size: one greater than the largest id, added tokens included.
+        conventions: which tokens the model expects around a text.
+        named_tokens: ids of added and control tokens, by the names that their file gives them.
+        added_strings: added tokens that texts may hold.
+        keeps_ascii: whether each ASCII character of a text reaches the tokens.
+        lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
+    """
+
+    vocab_size: int
+    conventions: Conventions
+    named_tokens: Mapping[str, int]
+    added_strings: Sequence[str]
+    keeps_ascii: bool
+    lost_bytes: bytes
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts without added special tokens."""
+
+    def vocabulary(self) -> list[bytes] | None:
+        """Return the bytes that each id stands for, b"" where it stands for none or unknown.
+
+        None where tokens don't spell the text (WordPiece drops white space, for one).
+        """
+
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, b"" where that is not known.
+
+        White space aside, where tokens don't spell the text.
+        """
+
+    def pieces(self) -> dict[str, int]:
+        """Return the model's token strings and their ids, added tokens left out."""
+
+    def normalize(self, text: str) -> str:
+        """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
+
+
+class HuggingFaceReference:
+    """A `tokenizer.json`, read by `tokenizers`."""
+
+    def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
+        """Load the tokenizer; a proven one is not looked at again.
+
+        Raises:
+            TokenizerError: the library does not load it, or would report wrong ids or offsets.
+        """
+        original: Definition = orjson.loads(file.data)
+        self.definition = bare_definition(original)
+        self.control: dict[str, int] = {}
+        try:
+            if not honour_special:
+                self.definition, self.control = disarm_control_tokens(self.definition)
+            if not proven:  # the library itself says best what is wrong with a definition
+                _ = self.tokenizer
+            self.conventions = read_conventions(original)
+        except Exception as error:  # the Rust library raises plain Exception
+            raise TokenizerError(f'tokenizer "{file.source}" does not load: {error!r}') from error
+        self.lost_bytes = lost_bytes(self.definition)
+        self.keeps_ascii = keeps_ascii(self.definition) and min(self.lost_bytes, default=255) > 127
+        self._spells_spaces = spells_spaces(self.definition)
+        self._pieces = model_pieces(original)
+        ids = [*self._pieces.values(), *(token["id"] for token in added_tokens(original))]
+        self.vocab_size = 1 + max(ids, default=-1)
+        self.named_tokens: Mapping[str, int] = {
+            token["content"]: token["id"] for token in added_tokens(original)
+        }
+        hidden = set(self.control.values())
+        self.added_strings: Sequence[str] = [
+            name for name, token_id in self.named_tokens.items() if token_id not in hidden
+        ]
+        if not proven:
+            self._require_usable(file.source)
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, built when it is first needed: on the fast path, seldom."""
+        return tokenizers.Tokenizer.from_str(orjson.dumps(self.definition).decode())
+
+    @cached_property
+    def _normalizer(self) -> tokenizers.normalizers.Normalizer | None:
+        only = orjson.dumps(content_normalizer(self.definition)).decode()
+        normalizer: tokenizers.normalizers.Normalizer | None
+        normalizer = tokenizers.Tokenizer.from_str(only).normalizer
+        return normalizer
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts, once: the library's encodings hold offsets as well."""
+        encoded = []
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids = np.array(encoding.ids, np.uint32)
+            encoded.append(Encoded(ids, partial(self._report, text, ids, encoding)))
+        return encoded
+
+    def vocabulary(self) -> list[bytes] | None:
+        """Return the bytes of each id, see `Reference`."""
+        return spelled_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
+
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, see `Reference`."""
+        return content_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
+
+    def normalize(self, text: str) -> str:
+        """Return the text as tokens spell it."""
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
+        return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
+
+    def pieces(self) -> dict[str, int]:
+        """Return the model's token strings and their ids, added tokens left out."""
+        return self._pieces
+
+    def _report(self, text: str, ids: NDArray[np.uint32], encoding: tokenizers.Encoding) -> Report:
+        """Return ids and ranges, converted from characters to bytes."""
+        characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return ids, byte_positions(text)[characters]
+
+    def _require_usable(self, source: str) -> None:
+        if loses_characters(self.definition):
+            raise TokenizerError(
+                f'tokenizer "{source}" has no unknown token: characters that its BPE lacks vanish '
+                'and shift the offsets behind them; give its model an "unk_token" or byte fallback'
+            )
+        if self.definition["model"].get("dropout"):
+            raise TokenizerError(
+                f'tokenizer "{source}" has BPE dropout {self.definition["model"]["dropout"]}: it '
+                'splits a text differently each time; set "dropout" to null in its file'
+            )
+        for token in added_tokens(self.definition):
+            found = self.tokenizer.token_to_id(token["content"])
+            if found != token["id"]:
+                raise TokenizerError(
+                    f'tokenizer "{source}": added token {token["content"]!r} has id '
+                    f"{token['id']} in the file but the tokenizers library gives it {found}; "
+                    "number added tokens without gaps from the end of the vocabulary"
+                )
+
+
+class SentencePieceReference:
+    """A SentencePiece model (BPE or Unigram), read by `sentencepiece`, which counts bytes."""
+
+    added_strings: Sequence[str] = ()
+    lost_bytes = b""
+
+    def __init__(self, file: TokenizerFile, *, honour_special: bool) -> None:
+        """Load the model.
+
+        Raises:
+            TokenizerError: no SentencePiece model, or special strings should be honoured, which
+                SentencePiece never does.
+        """
+        if honour_special:
+            raise TokenizerError(
+                f'tokenizer "{file.source}": a SentencePiece model never reads special strings in '
+                "a text as control tokens; use its tokenizer.json or leave special strings plain"
+            )
+        self.processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self.processor.LoadFromSerializedProto(file.data)
+        except RuntimeError as error:
+            raise TokenizerError(
+                f'tokenizer "{file.source}" is no SentencePiece model: {error}'
+            ) from error
+        self.vocab_size = int(self.processor.vocab_size())
+        bos = _non_negative(self.processor.bos_id())
+        self.conventions = Conventions(
+            bos_token_id=bos,
+            eos_token_id=_non_negative(self.processor.eos_id()),
+            adds_bos=bos is not None,
+            adds_eos=False,
+        )
+        control = filter(self.processor.is_control, range(self.vocab_size))
+        self.named_tokens: Mapping[str, int] = {
+            self.processor.id_to_piece(place): place for place in control
+        }
+        self.keeps_ascii = self._keeps_ascii()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts; those whose report is asked for are encoded once more."""
+        arrays = self.processor.Encode(list(texts), return_type="numpy", num_threads=1)
+        return [
+            Encoded(array.astype(np.uint32), partial(self._report, text))
+            for text, array in zip(texts, arrays, strict=True)
+        ]
+
+    def vocabulary(self) -> list[bytes]:
+        """Return the bytes of each id, see `Reference`."""
+        table = []
+        for token_id in range(self.vocab_size):
+            piece = self.processor.id_to_piece(token_id)
+            if self.processor.is_byte(token_id):
+                table.append(bytes([int(piece[1:-1], 16)]))
+            elif self.processor.is_control(token_id) or self.processor.is_unknown(token_id):
+                table.append(b"")
+            else:
+                table.append(piece.replace(SPACE_PIECE, " ").encode())
+        return table
+
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, see `Reference`."""
+        return self.vocabulary()
+
+    def pieces(self) -> dict[str, int]:
+        """Return the model's token strings and their ids."""
+        return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
+
+    def normalize(self, text: str) -> str:
+        """Return the text as tokens spell it."""
+        return str(self.processor.Normalize(text)).replace(SPACE_PIECE, " ")
+
+    def _report(self, text: str) -> Report:
+        """Return ids and ranges in bytes: bytes, because bytes are asked for."""
+        report = self.processor.Encode(text.encode(), return_type="offset_mapping")
+        ranges = np.array(report["offsets"], np.int64).reshape(-1, 2)
+        return np.array(report["ids"], np.uint32), ranges
+
+    def _keeps_ascii(self) -> bool:
+        """Return whether normalising keeps every pair of ASCII characters.
+
+        The model's rules are compiled, so they are tried. A dummy prefix and `▁` are no change.
+        """
+        pairs = "".join(
+            f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)
+        )
+        return self.normalize(pairs).removeprefix(" ") == pairs
+
+
+class FastEncoder:
+    """`gigatoken`, which encodes batches 8 to 100 times faster but gives no offsets."""
+
+    def __init__(self, file: TokenizerFile, reference: Reference) -> None:
+        """Load the tokenizer; any exception means that gigatoken does not support it."""
+        if isinstance(reference, HuggingFaceReference):
+            self.tokenizer: Any = gigatoken.Tokenizer.from_json(
+                orjson.dumps(reference.definition).decode()
+            )
+        else:
+            self.tokenizer = gigatoken.Tokenizer.from_sentencepiece(file.data)
+
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return all documents' ids [N], and where each document's start, [D + 1].
+
+        One thread: parallelism comes from workers, which would fight over threads otherwise.
+        """
+        layout: Any = self.tokenizer.encode_batch(list(texts), parallel=False).layout
+        return layout.content.data, layout.offsets.data
+
+
+def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:
+    """Return the reference tokenizer for a file; see `pipeline.tokenization.load_tokenizer`."""
+    if file.kind == "huggingface":
+        return HuggingFaceReference(file, honour_special=honour_special, proven=proven)
+    return SentencePieceReference(file, honour_special=honour_special)
+
+
+def _non_negative(token_id: int) -> int | None:
+    return int(token_id) if token_id >= 0 else None

@@ -1,0 +1,351 @@
+"""What a `tokenizer.json` says of itself: control tokens, spelling, conventions.
+
+Pure functions on its parsed JSON; the library that encodes is in `pipeline.tokenization.backends`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+Definition = dict[str, Any]
+
+SPACE_PIECE = "▁"
+CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
+# What begins a text, and what ends the same family's documents.
+_COUNTERPARTS = {
+    "<|begin_of_text|>": "<|end_of_text|>",
+    "<｜begin▁of▁sentence｜>": "<｜end▁of▁sentence｜>",
+    "<bos>": "<eos>",
+    "<s>": "</s>",
+    "[CLS]": "[SEP]",
+}
+# Post-processors of these may leave BOS out of a text that has one; they often say nothing of it.
+_OPTIONAL_BOS = ("<s>", "[CLS]")
+# What separates documents in pretraining, then what ends a turn of a chat. A model has seen the
+# latter only after its pretraining: before a text it is hardly better than nothing.
+_END_NAMES = (
+    *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|endofdocument|>", "<|eod|>"),
+    *("<eod>", "<eos>", "[EOS]", "<|eos|>", "<EOS_TOKEN>", "</s>", "[SEP]"),
+    *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"),
+)
+
+_ASCII_KEEPING_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "ByteLevel"}
+_TEXT_KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "UnicodeScripts"}
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Which tokens a model expects around a text, as `Tokenizer` describes them."""
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    adds_bos: bool
+    adds_eos: bool
+
+
+def bare_definition(original: Definition) -> Definition:
+    """Return the definition less what adds tokens or changes offsets, such as `trim_offsets`."""
+    return original | {"post_processor": None, "truncation": None, "padding": None}
+
+
+def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str, int]]:
+    """Return the definition with control tokens that no text can spell, and those tokens' ids.
+
+    Each is renamed to a string drawn at random at every load, in the model's vocabulary too: a
+    Unigram model would find it there. Leaving them out instead would shift the ids that
+    `tokenizers` (0.23) gives to the added tokens behind them.
+    """
+    control = control_tokens(definition)
+    names = {content: f"{content}{token_hex(16)}" for content in control}
+    model = dict(definition["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    added = [
+        token | {"content": names.get(token["content"], token["content"])}
+        for token in added_tokens(definition)
+    ]
+    return definition | {"model": model, "added_tokens": added}, control
+
+
+def added_tokens(definition: Definition) -> list[dict[str, Any]]:
+    """Return the added tokens' entries."""
+    return definition.get("added_tokens") or []
+
+
+def model_pieces(definition: Definition) -> dict[str, int]:
+    """Return the model's token strings and their ids, added tokens left out."""
+    vocab = definition["model"]["vocab"]
+    if isinstance(vocab, dict):
+        return vocab
+    return {piece: place for place, (piece, _) in enumerate(vocab)}
+
+
+def spelled_vocabulary(
+    definition: Definition, *, control: Mapping[str, int], vocab_size: int
+) -> list[bytes] | None:
+    """Return the bytes that each id stands for, or None where tokens don't spell the text.
+
+    b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
+    that swallow the white space beside them or look like a dummy prefix.
+    """
+    spell = _speller(definition)
+    return None if spell is None else _table(definition, spell, control, vocab_size)
+
+
+def content_vocabulary(
+    definition: Definition, *, control: Mapping[str, int], vocab_size: int
+) -> list[bytes]:
+    """Return the normalised text that each id stands for, white space aside where it is lost.
+
+    As `spelled_vocabulary`, but of tokens that don't spell the text as well: a WordPiece token
+    stands for its letters.
+    """
+    return _table(definition, _speller(definition) or _reader(definition), control, vocab_size)
+
+
+def content_normalizer(definition: Definition) -> Definition:
+    """Return a definition that does nothing but normalise, and leaves spelling to the tokens.
+
+    The `ByteLevel` normaliser is a spelling: it writes bytes as printable characters.
+    """
+    steps = _steps(definition.get("normalizer"), "normalizers")
+    rewriting = [step for step in steps if step["type"] != "ByteLevel"]
+    normalizer = {"type": "Sequence", "normalizers": rewriting} if rewriting else None
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    return {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+
+
+def spells_spaces(definition: Definition) -> bool:
+    """Return whether `▁` in a token stands for a space."""
+    return not _is_byte_level(definition) and _has_space_pieces(definition)
+
+
+def _table(
+    definition: Definition,
+    spell: Callable[[str], bytes],
+    control: Mapping[str, int],
+    vocab_size: int,
+) -> list[bytes]:
+    table = [b""] * vocab_size
+    model, pieces = definition["model"], model_pieces(definition)
+    for piece, token_id in pieces.items():
+        table[token_id] = spell(piece)
+    for token in added_tokens(definition):
+        swallows = token.get("lstrip") or token.get("rstrip")
+        doubtful = token["content"].startswith(" ") and _puts_space_first(definition)
+        table[token["id"]] = b"" if swallows or doubtful else token["content"].encode()
+    unknown = [pieces.get(model.get("unk_token")), model.get("unk_id")]
+    for token_id in (*control.values(), *unknown):
+        if token_id is not None:
+            table[token_id] = b""
+    return table
+
+
+def keeps_ascii(definition: Definition) -> bool:
+    """Return whether every step before the model keeps each ASCII character of a text.
+
+    Only steps known to do so count; a space put before a word is not a loss.
+    """
+    normalizers = _steps(definition.get("normalizer"), "normalizers")
+    pre_tokenizers = _steps(definition.get("pre_tokenizer"), "pretokenizers")
+    return all(map(_normalizer_keeps_ascii, normalizers)) and all(
+        map(_pre_tokenizer_keeps_text, pre_tokenizers)
+    )
+
+
+def lost_bytes(definition: Definition) -> bytes:
+    """Return the bytes that a byte-level BPE leaves out of a text, because it lacks them.
+
+    A vocabulary made for GGUF, for one, may lack rare bytes. With an unknown token, none is lost.
+    """
+    model = definition["model"]
+    if _speller(definition) is not _spell_byte_level or model.get("unk_token") is not None:
+        return b""
+    pieces = model_pieces(definition)
+    return bytes(byte for piece, byte in BYTE_LEVEL_ALPHABET.items() if piece not in pieces)
+
+
+def loses_characters(definition: Definition) -> bool:
+    """Return whether a BPE of characters leaves out those it lacks, whichever they are."""
+    model = definition["model"]
+    if model.get("type", "BPE") != "BPE" or _speller(definition) is _spell_byte_level:
+        return False
+    fallback = {f"<0x{byte:02X}>" for byte in range(256)} if model.get("byte_fallback") else {""}
+    return model.get("unk_token") is None and not fallback <= set(model_pieces(definition))
+
+
+def read_conventions(definition: Definition) -> Conventions:
+    """Return a model's conventions, by its own vocabulary and post-processor.
+
+    Nothing beside the file counts, so that a file, a folder and a repository give one answer; and
+    `tokenizer_config.json` of a chat model names what ends a turn, not what ends a document.
+    """
+    ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
+    control = control_tokens(definition)
+    template = read_template(definition.get("post_processor"), ids)
+    before, after = template or ([], [])
+    bos_name = next((name for name in _COUNTERPARTS if name in control), None)
+    bos = before[0] if before else control.get(bos_name or "")
+    ends = (_COUNTERPARTS.get(_name_of(bos, control), ""), *_END_NAMES)
+    eos = next((control[name] for name in ends if name in control), None)
+    return Conventions(
+        bos_token_id=bos,
+        eos_token_id=after[0] if after and eos is None else eos,
+        adds_bos=bos is not None
+        and (bool(before) or template is None or bos_name not in _OPTIONAL_BOS),
+        adds_eos=bool(after),
+    )
+
+
+def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
+    return next((name for name, number in names.items() if number == token_id), "")
+
+
+def control_tokens(definition: Definition) -> dict[str, int]:
+    """Return the added tokens that a document must not be able to forge.
+
+    Those marked special, and those in control markup (starting with `<|` or holding `｜`) such as
+    Qwen's `<|fim_prefix|>`, which its own file does not mark. Other added tokens (`<tool_call>`,
+    runs of spaces) are ordinary vocabulary: Hugging Face reads and decodes them as text.
+    """
+    return {
+        token["content"]: token["id"]
+        for token in added_tokens(definition)
+        if token["special"] or CONTROL_MARKUP.match(token["content"])
+    }
+
+
+def _speller(definition: Definition) -> Callable[[str], bytes] | None:
+    """Return what turns a piece into the bytes it stands for, None where nothing does."""
+    model = definition["model"]
+    kind = model.get("type", "BPE")
+    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if kind not in ("BPE", "Unigram") or affixes:
+        return None
+    if _is_byte_level(definition):
+        return _spell_byte_level
+    if _has_space_pieces(definition):
+        fallback = bool(model.get("byte_fallback"))
+        return lambda piece: _spell_sentencepiece(piece, byte_fallback=fallback)
+    return None
+
+
+def _reader(definition: Definition) -> Callable[[str], bytes]:
+    """Return what turns a piece that does not spell the text into what it stands for."""
+    model = definition["model"]
+    before = model.get("continuing_subword_prefix") or ""
+    after = model.get("end_of_word_suffix") or ""
+    if _is_byte_level(definition):
+        return lambda piece: _spell_byte_level(piece.removeprefix(before).removesuffix(after))
+    if _has_space_pieces(definition):
+        before = before or SPACE_PIECE
+    return lambda piece: piece.removeprefix(before).removesuffix(after).encode()
+
+
+def _parts(definition: Definition) -> str:
+    steps = [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    return json.dumps(steps, ensure_ascii=False)
+
+
+def _is_byte_level(definition: Definition) -> bool:
+    return '"ByteLevel"' in _parts(definition)
+
+
+def _has_space_pieces(definition: Definition) -> bool:
+    parts = _parts(definition)
+    return '"Metaspace"' in parts or SPACE_PIECE in parts
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return GPT-2's map from printable characters to the bytes they stand for."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+
+
+def _spell_byte_level(piece: str) -> bytes:
+    try:
+        return bytes([BYTE_LEVEL_ALPHABET[character] for character in piece])
+    except KeyError:
+        return b""
+
+
+def _spell_sentencepiece(piece: str, *, byte_fallback: bool) -> bytes:
+    if byte_fallback and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(SPACE_PIECE, " ").encode()
+
+
+def _steps(part: Mapping[str, Any] | None, nested: str) -> Iterator[Mapping[str, Any]]:
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for inner in part[nested]:
+        yield from _steps(inner, nested)
+
+
+def _normalizer_keeps_ascii(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "Prepend":
+        return bool(step["prepend"] == SPACE_PIECE)
+    if step["type"] == "Replace":
+        return bool(step["pattern"] == {"String": " "} and step["content"] == SPACE_PIECE)
+    return step["type"] in _ASCII_KEEPING_NORMALIZERS
+
+
+def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "Metaspace":
+        return bool(step.get("replacement", SPACE_PIECE) == SPACE_PIECE)
+    if step["type"] in ("Split", "Punctuation"):
+        return bool(step.get("behavior", "Isolated") != "Removed")
+    return step["type"] in _TEXT_KEEPING_PRE_TOKENIZERS
+
+
+def _puts_space_first(definition: Definition) -> bool:
+    steps = [
+        *_steps(definition.get("normalizer"), "normalizers"),
+        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
+    ]
+    return any(
+        step["type"] == "Prepend"
+        or step.get("add_prefix_space", False)
+        or step.get("prepend_scheme", "never") != "never"
+        for step in steps
+    )
+
+
+def read_template(
+    processor: Mapping[str, Any] | None, ids: Mapping[str, int]
+) -> tuple[list[int], list[int]] | None:
+    """Return the tokens put before and after a single text, None where no processor says."""
+    for step in _steps(processor, "processors"):
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            return [step["cls"][1]], [step["sep"][1]]
+        if step["type"] == "TemplateProcessing":
+            before: list[int] = []
+            after: list[int] = []
+            side = before
+            for part in step["single"]:
+                if "Sequence" in part:
+                    side = after
+                else:
+                    side += _template_ids(step, part["SpecialToken"]["id"], ids)
+            return before, after
+    return None
+
+
+def _template_ids(step: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> list[int]:
+    listed = step.get("special_tokens") or {}
+    return list(listed[name]["ids"]) if name in listed else [ids[name]]

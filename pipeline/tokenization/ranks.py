@@ -1,0 +1,257 @@
+"""Rank files to `tokenizer.json`: tiktoken's (Llama 3 and 4, Qwen) and Mistral's tekken.
+
+Such a file lists tokens by the order in which BPE learned them. tiktoken joins the two neighbours
+whose joint is a token of the lowest rank, whichever they are; `tokenizers` wants a list of pairs.
+So every pair of tokens that makes a token is listed, in the order of what it makes. The same ranks
+give the same bytes, whose hash is the tokenizer's identity.
+
+A tiktoken file holds neither the pattern that splits texts nor the control tokens: both are known
+here for the files that models came with, by the files' hashes. Others need `convert_ranks` once.
+"""
+
+import re
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET, Definition
+from pipeline.tokenization.rank_models import KNOWN_RANK_FILES, RankModel
+
+Ranks = Mapping[bytes, int]
+
+_RANK_LINES = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+_CHARACTERS = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
+_TEKKEN_CONTROL_TOKENS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "[TOOL_CONTENT]",
+)
+
+
+class RankFileError(ValueError):
+    """A rank file cannot be converted; the message says why and what to do."""
+
+
+def is_tiktoken(data: bytes) -> bool:
+    r"""Return whether a file's first lines are base64 tokens with their ranks.
+
+    Example:
+        >>> is_tiktoken(b"IQ== 0\nIg== 1\n")
+        True
+    """
+    return _RANK_LINES.match(data) is not None
+
+
+def is_tekken(body: Any) -> bool:
+    """Return whether a parsed JSON file is a tekken tokenizer."""
+    config = body.get("config") if isinstance(body, dict) else None
+    return isinstance(config, dict) and "pattern" in config and isinstance(body.get("vocab"), list)
+
+
+def read_ranks(data: bytes) -> dict[bytes, int]:
+    r"""Return the tokens of a tiktoken file and their ranks.
+
+    Raises:
+        RankFileError: a line is no token and rank.
+
+    Example:
+        >>> read_ranks(b"IQ== 0\nIg== 1\n")
+        {b'!': 0, b'"': 1}
+    """
+    ranks = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            token, rank = line.split()
+            ranks[b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise RankFileError(
+                f"line {number} is no base64 token and rank ({error}): download the file again"
+            ) from error
+    return ranks
+
+
+def convert_tiktoken(data: bytes) -> bytes:
+    """Return the `tokenizer.json` that encodes as a model's code does with its tiktoken file.
+
+    Raises:
+        RankFileError: no file that is known here, or a damaged one.
+    """
+    model = KNOWN_RANK_FILES.get(sha256(data).hexdigest())
+    if model is None:
+        known = ", ".join(known.name for known in KNOWN_RANK_FILES.values())
+        raise RankFileError(
+            f"its {len(data.splitlines())} tiktoken ranks are none of those known here ({known}), "
+            "and a rank file holds no pattern: take pattern, control tokens and normaliser from "
+            "the model's own code, and in Python write what pipeline.tokenization.ranks gives as "
+            "convert_ranks(read_ranks(data), RankModel(name, pattern, control_tokens, normalizer)) "
+            "to a tokenizer.json"
+        )
+    return convert_ranks(read_ranks(data), model)
+
+
+def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
+    r"""Return the `tokenizer.json` of tiktoken ranks; control tokens get the ids after them.
+
+    Args:
+        ranks: tokens' bytes and their ids, 0 to N - 1, all 256 single bytes among them.
+        model: how texts are split, and the control tokens.
+
+    Raises:
+        RankFileError: ids have gaps, or a single byte is no token.
+
+    Example:
+        >>> model = RankModel("mine", r"\s+|\S+", ["<|end|>"])
+        >>> Path("tokenizer.json").write_bytes(convert_ranks(read_ranks(data), model))
+    """
+    control = {token: len(ranks) + place for place, token in enumerate(model.control_tokens)}
+    pieces = _pieces(ranks)
+    return _definition(model, pieces, _merges(pieces), control)
+
+
+def convert_tekken(body: Any) -> bytes:
+    """Return the `tokenizer.json` that encodes as `mistral-common` does with a tekken file.
+
+    Control tokens have the first ids; vocabulary that the file lists beyond the model's is left
+    out, as there.
+
+    Args:
+        body: the parsed JSON file.
+
+    Raises:
+        RankFileError: a field is missing or the control tokens do not fit.
+    """
+    try:
+        config = body["config"]
+        num_control = int(config["default_num_special_tokens"])
+        num_ranks = int(config["default_vocab_size"]) - num_control
+        control = _tekken_control_tokens(body.get("special_tokens"), num_control)
+        ranks = {b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in body["vocab"]}
+        pattern = str(config["pattern"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RankFileError(f"it is no tekken file that can be read: {error!r}") from error
+    ranks = {token: rank for token, rank in ranks.items() if rank < num_ranks}
+    if len(ranks) != num_ranks:
+        raise RankFileError(
+            f"it lists {len(ranks)} tokens of {num_ranks} (default_vocab_size less "
+            "default_num_special_tokens): download the file again"
+        )
+    pieces = _pieces(ranks)
+    vocabulary = {piece: num_control + rank for piece, rank in pieces.items()}
+    clash = vocabulary.keys() & control.keys()
+    if clash:
+        raise RankFileError(f"{sorted(clash)[:3]} are both control tokens and vocabulary")
+    if "<s>" not in control:
+        raise RankFileError(f"it has no control token <s> among {list(control)[:3]}…")
+    model = RankModel("tekken", pattern, list(control), bos_token="<s>")
+    return _definition(model, control | vocabulary, _merges(pieces), control)
+
+
+def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
+    """Return control tokens and ids; places that a file leaves free are filled as Mistral does."""
+    if listed is None:  # files before version 8 rely on the library's list
+        names = dict(enumerate(_TEKKEN_CONTROL_TOKENS))
+    else:
+        names = {int(token["rank"]): str(token["token_str"]) for token in listed}
+    tokens = {names.get(place, f"<SPECIAL_{place}>"): place for place in range(count)}
+    if len(tokens) != count or max(names, default=0) >= count:
+        raise RankFileError(
+            f"its {len(names)} special tokens do not fit default_num_special_tokens {count}"
+        )
+    return tokens
+
+
+def _pieces(ranks: Ranks) -> dict[str, int]:
+    """Return tokens by rank, their bytes in the printable alphabet of byte-level BPE.
+
+    Raises:
+        RankFileError: see `convert_ranks`.
+    """
+    ordered = sorted(ranks.items(), key=lambda entry: entry[1])
+    if [rank for _, rank in ordered] != list(range(len(ordered))):
+        raise RankFileError(
+            f"its {len(ordered)} ranks are not 0 to {len(ordered) - 1}, each once: "
+            "the library would give tokens other ids"
+        )
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise RankFileError(f"single bytes {missing[:5]} are no tokens: a text with them fails")
+    return {token.decode("latin-1").translate(_CHARACTERS): rank for token, rank in ordered}
+
+
+def _merges(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return every pair of tokens that makes a token, by the rank of what it makes.
+
+    tiktoken takes the leftmost of several equal joints and `tokenizers` the pair listed first; no
+    vocabulary was found (random ones of repeating tokens were tried) where that differs.
+    """
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+
+
+def _definition(
+    model: RankModel,
+    vocabulary: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    control: Mapping[str, int],
+) -> bytes:
+    split = {"type": "Split", "pattern": {"Regex": model.pattern}, "behavior": "Isolated"}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    definition: Definition = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added_token(token, token_id) for token, token_id in control.items()],
+        "normalizer": None if model.normalizer is None else {"type": model.normalizer},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [split | {"invert": False}, byte_level | {"use_regex": False}],
+        },
+        "post_processor": _template(model.bos_token, control),
+        "decoder": byte_level | {"use_regex": False},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,  # a piece that is a token is that token
+            "vocab": dict(vocabulary),
+            "merges": list(merges),
+        },
+    }
+    return orjson.dumps(definition)
+
+
+def _added_token(content: str, token_id: int) -> dict[str, Any]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": content, **plain, "special": True}
+
+
+def _template(bos_token: str | None, control: Mapping[str, int]) -> dict[str, Any] | None:
+    if bos_token is None:
+        return None
+    text, second = [
+        [
+            {"SpecialToken": {"id": bos_token, "type_id": place}},
+            {"Sequence": {"id": name, "type_id": place}},
+        ]
+        for place, name in enumerate("AB")
+    ]
+    return {
+        "type": "TemplateProcessing",
+        "single": text,
+        "pair": [*text, *second],
+        "special_tokens": {
+            bos_token: {"id": bos_token, "ids": [control[bos_token]], "tokens": [bos_token]}
+        },
+    }

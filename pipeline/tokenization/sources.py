@@ -1,0 +1,144 @@
+"""Find a tokenizer's file: a Hugging Face repository, a folder, or a file.
+
+Two libraries read them: `tokenizers` a `tokenizer.json`, `sentencepiece` a SentencePiece model.
+Rank files (tiktoken's, Mistral's tekken) become a `tokenizer.json` here. All are read directly: the
+loader classes of `transformers` silently change some tokenizers (its 5.x `LlamaTokenizer` discards
+the normaliser, for one).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import orjson
+
+from pipeline.remote.hub import HubError, download_file
+from pipeline.tokenization.ranks import (
+    RankFileError,
+    convert_tekken,
+    convert_tiktoken,
+    is_tekken,
+    is_tiktoken,
+)
+
+Kind = Literal["huggingface", "sentencepiece"]
+HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
+
+_REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
+_MODEL_FILE = re.compile(r"\.model|\.tiktoken$|^tekken.*\.json$")
+_FILE_SUFFIXES = {".json", ".model", ".tiktoken"}
+
+
+class TokenizerError(ValueError):
+    """A tokenizer cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A tokenizer's file as found.
+
+    Attributes:
+        source: what the user named.
+        kind: which library reads it.
+        data: the file's bytes; those of the `tokenizer.json` that a rank file became.
+    """
+
+    source: str
+    kind: Kind
+    data: bytes
+
+    @property
+    def file_name(self) -> str:
+        """The name under which a dataset keeps its copy."""
+        return HUB_FILES[0] if self.kind == "huggingface" else HUB_FILES[1]
+
+
+def find_tokenizer(source: str) -> TokenizerFile:
+    """Read the tokenizer that a user names.
+
+    Args:
+        source: a `tokenizer.json`, a SentencePiece model, a rank file (tiktoken's of Llama 3, Llama
+            4 or Qwen, or a tekken.json), a folder that holds one, or a Hugging Face repository,
+            `owner/name`, `name` or either with `@revision`.
+
+    Raises:
+        TokenizerError: nothing there, or nothing that can give offsets.
+
+    Example:
+        >>> find_tokenizer("models/llama2").kind
+        'huggingface'
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _read(source, _file_in_folder(path))
+    if path.is_file():
+        return _read(source, path)
+    if _REPOSITORY.fullmatch(source) and path.suffix not in _FILE_SUFFIXES:
+        return _read(source, _download(source))
+    raise TokenizerError(
+        f'tokenizer "{source}": no such file or folder, and no Hugging Face repository name '
+        "(owner/name, or a name such as gpt2); name one of the three"
+    )
+
+
+def _file_in_folder(folder: Path) -> Path:
+    names = sorted(entry.name for entry in folder.iterdir())
+    for name in HUB_FILES:
+        if name in names:
+            return folder / name
+    models = [name for name in names if _MODEL_FILE.search(name)]
+    if len(models) == 1:
+        return folder / models[0]
+    raise TokenizerError(
+        f'tokenizer folder "{folder}" has no tokenizer.json and {len(models)} SentencePiece models '
+        f"or rank files among {names[:12]}: name one file; a slow tokenizer gives no offsets, so "
+        "convert it with AutoTokenizer.from_pretrained(…, use_fast=True).save_pretrained(…)"
+    )
+
+
+def _download(source: str) -> Path:
+    try:
+        return download_file(source, HUB_FILES)
+    except HubError as error:
+        raise TokenizerError(
+            f'tokenizer "{source}": no such file or folder, and {error}'
+        ) from error
+
+
+def _read(source: str, path: Path) -> TokenizerFile:
+    data = path.read_bytes()
+    try:
+        kind, data = _recognise(data, path)
+    except RankFileError as error:
+        raise TokenizerError(f'tokenizer "{source}": {path.name}: {error}') from error
+    return TokenizerFile(source, kind, data)
+
+
+def _recognise(data: bytes, path: Path) -> tuple[Kind, bytes]:
+    """Return which library reads a file, and what it reads."""
+    if data[:64].lstrip()[:1] in (b"{", b"["):
+        return "huggingface", _tokenizer_json(data, path)
+    if is_tiktoken(data):
+        return "huggingface", convert_tiktoken(data)
+    if ".model" in path.name:
+        return "sentencepiece", data
+    raise TokenizerError(
+        f'tokenizer "{path}" is no tokenizer.json, no SentencePiece .model file and no tiktoken '
+        "ranks: name one of these"
+    )
+
+
+def _tokenizer_json(data: bytes, path: Path) -> bytes:
+    try:
+        body = orjson.loads(data)
+    except ValueError as error:
+        raise TokenizerError(f'tokenizer "{path}" is no valid JSON: {error}') from error
+    if is_tekken(body):
+        return convert_tekken(body)
+    if not isinstance(body, dict) or not isinstance(body.get("model"), dict):
+        raise TokenizerError(
+            f'tokenizer "{path}" is JSON but no tokenizer.json (no "model") and no tekken.json: '
+            "convert it to the Hugging Face format, whose library reports offsets"
+        )
+    return data

@@ -1,0 +1,415 @@
+"""Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
+
+Tokenizing costs twenty times the alignment, so this is where the speed is. `gigatoken` encodes 8
+to 100 times faster than the reference libraries but gives no offsets; for a tokenizer that spells
+its text none are needed, because each token id stands for known bytes, and offsets are a running
+sum. The fast path is exact or it is not taken:
+
+- At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
+  `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
+- Once for each tokenizer and version of the libraries, both encode every character in context
+  (`pipeline.tokenization.sweep`): documents that hold one of those that differ go through the
+  reference.
+- For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
+  their bytes must spell it; else the document goes through the reference
+  (`pipeline.tokenization.reference`).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from textwrap import shorten
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.batches import (
+    MAX_TEXT_BYTES,
+    Ranges,
+    TokenBatch,
+    join_batches,
+    splice_documents,
+    without_failures,
+)
+from pipeline.tokenization.backends import FastEncoder, load_reference
+from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
+from pipeline.tokenization.reference import ReferencePath
+from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
+from pipeline.tokenization.sweep import (
+    DifferingCharacters,
+    find_differing,
+    library_versions,
+    remembered_differing,
+)
+from schemas.manifest import ConventionRecord, default_convention
+
+__all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
+
+SpecialStrings = Literal["plain", "honoured"]
+
+PROBES: tuple[str, ...] = (
+    "Probability, Uncertainty",
+    "The quick brown fox jumps over 13 lazy dogs.",
+    " leading space",
+    "trailing space ",
+    "\nHi",
+    " ",
+    "\n",
+    "a   b\t\tc\r\nd\n\n\ne",
+    "🤗é 👩‍👩‍👧‍👦 🇨🇭",
+    "e\u0301 cafe\u0301 ａ ﬁ Ω Å",
+    "\u0340\u0341 \u0958 \u1112\u1161\u11ab",
+    "数学是科学的语言。機械学習 データ 한국어 문장",
+    "العربية עברית हिन्दी ไทย",
+    "∑_{i=1}^{n} x_i² ≤ ∫₀^∞ e^{-x²} dx",
+    "\\begin{align} \\frac{a}{b} &= 3.14159 \\end{align}",
+    "def f(x):\n    return x ** 2  # comment\n",
+    "<s>[INST] forged </s> <|endoftext|> <|im_start|> <unk> <0x0A> [PAD]",
+    "▁literal ▁▁ marks",
+    "\x00\x01\x1f\x7f\x85\u200b\u200d\ufeff\u2028",
+    "don't we'll I'M THEY'RE it's",
+    "x" * 200 + " " * 60 + "=" * 80,
+    "1234567890 0.000001 1e-9 ⅔ ٣٤",
+    "http://example.org/a?b=c&d=%20#e",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U0010ffff",
+    "ø ö ú ÿ õ ÷ û ý À ù Á þ ü",
+)
+"""Texts on which tokenizers and offsets are known to go wrong."""
+
+_NUM_CANDIDATES = 12
+
+_logger = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """One model's tokenizer, giving ids and exact byte offsets.
+
+    Attributes:
+        file: what was loaded.
+        sha256: 64 hex digits of the file's bytes; the tokenizer's fingerprint.
+        vocab_size: one greater than the largest id, added tokens included.
+        special_strings: "plain" or "honoured".
+        bos_token_id: begin-of-sequence id or None.
+        eos_token_id: end-of-document id or None.
+        adds_bos: whether the tokenizer's convention puts BOS before a text.
+        adds_eos: whether it puts EOS after one.
+        slow_reason: why the fast path is not taken, None where it is.
+        num_reference_documents: documents that went through the reference so far.
+    """
+
+    def __init__(
+        self,
+        file: TokenizerFile,
+        special_strings: SpecialStrings,
+        *,
+        fast: bool,
+        proven: bool,
+        differing: DifferingCharacters | None,
+    ) -> None:
+        """Use `load_tokenizer`."""
+        self.file = file
+        self.sha256 = sha256(file.data).hexdigest()
+        self.special_strings = special_strings
+        self._reference = load_reference(
+            file, honour_special=special_strings == "honoured", proven=proven
+        )
+        self.vocab_size = self._reference.vocab_size
+        conventions = self._reference.conventions
+        self.bos_token_id = conventions.bos_token_id
+        self.eos_token_id = conventions.eos_token_id
+        self.adds_bos = conventions.adds_bos
+        self.adds_eos = conventions.adds_eos
+        self.num_reference_documents = 0
+        self._reference_path = ReferencePath(self._reference)
+        self._vocabulary = self._reference_path.vocabulary
+        self._fast: FastEncoder | None = None
+        self.slow_reason = self._load_fast(fast)
+        self._differing: DifferingCharacters | None = DifferingCharacters(())
+        if not proven:  # probes are tried whatever characters they hold
+            self._require_usable()
+            self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
+        self._differing = differing
+
+    @property
+    def source(self) -> str:
+        """What the user named."""
+        return self.file.source
+
+    @property
+    def file_name(self) -> str:
+        """Name of the tokenizer's file in a dataset."""
+        return self.file.file_name
+
+    @property
+    def file_bytes(self) -> bytes:
+        """The tokenizer's file."""
+        return self.file.data
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path is taken."""
+        return self._fast is not None
+
+    @property
+    def differing(self) -> DifferingCharacters:
+        """Characters whose documents take the reference; found when first asked for, in seconds."""
+        if self._fast is None:
+            return DifferingCharacters(())
+        if self._differing is None:
+            key = f"{self.sha256} {self.special_strings} {library_versions()}"
+            compare = partial(self._gives_same_ids, self._fast)
+            self._differing = remembered_differing(key, partial(find_differing, compare))
+        return self._differing
+
+    @property
+    def around_text(self) -> ConventionRecord:
+        """What rows put around a text unless the user says otherwise."""
+        return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for.
+
+        b"" where it stands for none or for none that is known: control tokens, the unknown token,
+        every token of a model that does not spell its text (WordPiece), ids out of range.
+        """
+        known = self._vocabulary.entries
+        return known[token_id] if 0 <= token_id < len(known) else b""
+
+    def base_vocabulary(self) -> dict[str, bytes]:
+        """Return the model's own token strings and the bytes they stand for.
+
+        Added tokens are left out.
+        """
+        pieces = self._reference.pieces()
+        return {piece: self.token_bytes(token_id) for piece, token_id in pieces.items()}
+
+    def find_token(self, name: str) -> int:
+        """Return the id of a token that a user names.
+
+        Args:
+            name: its string as the tokenizer's file has it, or its id in digits.
+
+        Raises:
+            TokenizerError: no such token; the message lists those that could be meant.
+
+        Example:
+            >>> load_tokenizer("qwen2_5").find_token("<|endoftext|>")
+            151643
+        """
+        if name.isascii() and name.isdigit() and int(name) < self.vocab_size:
+            return int(name)
+        named = self._reference.named_tokens
+        token_id = named.get(name, self._reference.pieces().get(name))
+        if token_id is None:
+            first = ", ".join(list(named)[:_NUM_CANDIDATES]) or "none"
+            more = len(named) - _NUM_CANDIDATES
+            raise TokenizerError(
+                f'tokenizer "{self.source}" has no token "{name}" (ids are 0 … '
+                f"{self.vocab_size - 1}); its added and control tokens are {first}"
+                f"{f' and {more} more' if more > 0 else ''}"
+            )
+        return token_id
+
+    def token_name(self, token_id: int) -> str:
+        """Return a token's string as the tokenizer's file has it, "" where it has none.
+
+        Example:
+            >>> load_tokenizer("qwen2_5").token_name(151643)
+            '<|endoftext|>'
+        """
+        every = (*self._reference.named_tokens.items(), *self._reference.pieces().items())
+        return next((name for name, found in every if found == token_id), "")
+
+    def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
+        """Tokenize documents, each by itself, without special tokens around it.
+
+        Args:
+            texts: the documents' UTF-8 bytes.
+
+        Returns:
+            ids and exact byte offsets; what could not be tokenized is in `failures`.
+
+        Example:
+            >>> load_tokenizer("qwen2_5").tokenize_batch([b"Hi there"]).byte_offsets.tolist()
+            [[0, 2], [2, 8]]
+        """
+        failures = _unusable(texts)
+        if not failures:
+            return self._tokenize_decodable(texts)
+        blanked = [b"" if d in failures else text for d, text in enumerate(texts)]
+        batch = self._tokenize_decodable(blanked)
+        return without_failures(replace(batch, failures={**batch.failures, **failures}))
+
+    def find_unproven(
+        self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
+    ) -> list[int]:
+        """Return the tokens of a text whose bytes do not hold what the tokens stand for.
+
+        Trusts nothing that offsets were made with; see `pipeline.tokenization.offset_proof`.
+
+        Args:
+            input_ids: integers [T].
+            byte_offsets: [T, 2], ranges of the text's bytes.
+            text: UTF-8 bytes.
+        """
+        return self._reference_path.find_unproven(input_ids, byte_offsets, text)
+
+    def check_fast_path(self, texts: Sequence[bytes]) -> None:
+        """Encode texts with both paths; one difference disables the fast one for good.
+
+        Args:
+            texts: UTF-8 bytes, such as a job's first documents.
+        """
+        if self._fast is None:
+            return
+        unusable = _unusable(texts)
+        decodable = [text for d, text in enumerate(texts) if d not in unusable]
+        counted = self.num_reference_documents
+        difference = self._find_difference(self._fast, decodable)
+        self.num_reference_documents = counted
+        if difference is not None:
+            self._fast = None
+            self.slow_reason = f"gigatoken's {difference}"
+            _logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
+
+    def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
+        """Compare both paths, and the encoders themselves: a document may hide a difference.
+
+        A text with an id that stands for no bytes always goes to the reference, so encoders may
+        differ there (gigatoken reads `<s>` in a text as a SentencePiece model's control token).
+        """
+        fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
+        for name in ("cu_tokens", "input_ids", "byte_offsets"):
+            if not np.array_equal(getattr(fast, name), getattr(slow, name)):
+                return f"{name} differ from the reference's on {len(texts)} probe texts"
+        input_ids, cu_tokens = encoder.encode_batch(texts)
+        for d in np.flatnonzero(~self._differing_in(texts)).tolist():
+            ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
+            expected = slow.input_ids[slow.cu_tokens[d] : slow.cu_tokens[d + 1]]
+            if not np.array_equal(ids, expected) and self._vocabulary.all_known(ids):
+                return f"input_ids differ from the reference's on probe text {d} of {len(texts)}"
+        return None
+
+    def _tokenize_decodable(self, texts: Sequence[bytes]) -> TokenBatch:
+        """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""
+        return self._tokenize_either(texts, self._tokenize_reference)
+
+    def _tokenize_either(
+        self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
+    ) -> TokenBatch:
+        if self._fast is None:
+            return reference(texts)
+        input_ids, cu_tokens = self._fast.encode_batch(texts)
+        byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
+        proven &= ~self._differing_in(texts)
+        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
+        unproven = np.flatnonzero(~proven)
+        if len(unproven) == 0:
+            return batch
+        return splice_documents(batch, unproven, reference([texts[d] for d in unproven]))
+
+    def _differing_in(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Return which texts hold a character on which the encoders differ, bool [D]."""
+        if all(text.isascii() for text in texts):
+            return np.zeros(len(texts), np.bool_)
+        return self.differing.in_texts(texts)
+
+    def _gives_same_ids(self, encoder: FastEncoder, texts: Sequence[str]) -> NDArray[np.bool_]:
+        input_ids, cu_tokens = encoder.encode_batch([text.encode() for text in texts])
+        fast = np.split(input_ids, cu_tokens[1:-1])
+        slow = self._reference.encode_batch(texts)
+        same = [np.array_equal(a, b.ids) for a, b in zip(fast, slow, strict=True)]
+        return np.array(same, np.bool_)
+
+    def _load_fast(self, wanted: bool) -> str | None:
+        if not wanted:
+            return "switched off"
+        if not self._reference_path.spells:
+            return "its tokens do not spell the text (WordPiece or another lossy model)"
+        try:
+            self._fast = FastEncoder(self.file, self._reference)
+        except Exception as error:  # gigatoken raises many types for what it does not support
+            reason = shorten(str(error), width=100, placeholder=" …")
+            return f"gigatoken does not support it: {reason}"
+        return None
+
+    def _require_usable(self) -> None:
+        """Refuse a tokenizer whose offsets can't be trusted even on plain text."""
+        text = PROBES[1].encode()
+        batch = self._tokenize_reference([text, *(probe.encode() for probe in PROBES)])
+        self.num_reference_documents = 0
+        covered = np.zeros(len(text), bool)
+        for start, end in batch.byte_offsets[: batch.cu_tokens[1]]:
+            covered[start:end] = True
+        missing = [place for place in np.flatnonzero(~covered) if text[place : place + 1] != b" "]
+        if missing or batch.failures:
+            raise TokenizerError(
+                f'tokenizer "{self.source}" is lossy beyond repair: its offsets leave '
+                f"{len(missing)} of {len(text)} bytes of plain English uncovered "
+                f"and fail on {len(batch.failures)} probe texts "
+                f"{list(batch.failures.values())[:1]}; use the fast tokenizer.json of the model"
+            )
+
+    def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
+        """Tokenize with the reference, some at a time, long ones in pieces: it takes memory."""
+        self.num_reference_documents += len(texts)
+        return join_batches([self._tokenize_group(group) for group in group_texts(texts)])
+
+    def _tokenize_group(self, texts: Sequence[bytes]) -> TokenBatch:
+        if len(texts[0]) <= LONG_TEXT_BYTES:
+            return self._reference_path.tokenize(texts)
+        piece = partial(self._tokenize_either, reference=self._reference_path.tokenize)
+        return tokenize_in_pieces(texts[0], piece)
+
+    def _own_probes(self) -> list[str]:
+        """Return texts with this tokenizer's own added tokens, plain and among others."""
+        strings = self._reference.added_strings
+        return [*strings, " ".join(strings), "".join(f"a{string}b" for string in strings)]
+
+
+def load_tokenizer(
+    source: str,
+    *,
+    special_strings: SpecialStrings = "plain",
+    fast: bool = True,
+    proven: bool = False,
+    differing: DifferingCharacters | None = None,
+) -> Tokenizer:
+    """Load a tokenizer and prove its fast path on the hard cases.
+
+    Args:
+        source: a file, a folder or a Hugging Face repository; see `find_tokenizer`.
+        special_strings: "plain" reads `<s>` or `<|endoftext|>` in a document as plain text, so
+            that no document can forge a control token; "honoured" reads them as their tokens.
+        fast: False never takes the fast path.
+        proven: nothing is tried, because the same bytes were loaded with the same options and
+            libraries before, as a job's launcher does for its workers.
+        differing: characters whose documents take the reference, where they are known.
+
+    Raises:
+        TokenizerError: not found, or a tokenizer that can't give offsets.
+    """
+    if special_strings not in ("plain", "honoured"):
+        raise TokenizerError(
+            f'special_strings "{special_strings}" is unknown; use "plain" or "honoured"'
+        )
+    return Tokenizer(
+        find_tokenizer(source), special_strings, fast=fast, proven=proven, differing=differing
+    )
+
+
+def _unusable(texts: Sequence[bytes]) -> dict[int, str]:
+    """Return why texts are too long or not UTF-8, by their place."""
+    failures: dict[int, str] = {}
+    for document, text in enumerate(texts):
+        if len(text) > MAX_TEXT_BYTES:
+            failures[document] = f"{len(text)} bytes of text, more than {MAX_TEXT_BYTES}: split it"
+        elif not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                failures[document] = f"not valid UTF-8 at byte {error.start}"
+    return failures

@@ -1,0 +1,194 @@
+"""`python -m pipeline.validate OUTPUT`: is every byte of this dataset what it says it is?"""
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import groupby
+
+from tqdm import tqdm
+
+from pipeline.dataset.reading import read_manifest
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_plural,
+    format_short,
+    printable,
+)
+from pipeline.validate.dataset import ValidationReport, validate_dataset
+from pipeline.validate.findings import DATASET_CHECKS, SHARD_CHECKS, Finding
+
+CLEAN, FOUND, CANNOT_RUN = 0, 1, 2
+SHOWN_PER_CHECK = 10
+BYTES_PER_PROCESS = 512 << 20
+"""Starting a process costs as much as checking some hundred megabytes."""
+
+_EPILOG = f"""\
+checks:
+{{checks}}
+
+examples:
+  vocag validate aligned
+      Check every file, member, sample and token.
+  vocag validate aligned --tokenizers --processes 8
+      Tokenize kept text again, too (align with --keep-text), with 8 processes.
+  vocag validate aligned --teacher models/teacher
+      Score some documents again, and compare with what vocag score has stored.
+  vocag validate gs://bucket/aligned --json > findings.json
+      Any store that fsspec opens; all findings for a program.
+
+exit status: {CLEAN} no findings, {FOUND} findings, {CANNOT_RUN} could not run.
+"""
+
+
+@dataclass(frozen=True)
+class ValidateOptions:
+    """What to check, and how to say it.
+
+    Attributes:
+        dataset: folder, URL or manifest.
+        tokenizers: tokenize kept text again.
+        teacher: score some documents again with this model.
+        seed: which documents; None for others each time.
+        json: print one JSON object instead of text.
+        processes: how many check shards at once, 0 to choose by size.
+    """
+
+    dataset: str
+    tokenizers: bool = False
+    teacher: str | None = None
+    seed: int | None = None
+    json: bool = False
+    processes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not self.dataset:
+            raise ValueError("OUTPUT is empty: name a dataset's folder or manifest")
+        if self.seed is not None and self.teacher is None:
+            raise ValueError(f"--seed {self.seed} chooses what --teacher scores again: give both")
+        if self.processes < 0:
+            raise ValueError(f"--processes {self.processes}: it must be 0 or more")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        options = ValidateOptions(**vars(arguments))
+        report = _validate(options)
+    except (ValueError, OSError, BrokenProcessPool) as error:
+        print(f"validate: {printable(str(error))}", file=sys.stderr)
+        return CANNOT_RUN
+    if options.json:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        print("\n".join(render_text(report)))
+    return FOUND if report.findings else CLEAN
+
+
+def render_text(report: ValidationReport) -> Iterator[str]:
+    """Yield the lines of the report for people: findings by check and shard, then a summary."""
+    for (check, shard), group in groupby(report.findings, key=lambda f: (f.check, f.shard)):
+        findings = list(group)
+        for finding in findings[:SHOWN_PER_CHECK]:
+            yield _render(finding)
+        if len(findings) > SHOWN_PER_CHECK:
+            rest = format_count(len(findings) - SHOWN_PER_CHECK)
+            yield f"{check}: {printable(shard)}: {rest} more like these (--json lists all)"
+    for note in report.notes:
+        yield f"note: {printable(note)}"
+    yield from _summary(report)
+
+
+def _validate(options: ValidateOptions) -> ValidationReport:
+    # disable=None: no bar where stderr is no terminal.
+    with tqdm(unit="B", unit_scale=True, desc="validating", disable=None, leave=False) as bar:
+        bar.total = _num_bytes(options.dataset)
+        worthwhile = (bar.total or 0) // BYTES_PER_PROCESS
+        num_processes = options.processes or max(1, min(os.cpu_count() or 1, worthwhile))
+        return validate_dataset(
+            options.dataset,
+            with_tokenizers=options.tokenizers,
+            teacher=options.teacher,
+            seed=options.seed,
+            num_processes=num_processes,
+            advance=bar.update,
+        )
+
+
+def _num_bytes(dataset: str) -> int | None:
+    """Return how much there is to read; a damaged manifest is reported later, not here."""
+    try:
+        return read_manifest(dataset).totals["num_bytes"]
+    except (ValueError, TypeError):
+        return None
+
+
+def _render(finding: Finding) -> str:
+    place = [part for part in (finding.shard, finding.key) if part]
+    return printable(": ".join([finding.check, *place, finding.message]))
+
+
+def _summary(report: ValidationReport) -> Iterator[str]:
+    totals = report.totals
+    if totals:
+        seconds = max(report.elapsed_seconds, 1e-9)
+        yield (
+            f"{format_plural(totals['num_shards'], 'shard')}, "
+            f"{format_plural(totals['num_documents'], 'document')}, "
+            f"{format_short(totals['num_student_tokens'])} student tokens, "
+            f"{format_bytes(totals['num_bytes'])} in {format_duration(seconds)} "
+            f"({format_short(totals['num_student_tokens'] / seconds)} student tokens/s)"
+        )
+    counts = Counter(finding.check for finding in report.findings)
+    if not counts:
+        yield f"clean: {printable(report.dataset)} keeps every rule"
+        return
+    parts = ", ".join(f"{check} {format_count(count)}" for check, count in sorted(counts.items()))
+    yield f"{format_plural(sum(counts.values()), 'finding')}: {parts}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    checks = {**DATASET_CHECKS, **SHARD_CHECKS}
+    width = max(map(len, checks))
+    lines = "\n".join(f"  {name:{width}}  {text}" for name, text in checks.items())
+    parser = argparse.ArgumentParser(
+        prog="vocag validate",
+        description="Check a dataset: is every byte what manifest, index and samples say it is?",
+        epilog=_EPILOG.format(checks=lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("dataset", metavar="OUTPUT", help="folder, URL or manifest of a dataset")
+    parser.add_argument(
+        "--tokenizers",
+        action="store_true",
+        help="tokenize kept text again, on the reference path, with the dataset's own tokenizers",
+    )
+    parser.add_argument(
+        "--teacher",
+        metavar="MODEL",
+        help="score some documents again with this model, and compare with the stored losses",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="score the documents again that this seed chooses, as a report names it (default: "
+        "others each time)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object with everything")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="check N shards at once (default: as many as the size of the dataset is worth)",
+    )
+    return parser

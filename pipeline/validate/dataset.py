@@ -1,0 +1,286 @@
+"""Check a whole dataset: the manifest, every shard, and what only shows across shards."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from importlib.util import find_spec
+from multiprocessing import get_context
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
+from pipeline.validate.findings import Finding, Report
+from pipeline.validate.scores import check_scores
+from pipeline.validate.shard import (
+    Advance,
+    ShardResult,
+    check_digest,
+    check_shard,
+    describe,
+    open_file,
+)
+from pipeline.validate.tar import digest_file
+from schemas.errors import DatasetError, SchemaVersionError
+from schemas.manifest import (
+    MANIFEST_FILE,
+    DeadLetterRecord,
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    decode_manifest,
+)
+
+FLOAT_TOLERANCE = 1e-9
+"""Relative; sums of floats depend on the order of their parts."""
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """What validation found.
+
+    Attributes:
+        dataset: its folder or URL.
+        fingerprint: as computed from the manifest's content, "" where it can't be read.
+        findings: every broken rule, ordered by check, shard and key.
+        notes: what could not be checked, and why.
+        totals: shards, documents, tokens and bytes, as the manifest says.
+        elapsed_seconds: wall time.
+    """
+
+    dataset: str
+    fingerprint: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    totals: dict[str, int]
+    elapsed_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; `clean` says whether there are no findings."""
+        return {"clean": not self.findings, **asdict(self)}
+
+
+def validate_dataset(
+    dataset: str,
+    *,
+    with_tokenizers: bool = False,
+    teacher: str | None = None,
+    seed: int | None = None,
+    num_processes: int = 1,
+    advance: Advance = int,
+) -> ValidationReport:
+    """Check every rule of the format on every byte of a dataset.
+
+    Reads each file once. Memory: 16 bytes per document, and one shard's index and one window of
+    samples per process.
+
+    Args:
+        dataset: its folder or manifest; local or anything that fsspec opens.
+        with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
+        teacher: score some documents again with this model; needs the hf extra.
+        seed: which documents these are; None: others each time, and a note names the seed.
+        num_processes: shards are shared out among as many processes.
+        advance: told how many bytes of tars were read since its last call.
+
+    Raises:
+        DatasetError: there is no manifest, or it is another version's.
+        TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
+        OSError: the manifest, or with `with_tokenizers` a tokenizer, can't be read.
+
+    Example:
+        >>> validate_dataset("aligned").findings
+        ()
+    """
+    start = time.perf_counter()
+    folder = dataset.removesuffix(MANIFEST_FILE).rstrip("/")
+    findings: list[Finding] = []
+    notes: list[str] = []
+
+    def report(check: str, key: str, message: str) -> None:
+        findings.append(Finding(check, "", key, message))
+
+    manifest = _read_manifest(folder, report, notes)
+    if manifest is not None:
+        _check_side_files(folder, manifest, report)
+        if with_tokenizers:
+            with_tokenizers = _can_tokenize(manifest, findings, notes)
+        results = _check_shards(folder, manifest, with_tokenizers, num_processes, advance)
+        findings += [finding for result in results for finding in result.findings]
+        findings += _find_duplicate_keys(manifest, results)
+        _check_statistics(manifest, results, findings, report, notes)
+        findings += check_scores(folder, manifest, teacher=teacher, notes=notes, seed=seed)
+    return ValidationReport(
+        dataset=folder,
+        fingerprint="" if manifest is None else manifest.fingerprint,
+        findings=tuple(sorted(findings)),
+        notes=tuple(notes),
+        totals={} if manifest is None else {"num_shards": len(manifest.shards), **manifest.totals},
+        elapsed_seconds=time.perf_counter() - start,
+    )
+
+
+def _read_manifest(folder: str, report: Report, notes: list[str]) -> Manifest | None:
+    """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
+    path = f"{folder}/{MANIFEST_FILE}"
+    try:
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{path} does not exist: name the output folder of a finished align job"
+        ) from error
+    manifest: Manifest | None
+    try:
+        manifest = decode_manifest(data, where=path)
+    except SchemaVersionError:
+        raise
+    # TypeError: a count that is no number; decode_manifest adds them up.
+    except (DatasetError, TypeError) as error:
+        report("manifest", "", str(error))
+        manifest = _salvage(data)
+        if manifest is None:
+            notes.append("shards were not checked: the manifest does not say what they are")
+    _check_json_schema(data, report, notes)
+    files = Counter(shard.file for shard in (() if manifest is None else manifest.shards))
+    for name, count in files.items():
+        if count > 1:
+            report("manifest", "", f"shard {name} is listed {count} times")
+    return manifest
+
+
+def _salvage(data: bytes) -> Manifest | None:
+    """Return what an altered manifest still says, as far as it is complete."""
+    try:
+        body = json.loads(data)
+        manifest = Manifest(
+            name=body["name"],
+            student=TokenizerRecord(**body["student"]),
+            teacher=TokenizerRecord(**body["teacher"]),
+            shards=tuple(ShardRecord(**shard) for shard in body["shards"]),
+            dead_letters=DeadLetterRecord(**body["dead_letters"]),
+            configuration=body["configuration"],
+            statistics=body["statistics"],
+        )
+        return manifest if all(type(n) is int for n in manifest.totals.values()) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _check_json_schema(data: bytes, report: Report, notes: list[str]) -> None:
+    if find_spec("jsonschema") is None:
+        notes.append("the manifest was not held against its JSON Schema: install jsonschema")
+        return
+    import jsonschema
+
+    try:
+        body = json.loads(data)
+    except ValueError:
+        return
+    schema = json.loads(resources.files("schemas").joinpath("manifest.schema.json").read_bytes())
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(body):
+        report("manifest", "", f"{error.json_path}: {error.message}")
+
+
+def _check_side_files(folder: str, manifest: Manifest, report: Report) -> None:
+    """Check the tokenizers' copies and the dead letters."""
+    letters = manifest.dead_letters
+    files = [(record.file, record.sha256) for record in (manifest.student, manifest.teacher)]
+    for name, sha256_hex in [*files, (letters.file, letters.sha256)]:
+        try:
+            with open_file(folder, name) as file:
+                check_digest(name, digest_file(file, int), None, sha256_hex, report)
+            if name == letters.file:
+                _check_dead_letters(folder, letters, report)
+        except OSError as error:
+            report("files", "", f"{name} can't be read: {describe(error)}")
+
+
+def _check_dead_letters(folder: str, letters: DeadLetterRecord, report: Report) -> None:
+    reasons: Counter[str] = Counter()
+    with open_file(folder, letters.file) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                reasons[json.loads(line)["reason"]] += 1
+            except (ValueError, KeyError, TypeError):
+                report("dead_letters", "", f"{letters.file} line {number} names no reason")
+    if reasons != Counter(letters.by_reason):
+        found, claimed = dict(sorted(reasons.items())), dict(sorted(letters.by_reason.items()))
+        text = f"{letters.file} holds {found}, the manifest says {claimed}"
+        report("dead_letters", "", text)
+    if letters.count != sum(letters.by_reason.values()):
+        text = f"the manifest counts {letters.count}, its reasons {sum(letters.by_reason.values())}"
+        report("dead_letters", "", text)
+
+
+def _can_tokenize(manifest: Manifest, findings: Sequence[Finding], notes: list[str]) -> bool:
+    copies = (manifest.student.file, manifest.teacher.file)
+    damaged = [f for f in findings if f.message.startswith(copies)]
+    if damaged:
+        notes.append("kept text was not tokenized again: a tokenizer's copy is not the manifest's")
+    elif manifest.configuration.get("keep_text") is False:
+        notes.append("kept text was not tokenized again: the dataset was made without --keep-text")
+    else:
+        return True
+    return False
+
+
+def _check_shards(
+    folder: str, manifest: Manifest, with_tokenizers: bool, num_processes: int, advance: Advance
+) -> list[ShardResult]:
+    """Return each shard's result, in the manifest's order."""
+    shards = manifest.shards
+    small = replace(manifest, shards=(), statistics={}, configuration={})
+    if num_processes == 1 or len(shards) < 2:
+        return [
+            check_shard(folder, shard, small, with_tokenizers=with_tokenizers, advance=advance)
+            for shard in shards
+        ]
+    # Spawned, not forked: arrow and numba hold threads, which a fork would leave half alive.
+    with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
+        futures = {
+            pool.submit(check_shard, folder, shard, small, with_tokenizers=with_tokenizers): shard
+            for shard in shards
+        }
+        for future in as_completed(futures):
+            future.result()
+            advance(futures[future].num_bytes)
+        return [future.result() for future in futures]
+
+
+def _find_duplicate_keys(manifest: Manifest, results: Sequence[ShardResult]) -> Iterator[Finding]:
+    keys = np.concatenate([np.empty(0, "S16"), *(result.keys for result in results)])
+    owners = np.repeat(np.arange(len(results)), [len(result.keys) for result in results])
+    order = np.argsort(keys, kind="stable")
+    keys, owners = keys[order], owners[order]
+    repeats = np.flatnonzero(keys[1:] == keys[:-1]) + 1
+    for n in repeats.tolist():
+        key = bytes(keys[n]).ljust(16, b"\0").hex()
+        shard, earlier = manifest.shards[owners[n]].file, manifest.shards[owners[n - 1]].file
+        yield Finding("duplicate_keys", shard, key, f"the key is already in {earlier}")
+
+
+def _check_statistics(
+    manifest: Manifest,
+    results: Sequence[ShardResult],
+    findings: Sequence[Finding],
+    report: Report,
+    notes: list[str],
+) -> None:
+    if findings:
+        notes.append("statistics were not recomputed: with other findings they can't agree")
+        return
+    measured = AlignmentStatistics.merge(result.statistics for result in results).to_json()
+    for name, value in measured.items():
+        if name in OVER_WIDE and name not in manifest.statistics:
+            continue  # made before they were counted
+        claim: Any = manifest.statistics.get(name)
+        close = np.shape(claim) == np.shape(value) and np.allclose(
+            np.asarray(claim, np.float64), value, rtol=FLOAT_TOLERANCE, atol=0
+        )
+        if not close:
+            report("statistics", "", f"{name} is {value}, the manifest says {claim}")

@@ -1,0 +1,174 @@
+"""Decode samples and check that they agree with the index, the vocabularies and themselves."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+
+from pipeline.alignment.quality import AlignmentStatistics, measure_alignment
+from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.dataset.tokenizers import DatasetTokenizers
+from pipeline.validate.arrays import (
+    DecodedBatch,
+    find_foreign_content,
+    find_other_tokens,
+    find_unknown_ids,
+    find_unsound_offsets,
+    find_wrong_cuts,
+    find_wrong_spans,
+    stack_cuts,
+    stack_documents,
+)
+from pipeline.validate.findings import Report
+from pipeline.validate.tar import Sample
+from schemas.document import AlignedDocument, decode_document, decode_tensors, document_key
+from schemas.index import ShardIndex
+from schemas.manifest import Manifest
+
+SIDES = ("student", "teacher")
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """A decoded sample.
+
+    Attributes:
+        row: its row in the index.
+        document: what it holds.
+        tiled: for each side, whether it stores bytes per token, which must tile the text.
+    """
+
+    row: int
+    document: AlignedDocument
+    tiled: tuple[bool, bool]
+
+
+def check_samples(
+    samples: Sequence[Sample],
+    index: ShardIndex,
+    manifest: Manifest,
+    report: Report,
+    *,
+    tokenizers: DatasetTokenizers | None = None,
+) -> AlignmentStatistics:
+    """Check every rule that a sample's content must keep.
+
+    Args:
+        samples: payloads of one shard, as the tar holds them.
+        index: the shard's index.
+        manifest: says how large the vocabularies are.
+        report: takes the findings.
+        tokenizers: tokenize kept text again with these; None leaves that out.
+
+    Returns:
+        Statistics of the samples whose offsets and spans are sound.
+    """
+    decoded = [entry for s in samples if (entry := _decode(s, index, report)) is not None]
+    entries = [entry for entry in decoded if _agrees(entry, index, report)]
+    batch = stack_documents([entry.document for entry in entries])
+    unsound = _check_tokens(batch, entries, index, manifest, report)
+    batch, entries = _without(unsound, batch, entries)
+    wrong_spans = dict(find_wrong_spans(batch))
+    for d, message in wrong_spans.items():
+        report("spans", index.key[entries[d].row], message)
+    cuts = stack_cuts(index, [entry.row for entry in entries])
+    for d, message in find_wrong_cuts(batch, cuts):
+        report("cut_points", index.key[entries[d].row], message)
+    if tokenizers is not None:
+        _check_tokenization(entries, tokenizers, index, report)
+    return _measure(_without(wrong_spans, batch, entries)[0])
+
+
+def _decode(sample: Sample, index: ShardIndex, report: Report) -> _Decoded | None:
+    try:
+        tensors, _ = decode_tensors(sample.payload)
+        document = decode_document(sample.payload)
+    # TypeError and AttributeError: the header is JSON, but not of a safetensors file's shape.
+    except (ValueError, TypeError, AttributeError) as error:
+        report("sample", index.key[sample.row], str(error))
+        return None
+    student, teacher = (f"{side}.token_bytes" in tensors for side in SIDES)
+    return _Decoded(sample.row, document, (student, teacher))
+
+
+def _agrees(entry: _Decoded, index: ShardIndex, report: Report) -> bool:
+    """Report a sample that is not the index's; return whether its lengths are."""
+    document, row, key = entry.document, entry.row, index.key[entry.row]
+    if document.document_id != index.document_id[row]:
+        found, claim = document.document_id, index.document_id[row]
+        report("key", key, f'the sample is document "{found}", the index says "{claim}"')
+    elif document_key(document.document_id) != key:
+        expected = document_key(document.document_id)
+        report("key", key, f'document "{document.document_id}" has the key {expected}')
+    if document.text is not None:
+        _check_text(document, document.text, key, report)
+    counts = {
+        "num_text_bytes": document.num_text_bytes,
+        "num_student_tokens": len(document.student),
+        "num_teacher_tokens": len(document.teacher),
+    }
+    claims = {name: int(getattr(index, name)[row]) for name in counts}
+    for name in (name for name in counts if counts[name] != claims[name]):
+        report("counts", key, f"{name} is {counts[name]}, the index says {claims[name]}")
+    return counts == claims
+
+
+def _check_text(document: AlignedDocument, text: bytes, key: str, report: Report) -> None:
+    if len(text) != document.num_text_bytes:
+        claim = document.num_text_bytes
+        report("text", key, f"kept text has {len(text)} bytes, the sample says {claim}")
+    found, claimed = sha256(text).hexdigest(), document.text_sha256
+    if found != claimed:
+        report("text", key, f"kept text has SHA-256 {found[:16]}…, the sample says {claimed[:16]}…")
+
+
+def _check_tokens(
+    batch: DecodedBatch,
+    entries: Sequence[_Decoded],
+    index: ShardIndex,
+    manifest: Manifest,
+    report: Report,
+) -> set[int]:
+    """Check ids and offsets; return the documents that can't be aligned."""
+    unsound: set[int] = set()
+    for place, side in enumerate(SIDES):
+        tokens = getattr(batch, side)
+        must_tile = np.array([entry.tiled[place] for entry in entries], np.bool_)
+        for d, message in find_unknown_ids(tokens, getattr(manifest, side).vocab_size):
+            report("input_ids", index.key[entries[d].row], f"{side} {message}")
+        for d, message in find_unsound_offsets(tokens, batch.num_text_bytes, must_tile):
+            report("offsets", index.key[entries[d].row], f"{side} {message}")
+            unsound.add(d)
+    return unsound
+
+
+def _without(
+    excluded: Collection[int], batch: DecodedBatch, entries: list[_Decoded]
+) -> tuple[DecodedBatch, list[_Decoded]]:
+    if not excluded:
+        return batch, entries
+    rest = [entry for d, entry in enumerate(entries) if d not in excluded]
+    return stack_documents([entry.document for entry in rest]), rest
+
+
+def _check_tokenization(
+    entries: Iterable[_Decoded], tokenizers: DatasetTokenizers, index: ShardIndex, report: Report
+) -> None:
+    kept = [entry for entry in entries if entry.document.text is not None]
+    batch = stack_documents([entry.document for entry in kept])
+    texts = [entry.document.text or b"" for entry in kept]
+    for side in SIDES:
+        tokenizer = getattr(tokenizers, side)
+        fresh = tokenizer.tokenize_batch(texts)
+        other = dict(find_other_tokens(getattr(batch, side), fresh))
+        foreign = dict(find_foreign_content(fresh, texts, tokenizer))
+        for d, message in {**foreign, **other}.items():
+            report("tokenization", index.key[kept[d].row], f"{side} {message}")
+
+
+def _measure(batch: DecodedBatch) -> AlignmentStatistics:
+    documents = [SourceDocument("", b"")] * len(batch.num_text_bytes)
+    aligned = AlignedBatch(documents, batch.student, batch.teacher, batch.teacher_spans)
+    measured = measure_alignment(aligned)
+    return replace(measured, num_text_bytes=int(batch.num_text_bytes.sum()))

@@ -1,0 +1,148 @@
+"""Check one shard: its files, its index, every tar member and every sample, in one read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import IO, cast
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.validate.findings import Finding, Report
+from pipeline.validate.samples import check_samples
+from pipeline.validate.tar import FileDigest, TarReader, digest_file
+from schemas.errors import DatasetError
+from schemas.index import ShardIndex, decode_index
+from schemas.manifest import Manifest, ShardRecord
+
+Advance = Callable[[int], object]
+"""Takes the number of bytes read since the last call."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardResult:
+    """What a shard's checks gave.
+
+    Attributes:
+        findings: every broken rule.
+        keys: bytes [N], the 16 bytes that each key of the index stands for.
+        statistics: of every sound sample.
+    """
+
+    findings: tuple[Finding, ...]
+    keys: NDArray[np.bytes_]
+    statistics: AlignmentStatistics
+
+
+def check_shard(
+    folder: str,
+    record: ShardRecord,
+    manifest: Manifest,
+    *,
+    with_tokenizers: bool = False,
+    advance: Advance = int,
+) -> ShardResult:
+    """Check a shard against the manifest and against itself, reading every byte once.
+
+    Args:
+        folder: the dataset's folder or URL.
+        record: the shard.
+        manifest: says how large the vocabularies are; its list of shards is not used.
+        with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
+        advance: told of progress.
+
+    Returns:
+        Findings, and the keys, to find duplicates between shards.
+
+    Raises:
+        TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
+        OSError: `with_tokenizers`, and a copy can't be read.
+    """
+    findings: list[Finding] = []
+
+    def report(check: str, key: str, message: str) -> None:
+        findings.append(Finding(check, record.file, key, message))
+
+    tokenizers = load_dataset_tokenizers(folder, manifest) if with_tokenizers else None
+    index = _read_index(folder, record, report)
+    statistics = []
+    try:
+        with open_file(folder, record.file) as file:
+            if index is None:
+                digest = digest_file(file, advance)
+            else:
+                reader = TarReader(file, index, report, advance)
+                for samples in reader.windows():
+                    part = check_samples(samples, index, manifest, report, tokenizers=tokenizers)
+                    statistics.append(part)
+                digest = reader.digest
+        check_digest(record.file, digest, record.num_bytes, record.sha256, report)
+    except OSError as error:
+        report("files", "", f"{record.file} can't be read: {describe(error)}")
+    keys = _key_bytes(() if index is None else index.key)
+    return ShardResult(tuple(findings), keys, AlignmentStatistics.merge(statistics))
+
+
+def open_file(folder: str, name: str) -> IO[bytes]:
+    """Open a file of the dataset for reading, on any store that fsspec knows."""
+    return cast(IO[bytes], fsspec.open(f"{folder}/{name}", "rb").open())
+
+
+def describe(error: OSError) -> str:
+    """Return what went wrong, in words."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return error.strerror or str(error) or type(error).__name__
+
+
+def check_digest(
+    name: str, digest: FileDigest, num_bytes: int | None, sha256_hex: str, report: Report
+) -> None:
+    """Report a file that does not have the size or hash that the manifest says."""
+    if num_bytes is not None and digest.num_bytes != num_bytes:
+        text = f"{name} has {digest.num_bytes} bytes, the manifest says {num_bytes}"
+        report("files", "", text)
+    if digest.sha256 != sha256_hex:
+        text = f"{name} has SHA-256 {digest.sha256[:16]}…, the manifest says {sha256_hex[:16]}…"
+        report("sha256", "", text)
+
+
+def _read_index(folder: str, record: ShardRecord, report: Report) -> ShardIndex | None:
+    name = record.index_file
+    try:
+        with open_file(folder, name) as file:
+            data = file.read()
+    except OSError as error:
+        report("files", "", f"{name} can't be read: {describe(error)}; no sample was checked")
+        return None
+    digest = FileDigest(len(data), sha256(data).hexdigest())
+    check_digest(name, digest, record.index_num_bytes, record.index_sha256, report)
+    try:
+        index = decode_index(data)
+    except DatasetError as error:
+        report("index", "", f"{name}: {error}; no sample was checked")
+        return None
+    found = {"num_documents": len(index)}
+    for count in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
+        found[count] = int(getattr(index, count).sum())
+    for count, value in found.items():
+        claim = getattr(record, count)
+        if claim != value:
+            report("counts", "", f"{count} is {value} by the index, the manifest says {claim}")
+    return index
+
+
+def _key_bytes(keys: Sequence[str]) -> NDArray[np.bytes_]:
+    return np.array([_one_key(key) for key in keys], "S16")
+
+
+def _one_key(key: str) -> bytes:
+    """Return the key's bytes; a damaged key, reported elsewhere, gets bytes of its own."""
+    try:
+        data = bytes.fromhex(key)
+    except ValueError:
+        data = b""
+    return data if len(data) == 16 else sha256(key.encode()).digest()[:16]

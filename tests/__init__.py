@@ -1,0 +1,1 @@
+"""Tests; a package, so that no installed distribution's `tests` hides it."""

@@ -1,0 +1,244 @@
+"""The align job when things break: workers that raise, killed processes, races, damaged files."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import storage
+from beam_jobs.align import align, buckets, main
+from beam_jobs.align import steps as sharding
+from beam_jobs.errors import OptionsError
+from beam_jobs.runs import open_run
+from tests.support.corpus import (
+    Corpus,
+    align_options,
+    command_line,
+    digests,
+    json_line,
+    make_text,
+    reference_dataset,
+    write_corpus,
+)
+
+KILLED_AT = """
+import os, signal, sys
+from beam_jobs import {module}
+original, calls = {module}.{function}, []
+def die(*arguments, **keywords):
+    calls.append(1)
+    if len(calls) == {call}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **keywords)
+{module}.{function} = die
+from beam_jobs.align import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run_folder(output: Path) -> Path:
+    (folder,) = output.glob(".vocag-*")
+    return folder
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> list[int]:
+    """Let the library raise at the given calls, counted over the whole job."""
+    counter = itertools.count(1)
+    failed: list[int] = []
+    original = buckets.align_batch
+
+    def align_batch(*arguments: object, **keywords: object) -> object:
+        call = next(counter)
+        if call in calls:
+            failed.append(call)
+            raise RuntimeError(f"injected at call {call}")
+        return original(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(buckets, "align_batch", align_batch)
+    return failed
+
+
+def test_a_worker_that_raises_mid_shard_then_a_second_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, reference = reference_dataset()
+    arguments = command_line(align_options(corpus, tmp_path))
+    failed = fail_at(monkeypatch, 30)
+    assert main(arguments) == 1
+    assert failed == [30]
+    message = capsys.readouterr().err
+    assert "injected at call 30" in message
+    assert "run the same command again to resume" in message
+    assert "injected" in (run_folder(tmp_path) / "error.txt").read_text()
+    assert not (tmp_path / "manifest.json").exists()
+    committed = list(run_folder(tmp_path).glob("commit-*.json"))
+    assert len(committed) > 2
+    assert main(arguments) == 0
+    assert f"{len(committed)} parts were taken over" in capsys.readouterr().out
+    assert digests(tmp_path) == digests(reference)
+
+
+def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, reference = reference_dataset()
+    failed = fail_at(monkeypatch, 3, 20, 40)
+    align(align_options(corpus, tmp_path, "--runner=BundleBasedDirectRunner"))
+    assert failed == [3, 20, 40]  # Beam gives up at the fourth
+    assert digests(tmp_path) == digests(reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "function", "call", "leaves_manifest"),
+    [
+        ("blocks", "_pack", 200, False),  # while reading
+        ("buckets", "align_batch", 30, False),  # in the middle of a shard
+        ("storage", "publish", 7, False),  # some shards have their final names
+        ("sharding", "encode_manifest", 1, False),  # all have, the manifest is missing
+        ("storage", "remove_folder", 1, True),  # nothing is left but to clean up
+    ],
+)
+def test_a_killed_job_then_a_second_start(
+    tmp_path: Path, module: str, function: str, call: int, leaves_manifest: bool
+) -> None:
+    corpus, reference = reference_dataset()
+    options = align_options(corpus, tmp_path)
+    script = KILLED_AT.format(module=module, function=function, call=call)
+    killed = subprocess.run(
+        [sys.executable, "-c", script, *command_line(options)], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert run_folder(tmp_path).is_dir()
+    assert (tmp_path / "manifest.json").exists() == leaves_manifest
+    align(options)
+    assert digests(tmp_path) == digests(reference)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_documents_that_changed_between_two_starts_are_aligned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", num_documents=120)
+    options = align_options(corpus, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "encode_manifest", _raise)
+        assert main(command_line(options)) == 1
+    assert list((tmp_path / "out").glob("*.tar"))
+    num_committed = len(list(run_folder(tmp_path / "out").glob("commit-*.json")))
+    first = corpus.folder / "in" / "a.jsonl"
+    data = first.read_bytes()
+    first.write_bytes(data.replace(b"prime", b"emirp"))  # as large as before
+    capsys.readouterr()
+    assert main(command_line(options)) == 0
+    reused = re.search(r"(\d+) parts were taken over", capsys.readouterr().out)
+    assert reused is None or int(reused[1]) < num_committed
+    align(align_options(corpus, tmp_path / "fresh"))
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+def test_a_damaged_temporary_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, reference = reference_dataset()
+    options = align_options(corpus, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "number_shards", _raise)
+        assert main(command_line(options)) == 1
+    folder = run_folder(tmp_path)
+    num_committed = len(list(folder.glob("commit-*.json")))
+    tars = sorted(folder.glob("bucket-*.tar"))
+    tars[0].write_bytes(tars[0].read_bytes()[:-1])
+    tars[-1].unlink()
+    assert main(command_line(options)) == 0
+    assert f"{num_committed - 2} parts were taken over" in capsys.readouterr().out
+    assert digests(tmp_path) == digests(reference)
+
+
+def test_two_finalisers_never_lose_a_shard(tmp_path: Path) -> None:
+    scratch = tmp_path / "run"
+    scratch.mkdir()
+    final, temporary = tmp_path / "final.tar", scratch / "temporary.tar"
+    data = os.urandom(1 << 16)
+    temporary.write_bytes(data)
+    seen: Counter[str] = Counter()
+    stop = threading.Event()
+    start = threading.Barrier(4)
+
+    def finalise() -> None:
+        start.wait()
+        for _ in range(300):
+            storage.publish(str(temporary), str(final), len(data), scratch=str(scratch))
+            seen["published"] += 1
+
+    def watch() -> None:
+        start.wait()
+        while not final.exists():
+            pass
+        while not stop.is_set():
+            seen["whole" if final.read_bytes() == data else "broken"] += 1
+
+    watcher = threading.Thread(target=watch)
+    workers = [threading.Thread(target=finalise) for _ in range(3)]
+    for thread in (watcher, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    stop.set()
+    watcher.join()
+    assert seen["published"] == 900
+    assert seen["whole"] > 0
+    assert seen["broken"] == 0
+    assert [path.name for path in scratch.iterdir()] == ["temporary.tar"]
+
+
+def test_a_finaliser_that_comes_late_is_content_and_one_that_finds_nothing_is_not(
+    tmp_path: Path,
+) -> None:
+    final = tmp_path / "final.tar"
+    final.write_bytes(b"data")
+    gone = str(tmp_path / "gone.tar")
+    storage.publish(gone, str(final), 4, scratch=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="holds the 5 bytes that were written"):
+        storage.publish(gone, str(final), 5, scratch=str(tmp_path))
+
+
+def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(storage.os, "link", refuse)
+    corpus, reference = reference_dataset()
+    align(align_options(corpus, tmp_path))
+    assert digests(tmp_path) == digests(reference)
+
+
+def test_what_a_killed_attempt_read_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / ".vocag-0"
+    open_run(str(folder), {"name": "a"})
+    (folder / "blocks-0.bin").write_bytes(b"left by a killed job")
+    open_run(str(folder), {"name": "a"})
+    assert {path.name for path in folder.iterdir()} == {"configuration.json"}
+
+
+def test_an_unfinished_run_of_another_configuration_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "a.jsonl").write_bytes(json_line("a", make_text(1)))
+    corpus = Corpus(folder, {}, Counter())
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "encode_manifest", _raise)
+        assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1
+    with pytest.raises(OptionsError, match="an unfinished run of another configuration: text_fi"):
+        align(align_options(corpus, tmp_path / "out", text_field="id"))
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("injected")

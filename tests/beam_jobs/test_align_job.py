@@ -1,0 +1,341 @@
+"""The align job end to end: every document accounted for, the same bytes on every runner."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.coders import coders
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs.align import align, main
+from beam_jobs.align import command as align_module
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.options import parse_options, parse_size
+from beam_jobs.align.pieces import plan_tasks
+from beam_jobs.errors import OptionsError
+from beam_jobs.runners import make_beam_options
+from pipeline.dataset.reading import read_manifest
+from schemas.document import AlignedDocument, decode_document, document_key
+from schemas.index import decode_index
+from schemas.manifest import ConventionRecord
+from tests.support.corpus import (
+    PATTERN,
+    STUDENT,
+    TEACHER,
+    Corpus,
+    align_options,
+    command_line,
+    digests,
+    json_line,
+    make_text,
+    reference_dataset,
+)
+
+TWO_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+BUNDLES_TWICE = "--direct_runner_bundle_repeat=1"
+DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
+
+
+def read_documents(output: Path) -> Iterator[AlignedDocument]:
+    """Read every sample as the manifest and the indices place it."""
+    for shard in read_manifest(str(output)).shards:
+        tar = (output / shard.file).read_bytes()
+        index = decode_index((output / shard.index_file).read_bytes())
+        for start, size in zip(index.payload_offset, index.payload_bytes, strict=True):
+            yield decode_document(tar[start : start + size])
+
+
+def test_every_document_is_a_sample_or_a_dead_letter() -> None:
+    corpus, output = reference_dataset()
+    documents = {document.document_id: document for document in read_documents(output)}
+    assert documents.keys() == corpus.texts.keys()
+    for name, document in documents.items():
+        text = corpus.texts[name].encode()
+        assert document.text_sha256 == hashlib.sha256(text).hexdigest()
+        assert document.num_text_bytes == len(text)
+        assert document.student.byte_offsets[-1, 1] == len(text)
+        assert len(document.teacher_spans) == len(document.student)
+    manifest = read_manifest(str(output))
+    assert manifest.totals["num_documents"] == len(documents) == len(corpus.texts)
+    assert manifest.statistics["num_documents"] == len(documents)
+    assert manifest.dead_letters.by_reason == dict(corpus.dead)
+    assert manifest.totals["num_documents"] + manifest.dead_letters.count == corpus.num_documents
+
+
+def test_dead_letters_name_places_and_reasons_but_no_text() -> None:
+    corpus, output = reference_dataset()
+    lines = (output / "dead_letters.jsonl").read_text().splitlines()
+    letters = [json.loads(line) for line in lines]
+    assert Counter(letter["reason"] for letter in letters) == corpus.dead
+    places = [(letter["source"], letter["position"]) for letter in letters]
+    assert places == sorted(places)
+    duplicates = {x["document_id"]: x for x in letters if x["reason"] == "duplicate_id"}
+    assert duplicates["doc-1"]["source"] == "a.jsonl"
+    assert duplicates["doc-399"]["source"] == "d.parquet"
+    assert "the id was first used at a.jsonl#" in duplicates["doc-399"]["detail"]
+    assert "the same id" not in "".join(lines)
+
+
+def test_the_manifest_names_what_is_there_and_nothing_else_is() -> None:
+    _, output = reference_dataset()
+    manifest = read_manifest(str(output))
+    expected = {
+        manifest.student.file: manifest.student.sha256,
+        manifest.teacher.file: manifest.teacher.sha256,
+        manifest.dead_letters.file: manifest.dead_letters.sha256,
+    }
+    for number, shard in enumerate(manifest.shards):
+        assert shard.file == f"corpus-{number:06d}-of-{len(manifest.shards):06d}.tar"
+        expected |= {shard.file: shard.sha256, shard.index_file: shard.index_sha256}
+    assert len(manifest.shards) > 5
+    found = digests(output)
+    assert found.pop("manifest.json")
+    assert found == expected
+    assert (output / "report.html").stat().st_size > 0
+
+
+def test_named_tokens_stand_around_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are in the summary and the manifest; another choice is another dataset."""
+    source = tmp_path / "one.jsonl"
+    source.write_text(json.dumps({"text": "a text of a few words"}) + "\n")
+    command = ["--input", str(source), "--output", str(tmp_path / "out")]
+    command += ["--student", str(STUDENT), "--teacher", str(TEACHER)]
+    named = ["--student-bos", "none", "--student-eos", "5", "--teacher-context", "7"]
+    assert main([*command, *named]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"student text +nothing before a text, .* \(5\) after it\n", shown)
+    assert re.search(r"teacher text .* \(7\) before a text, nothing after it\n", shown)
+    manifest = read_manifest(str(tmp_path / "out"))
+    assert manifest.student.convention == ConventionRecord(None, None, 5)
+    assert manifest.teacher.convention == ConventionRecord(7, 7, None)
+    assert main(command) == 2
+    assert "student_convention" in capsys.readouterr().err
+    assert main([*command, *named]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert main([*command, "--teacher-context", "<nothing>"]) == 2
+    assert 'has no token "<nothing>"' in capsys.readouterr().err
+
+
+def test_shards_are_sorted_by_key_and_about_as_large_as_asked() -> None:
+    _, output = reference_dataset()
+    manifest = read_manifest(str(output))
+    keys = []
+    for shard in manifest.shards:
+        index = decode_index((output / shard.index_file).read_bytes())
+        assert list(index.key) == [document_key(name) for name in index.document_id]
+        keys += index.key
+    assert keys == sorted(keys)
+    shard_bytes = manifest.configuration["shard_bytes"]
+    assert all(shard.num_bytes < 2 * shard_bytes for shard in manifest.shards)
+
+
+@pytest.mark.parametrize(
+    ("beam_arguments", "changes"),
+    [
+        ((), {"shuffle": "runner"}),
+        ((BUNDLES_TWICE,), {}),
+        (("--runner=BundleBasedDirectRunner",), {}),
+        (("--runner=DirectRunner",), {"fast": False}),
+        pytest.param(TWO_PROCESSES, {}, marks=pytest.mark.slow),
+        pytest.param(TWO_PROCESSES, {"shuffle": "runner"}, marks=pytest.mark.slow),
+        pytest.param(
+            (*TWO_PROCESSES, "--direct_runner_bundle_repeat=1"), {}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_every_runner_gives_the_same_bytes(
+    tmp_path: Path, beam_arguments: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    corpus, reference = reference_dataset()
+    align(align_options(corpus, tmp_path, *beam_arguments, **changes))
+    assert digests(tmp_path) == digests(reference)
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_bytes(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("dask.distributed")
+    corpus, reference = reference_dataset()
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        arguments = (f"--runner={DASK}", f"--dask_client_address={cluster.scheduler_address}")
+        align(align_options(corpus, tmp_path, *arguments, "--dask_partition_size=1"))
+        distributed.default_client().close()  # the runner leaves it open
+    assert digests(tmp_path) == digests(reference)
+
+
+def test_how_files_are_cut_into_tasks_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, reference = reference_dataset()
+    num_tasks = []
+
+    def plan_small_tasks(files: Any) -> list[str]:
+        tasks = plan_tasks(files, task_bytes=3000)
+        num_tasks.append(len(tasks))
+        return tasks
+
+    monkeypatch.setattr(align_module, "plan_tasks", plan_small_tasks)
+    align(align_options(corpus, tmp_path))
+    assert num_tasks[0] > 50
+    assert digests(tmp_path) == digests(reference)
+
+
+def test_no_pickle_in_the_data_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(value: object, *_: object) -> bytes:
+        raise AssertionError(f"pickled {type(value)}")
+
+    trap = SimpleNamespace(**{**vars(pickle), "dumps": refuse, "loads": refuse})
+    monkeypatch.setattr(coders, "pickle", trap)
+    with pytest.raises(AssertionError, match="pickled"):  # the trap works
+        _group_a_path()
+    corpus, reference = reference_dataset()
+    align(align_options(corpus, tmp_path, shuffle="runner"))
+    assert digests(tmp_path) == digests(reference)
+
+
+def test_the_command_runs_by_itself_and_does_nothing_twice(tmp_path: Path) -> None:
+    corpus, reference = reference_dataset()
+    arguments = command_line(align_options(corpus, tmp_path / "out"))
+    command = [sys.executable, "-m", "beam_jobs.align", *arguments]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"aligned {len(corpus.texts)} documents" in first.stdout
+    assert f"dead letters    {corpus.dead.total()} (" in first.stdout
+    assert f"next:   vocag validate {tmp_path / 'out'}" in first.stdout
+    assert digests(tmp_path / "out") == digests(reference)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "is finished: the same input and options made it; nothing to do" in second.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+
+
+def test_the_output_of_another_configuration_is_not_touched(tmp_path: Path) -> None:
+    corpus, _ = reference_dataset()
+    small = Corpus(_one_file(tmp_path, [json_line("a", "some text")]), {}, Counter())
+    output = tmp_path / "out"
+    align(align_options(small, output))
+    before = digests(output)
+    for changes in ({"keep_text": True}, {"input": (str(corpus.folder / PATTERN),)}):
+        with pytest.raises(OptionsError, match=f"{next(iter(changes))}.* is .* there and .* here"):
+            align(align_options(small, output, **changes))
+    assert digests(output) == before
+    (output / "manifest.json").unlink()
+    with pytest.raises(OptionsError, match="holds 2 files such as corpus-000000-of-000001"):
+        align(align_options(small, output))
+
+
+def test_kept_text_is_in_the_samples(tmp_path: Path) -> None:
+    texts = {f"doc-{n}": make_text(n) for n in range(5)}
+    lines = [json_line(name, text) for name, text in texts.items()]
+    corpus = Corpus(_one_file(tmp_path, lines), texts, Counter())
+    align(align_options(corpus, tmp_path / "out", keep_text=True))
+    found = {d.document_id: d.text for d in read_documents(tmp_path / "out")}
+    assert found == {name: text.encode() for name, text in texts.items()}
+
+
+def test_a_corpus_without_documents(tmp_path: Path) -> None:
+    blank = Corpus(_one_file(tmp_path, [b"\n", b"  \n"]), {}, Counter())
+    with pytest.raises(InputError, match="the input holds no document"):
+        align(align_options(blank, tmp_path / "blank"))
+    assert [path.name for path in (tmp_path / "blank").iterdir()] == ["tokenizers"]
+    bad = Corpus(_one_file(tmp_path, [b"{\n", b"[]\n"]), {}, Counter())
+    manifest = align(align_options(bad, tmp_path / "bad"))
+    assert (manifest.shards, manifest.dead_letters.by_reason) == ((), {"bad_json": 2})
+
+
+def test_a_wrong_text_field_is_found_before_the_job_starts(tmp_path: Path) -> None:
+    corpus = Corpus(_one_file(tmp_path, [b'{"body": "x"}\n'] * 3), {}, Counter())
+    with pytest.raises(InputError, match='none of the first 3 documents has a field "text"'):
+        align(align_options(corpus, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
+    corpus = Corpus(_one_file(tmp_path, [json_line("a", "text")]), {}, Counter())
+    with pytest.raises(InputError, match="lie in --output"):
+        align(align_options(corpus, corpus.folder))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input=none-*.jsonl"], "--input .*none-.* matches no file"),
+        (["--student=no/such/folder"], "no/such/folder"),
+        (["--shard-bytes=1"], "--shard-bytes 1 is below"),
+        (["--name=a/b"], '--name "a/b" must be letters'),
+        (["--max-document-bytes=4GiB"], "--max-document-bytes 4294967296 is not in"),
+        (["--text-field="], "--text-field is empty"),
+        (["--runner=NoSuchRunner"], "NoSuchRunner"),
+        (["--studnet=x"], "nor Beam knows --studnet=x; did you mean --student for --studnet\\?"),
+        (["--text-feild=x"], "did you mean --text-field for --text-feild"),
+        (["--direct-num-worker=2"], "did you mean --direct_num_workers for --direct-num-worker"),
+        (["--no-such-thing"], "nor Beam knows --no-such-thing; see --help"),
+        (["stray.jsonl"], "neither align nor Beam knows stray.jsonl; .* quote globs"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = _one_file(tmp_path, [json_line("a", "text")])
+    given = {
+        "--input": str(folder / PATTERN),
+        "--output": str(tmp_path / "out"),
+        "--student": STUDENT,
+        "--teacher": TEACHER,
+    }
+    given |= dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    stray = [argument for argument in arguments if "=" not in argument]
+    assert main([*(f"{name}={value}" for name, value in given.items()), *stray]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "vocag align:" in line]
+    assert len(errors) == 1
+    assert re.search(message, errors[0])
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse_options(["--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    for part in ("examples:", "--workers 2", "DataflowRunner", "vocag validate", ".zst"):
+        assert part in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("7", 7), ("256MiB", 256 << 20), ("1.5 GB", 1_500_000_000), ("2k", 2000)],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+def test_the_main_session_is_never_saved() -> None:
+    options = make_beam_options(["--save_main_session", "--runner=DirectRunner"])
+    assert options.get_all_options()["save_main_session"] is False
+
+
+def _group_a_path() -> None:
+    pipeline = beam.Pipeline(runner="FnApiRunner", options=PipelineOptions([]))
+    _ = pipeline | beam.Create([(0, Path())]) | beam.GroupByKey()
+    pipeline.run()
+
+
+def _one_file(folder: Path, lines: list[bytes]) -> Path:
+    corpus = folder / f"corpus-{len(os.listdir(folder))}"
+    (corpus / "in").mkdir(parents=True)
+    (corpus / "in" / "a.jsonl").write_bytes(b"".join(lines))
+    return corpus

@@ -1,0 +1,359 @@
+"""Documents in every format that people have, whole, bad and cut."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_jobs.align import json_values
+from beam_jobs.align.decompression import CutStreamError
+from beam_jobs.align.inputs import find_inputs
+from beam_jobs.align.json_values import holds_values, split_values
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.pieces import Piece
+from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
+from beam_jobs.align.templates import parse_template
+
+TEXTS = [f"text {n}: ∑ 'quoted' \"twice\", with\nlines\t{{[ \\" for n in range(30)]
+RECORDS = [{"id": f"doc-{n}", "text": text, "n": {"a": [n]}} for n, text in enumerate(TEXTS)]
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+def read(path: Path, rules: ReadingRules | None = None, **options: Any) -> list[Any]:
+    """Read a file as the job would: found, looked at, cut into one piece."""
+    rules = rules or ReadingRules()
+    (file,) = find_inputs([str(path)], fields=rules.text_fields, **options)
+    return list(read_piece(Piece(file.path, file.source, file.format, file.compression), rules))
+
+
+def texts_of(outcomes: list[Any]) -> list[str]:
+    return [o.text.decode() if isinstance(o, PlacedDocument) else o.reason for o in outcomes]
+
+
+def write_csv(path: Path, rows: list[list[str]], **options: Any) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, **options).writerows(rows)
+    path.write_bytes(text.getvalue().encode())
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
+def test_an_array_is_read_element_by_element(tmp_path: Path, name: str, indent: int | None) -> None:
+    data = json.dumps(RECORDS, indent=indent, ensure_ascii=False).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    documents = read(tmp_path / name)
+    assert [d.document_id for d in documents] == [f"doc-{n}" for n in range(30)]
+    assert texts_of(documents) == TEXTS
+    for document, record in zip(documents, RECORDS, strict=True):
+        decoder = json.JSONDecoder()
+        found, _ = decoder.raw_decode(data[document.position :].decode())
+        assert found == record
+
+
+def test_a_bad_element_costs_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(
+        b'[{"text": "one"}, {"text": tru}, 7, "str", [1, {"text": "x"}], {"text": "big '
+        + b"y" * 9000
+        + b'"}, {"text": NaN}, {"text": "last"}]'
+    )
+    rules = ReadingRules(max_document_bytes=2000)
+    assert texts_of(read(path, rules)) == [
+        *("one", "bad_json", "bad_json", "bad_json", "bad_json", "too_large", "missing_text"),
+        "last",
+    ]
+
+
+def test_a_cut_array_keeps_what_is_before_the_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    data = json.dumps(RECORDS[:3]).encode()
+    kept = set()
+    for num_bytes in range(2, len(data)):
+        path.write_bytes(data[:num_bytes])
+        *documents, last = read(path)
+        assert texts_of(documents) == TEXTS[: len(documents)]
+        assert last.reason == Reason.UNREADABLE_INPUT
+        assert "cut after" in last.detail
+        kept.add(len(documents))
+    assert kept == {0, 1, 2, 3}
+
+
+TEXT = pa.schema([("text", pa.string())])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 99) | st.text('ab"\\[]{}, é', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    values=st.lists(VALUES, max_size=5), indent=st.sampled_from([None, 2]), chunk=st.integers(1, 9)
+)
+def test_values_are_what_json_says_they_are(
+    values: list[Any], indent: int | None, chunk: int
+) -> None:
+    data = json.dumps(values, indent=indent, ensure_ascii=False).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "_CHUNK_BYTES", chunk)
+        whole = list(split_values(io.BytesIO(data), 1 << 20))
+        short = list(split_values(io.BytesIO(data), 8))
+        with pytest.raises(CutStreamError):
+            list(split_values(io.BytesIO(data[:-1]), 8))
+    assert [json.loads(value.data or b"") for value in whole] == values
+    assert [value[:2] for value in short] == [value[:2] for value in whole]
+    for value in short:
+        expected = data[value.position : value.position + value.num_bytes]
+        assert value.data == (expected if value.num_bytes <= 8 else None)
+
+
+@pytest.mark.parametrize(
+    ("head", "in_json", "in_jsonl"),
+    [
+        (b'{"a": 1}\n{"a": 2}', False, False),
+        (b'\xef\xbb\xbf [{"a": 1},\n', True, True),
+        (b'[{"a": 1}]', True, True),
+        (b"[1, 2]\n[3, 4]", True, False),  # lines of lists: each of them a bad line
+        (b'{\n "a": 1\n}', True, False),
+        (b'{"a": ', False, False),
+        (b"", False, False),
+    ],
+)
+def test_lines_are_told_from_values(head: bytes, in_json: bool, in_jsonl: bool) -> None:
+    assert holds_values(head, may_be_pretty=True) == in_json
+    assert holds_values(head, may_be_pretty=False) == in_jsonl
+
+
+def test_one_object_over_several_lines_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(RECORDS[4], indent=2))
+    assert texts_of(read(tmp_path / "a.json")) == TEXTS[4:5]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_every_compression_and_its_cuts(tmp_path: Path, suffix: str) -> None:
+    lines = [json.dumps(record).encode() + b"\n" for record in RECORDS]
+    stored = b"".join(map(COMPRESS[suffix], [b"".join(lines[:20]), b"".join(lines[20:])]))
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(stored)
+    assert texts_of(read(path)) == TEXTS
+    first = len(COMPRESS[suffix](b"".join(lines[:20])))
+    for num_bytes in (5, first // 2, first - 1, first + 7, len(stored) - 1):
+        path.write_bytes(stored[:num_bytes])
+        *documents, last = read(path)
+        assert texts_of(documents) == TEXTS[: len(documents)]
+        assert last.reason == Reason.UNREADABLE_INPUT
+        assert f"cut after {num_bytes} bytes" in last.detail
+        assert len(documents) >= 20 * (num_bytes > first)
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
+def test_an_altered_stream_is_a_dead_letter(tmp_path: Path, suffix: str) -> None:
+    stored = bytearray(COMPRESS[suffix](json.dumps(RECORDS[0]).encode()))
+    stored[len(stored) // 2] ^= 0xFF
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(stored)
+    assert read(path)[-1].reason == Reason.UNREADABLE_INPUT
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
+def test_a_small_file_of_a_huge_text_is_not_held_whole(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](bytes(64 << 20)))
+    assert path.stat().st_size < 1 << 15
+    (letter,) = read(path, ReadingRules(max_document_bytes=1 << 20))
+    assert letter.reason == Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize("name", ["paper.tex", "README.md", "Makefile", "a.html.gz"])
+def test_any_name_can_be_read_as_text(tmp_path: Path, name: str) -> None:
+    data = TEXTS[0].encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(InputError, match=r"no known kind.*--format text"):
+        read(tmp_path / name)
+    (document,) = read(tmp_path / name, format="text")
+    assert (document.text.decode(), document.document_id) == (TEXTS[0], f"{name}#0")
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t"), ("a.csv.xz", ",")]
+)
+def test_csv(tmp_path: Path, name: str, delimiter: str) -> None:
+    rows = [[r["id"], "x", r["text"]] for r in RECORDS]
+    data = write_csv(tmp_path / name, [["id", "other", "text"], *rows], delimiter=delimiter)
+    if name.endswith(".xz"):
+        (tmp_path / name).write_bytes(lzma.compress(b"\xef\xbb\xbf" + data))
+    documents = read(tmp_path / name)
+    assert texts_of(documents) == TEXTS
+    assert [d.document_id for d in documents] == [r["id"] for r in RECORDS]
+    assert [d.position for d in documents] == list(range(30))
+
+
+def test_bad_rows_of_csv(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'text,id\none,1\n\ntwo\nth\xffree,3\n,4\nfive,\n"six"x,6\nseven,7\n')
+    outcomes = read(path)
+    assert texts_of(outcomes) == [
+        *("one", "bad_row", "invalid_unicode", "empty_text", "five", "unreadable_input")
+    ]
+    assert [o.position for o in outcomes] == list(range(6))
+    assert outcomes[1].detail == "the row has 1 columns, the header 2"
+    assert outcomes[4].document_id == "a.csv#4"
+
+
+def test_tables_without_the_column_are_refused(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [["body", "url"], ["x", "y"]])
+    write_csv(tmp_path / "b.csv", [["text", "text"], ["x", "y"]])
+    with pytest.raises(InputError, match=r'a\.csv has no column "text", it has body, url'):
+        read(tmp_path / "a.csv")
+    with pytest.raises(InputError, match='several columns "text"'):
+        read(tmp_path / "b.csv")
+    assert texts_of(read(tmp_path / "a.csv", ReadingRules("body", "url"))) == ["x"]
+
+
+def write_arrow(path: Path, table: pa.Table, *, is_stream: bool, batch: int = 7) -> bytes:
+    new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with path.open("wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_arrow_streams_and_files(tmp_path: Path, is_stream: bool, kind: pa.DataType) -> None:
+    table = pa.table({"id": list(range(30)), "text": pa.array(TEXTS).cast(kind), "other": TEXTS})
+    write_arrow(tmp_path / "a.arrow", table, is_stream=is_stream)
+    documents = read(tmp_path / "a.arrow")
+    assert texts_of(documents) == TEXTS
+    assert [d.document_id for d in documents] == [str(n) for n in range(30)]
+    assert [d.position for d in documents] == list(range(30))
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_cut_arrow_file_never_passes_for_a_whole_one(tmp_path: Path, is_stream: bool) -> None:
+    path = tmp_path / "a.arrow"
+    table = pa.table({"text": TEXTS})
+    data = write_arrow(path, table, is_stream=is_stream)
+    kept = set()
+    for num_bytes in range(0, len(data), 8):
+        path.write_bytes(data[:num_bytes])
+        *documents, last = read(path)
+        assert texts_of(documents) == TEXTS[: len(documents)]
+        assert (last.reason, last.position) == (Reason.UNREADABLE_INPUT, len(documents))
+        kept.add(len(documents))
+    assert kept == ({0, 7, 14, 21, 28, 30} if is_stream else {0})
+
+
+def test_arrow_offsets_outside_their_buffer_are_damage_not_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    texts = [b"a" * 0x1234, b"b" * 0x1111]
+    data = write_arrow(path, pa.table({"text": texts}).cast(TEXT), is_stream=True)
+    middle, end = (n.to_bytes(4, "little") for n in (0x1234, 0x1234 + 0x1111))
+    assert data.count(middle + end) == 1
+    path.write_bytes(data.replace(middle + end, b"\x00\x00\x00\x7f" + end))
+    (letter,) = read(path)
+    assert letter.reason == Reason.UNREADABLE_INPUT
+
+
+def test_folders_that_datasets_saved(tmp_path: Path) -> None:
+    """The layout that `datasets` 4 writes: Arrow streams, named by `state.json`."""
+    split = tmp_path / "saved" / "train"
+    split.mkdir(parents=True)
+    names = [f"data-0000{n}-of-00002.arrow" for n in range(2)]
+    for name, part in zip(names, (slice(0, 10), slice(10, 30)), strict=True):
+        table = pa.table({"question": TEXTS[part]})
+        write_arrow(split / name, table, is_stream=True)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0"}
+    (split / "state.json").write_text(json.dumps(state))
+    (split / "dataset_info.json").write_text("{}")
+    (split / "cache-0.arrow").write_bytes(b"not part of it")
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    files = find_inputs([f"{split}/"], fields=("question",))
+    assert [file.source for file in files] == names
+    found = [
+        document
+        for file in files
+        for document in read_piece(
+            Piece(file.path, file.source, file.format, file.compression), ReadingRules("question")
+        )
+    ]
+    assert texts_of(found) == TEXTS
+    with pytest.raises(InputError, match=r"holds the splits train, test: name .*saved/train"):
+        find_inputs([str(tmp_path / "saved")])
+    (split / names[1]).unlink()
+    with pytest.raises(InputError, match="matches no file"):
+        find_inputs([str(split)], fields=("question",))
+
+
+def test_ids_of_a_column_that_pandas_made_floats(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    ids = pa.array([0.0, float("nan"), None, 3.0, 4.5, 2.0**60])
+    pq.write_table(pa.table({"id": ids, "text": list("abcdef")}), path)
+    outcomes = read(path)
+    assert [o.document_id for o in outcomes[:4]] == ["0", "a.parquet#1", "a.parquet#2", "3"]
+    assert [o.reason for o in outcomes[4:]] == [Reason.BAD_ID, Reason.BAD_ID]
+
+
+def test_text_joined_from_several_fields(tmp_path: Path) -> None:
+    rules = ReadingRules(text_template=r"Q: {question}\nA: {a.b}\\{{1}}\t!")
+    assert rules.text_fields == ("question", "a.b")
+    path = tmp_path / "a.jsonl"
+    records = [
+        {"question": "1 + 1?", "a": {"b": "2"}},
+        {"question": "2 + 2?"},
+        {"question": "3 + 3?", "a": {"b": 6}},
+        {"question": "", "a": {"b": ""}},
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    outcomes = read(path, rules)
+    assert texts_of(outcomes) == [
+        "Q: 1 + 1?\nA: 2\\{1}\t!",
+        Reason.MISSING_TEXT,
+        Reason.TEXT_NOT_A_STRING,
+        "Q: \nA: \\{1}\t!",
+    ]
+    assert isinstance(outcomes[1], DeadLetter)
+    assert outcomes[1].detail == 'no "a.b" in the record'
+    pq.write_table(pa.table({"question": ["x"], "a": [{"b": "y", "c": 1}]}), tmp_path / "a.parquet")
+    assert texts_of(read(tmp_path / "a.parquet", rules)) == ["Q: x\nA: y\\{1}\t!"]
+    with pytest.raises(InputError, match='has no column "other"'):
+        read(tmp_path / "a.parquet", ReadingRules(text_template="{question}{other}"))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("plain", "names no field"), ("{a", '"{" at'), ("a}", '"}" at'), (r"\q{a}", r'"\\q" at')],
+)
+def test_templates_that_mean_nothing(template: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_template(template)
+
+
+def test_a_generator_of_files_is_found_below_links(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "deep" / "a.txt").write_text("a")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "deep" / "loop").symlink_to(tmp_path / "real")
+    files = find_inputs([f"{tmp_path}/in/**"])
+    assert [file.source for file in files] == ["linked/deep/a.txt"]
+    assert os.path.samefile(files[0].path, tmp_path / "real" / "deep" / "a.txt")

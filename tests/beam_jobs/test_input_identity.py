@@ -1,0 +1,254 @@
+"""Is it still the same input, and is the dataset still there? And input that comes down a pipe."""
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align import align, main
+from beam_jobs.align import command as align_module
+from beam_jobs.align import steps as sharding
+from beam_jobs.align.input_identity import InputChangedError, content_of
+from beam_jobs.align.inputs import find_inputs
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.options import parse_options
+from beam_jobs.align.pieces import decode_task, plan_tasks
+from beam_jobs.align.reading import ReadingRules, read_piece
+from beam_jobs.errors import OptionsError
+from pipeline.dataset.reading import read_manifest
+from tests.support.corpus import Corpus, align_options, command_line, digests, json_line, make_text
+
+LINES = [json_line(f"doc-{n}", make_text(n)) for n in range(40)]
+
+
+def small_corpus(folder: Path) -> Corpus:
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "a.jsonl").write_bytes(b"".join(LINES[:20]))
+    (folder / "in" / "b.jsonl").write_bytes(b"".join(LINES[20:]))
+    return Corpus(folder, {}, Counter())
+
+
+def test_a_changed_input_of_the_same_size_is_not_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = small_corpus(tmp_path / "corpus")
+    command = command_line(align_options(corpus, tmp_path / "out"))
+    assert main(command) == 0
+    before = digests(tmp_path / "out")
+    path = corpus.folder / "in" / "b.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"prime", b"emirp"))
+    capsys.readouterr()
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "1 files have changed since, such as b.jsonl" in error
+    assert digests(tmp_path / "out") == before
+
+
+def test_a_copy_of_the_input_is_the_same_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    align(align_options(small_corpus(tmp_path / "corpus"), output))
+    copy = small_corpus(tmp_path / "copy")
+    os.utime(copy.folder / "in" / "a.jsonl", ns=(1, 1))
+    capsys.readouterr()
+    align(align_options(copy, output))
+    printed = capsys.readouterr().out
+    assert "nothing to do" in printed
+    assert "2 input files have another time" in printed
+    align(align_options(copy, tmp_path / "fresh"))
+    assert digests(tmp_path / "fresh") == digests(output), "times are nowhere in the dataset"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 1000, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 20])
+def test_content_covers_both_ends_and_everything_of_small_files(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    data = bytearray(os.urandom(num_bytes))
+    path = tmp_path / "a"
+    path.write_bytes(data)
+    content = content_of(str(path), num_bytes)
+    places = {0, num_bytes // 2, num_bytes - 1} if num_bytes <= 1 << 18 else {0, num_bytes - 1}
+    for place in places if num_bytes else ():
+        data[place] ^= 1
+        path.write_bytes(data)
+        assert content_of(str(path), num_bytes) != content
+        data[place] ^= 1
+    path.write_bytes(data)
+    assert content_of(str(path), num_bytes) == content
+
+
+@pytest.mark.parametrize("damage", ["remove a shard", "cut an index", "remove a tokenizer"])
+def test_a_dataset_that_lost_files_is_not_finished(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = small_corpus(tmp_path / "corpus")
+    output = tmp_path / "out"
+    manifest = align(align_options(corpus, output))
+    before = digests(output)
+    if damage == "remove a shard":
+        (output / manifest.shards[0].file).unlink()
+    elif damage == "cut an index":
+        index = output / manifest.shards[0].index_file
+        index.write_bytes(index.read_bytes()[:-1])
+    else:
+        (output / manifest.teacher.file).unlink()
+    align(align_options(corpus, output))
+    assert "1 of its files are gone or cut" in caplog.text
+    assert digests(output) == before
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "rewritten", "removed"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_an_input_that_changes_while_it_is_read_is_an_error(
+    tmp_path: Path, name: str, change: str
+) -> None:
+    path = tmp_path / name
+    data = b"".join(LINES)
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    tasks = plan_tasks(find_inputs([str(path)]))
+    (piece,) = decode_task(tasks[0])
+    assert len(list(read_piece(piece, ReadingRules()))) == len(LINES)
+    stored = path.read_bytes()
+    outcomes = read_piece(piece, ReadingRules())
+    next(outcomes)
+    if change == "removed":
+        path.unlink()
+    elif change == "rewritten":
+        path.write_bytes(bytes(reversed(stored)))
+        os.utime(path, ns=(1, 1))
+    else:
+        path.write_bytes(stored[: len(stored) // 2] if change == "cut" else stored * 2)
+    with pytest.raises(InputChangedError, match=r"a\.jsonl.*(bytes and had|written to|is gone)"):
+        list(outcomes)
+
+
+def test_a_job_whose_input_is_cut_fails_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = small_corpus(tmp_path / "corpus")
+    command = command_line(align_options(corpus, tmp_path / "out"))
+    path = corpus.folder / "in" / "b.jsonl"
+    whole = path.read_bytes()
+
+    def cut_after_planning(*arguments: object) -> object:
+        path.write_bytes(whole[:300])
+        return plan_tasks(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(align_module, "plan_tasks", cut_after_planning)
+        assert main(command) == 1
+    error = capsys.readouterr().err
+    assert f"b.jsonl has 300 bytes and had {len(whole)} when the job started" in error
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    path.write_bytes(whole)
+    assert main(command) == 0
+    assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == len(LINES)
+
+
+def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(LINES[0])
+    (folder / "link.jsonl").symlink_to(tmp_path / "nowhere")
+    (folder / "loop.jsonl").symlink_to(folder / "loop.jsonl")
+    with pytest.raises(InputError, match=r"link\.jsonl is a link .*nowhere, .*loop\.jsonl is a l"):
+        find_inputs([f"{folder}/*.jsonl"])
+    for name in ("link.jsonl", "loop.jsonl"):
+        with pytest.raises(InputError, match=rf"{name} is a link to"):
+            find_inputs([f"{folder}/{name}"])
+        (folder / name).unlink()
+    os.mkfifo(folder / "pipe.jsonl")
+    for pattern in ("*", "pipe.jsonl"):
+        with pytest.raises(InputError, match=r"pipe\.jsonl is a pipe: .*pipe it into --input -"):
+            find_inputs([f"{folder}/{pattern}"])
+    (folder / "pipe.jsonl").unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder / "s.jsonl"))
+        with pytest.raises(InputError, match=r"s\.jsonl is a socket"):
+            find_inputs([f"{folder}/*"])
+    (folder / "s.jsonl").unlink()
+    (file,) = find_inputs([f"{folder}/*"])
+    assert file.source == "a.jsonl"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES[0])
+    (tmp_path / "a.jsonl").chmod(0)
+    with pytest.raises(InputError, match=r"a\.jsonl is not readable for you"):
+        find_inputs([f"{tmp_path}/*"])
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_documents_from_standard_input(tmp_path: Path, compressed: bool) -> None:
+    data = b"".join(LINES)
+    options = align_options(Corpus(tmp_path, {}, Counter()), tmp_path / "out", input=("-",))
+    command = [sys.executable, "-m", "beam_jobs.align", *command_line(options)]
+    piped = gzip.compress(data) if compressed else data
+    run = subprocess.run(command, input=piped, capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()
+    assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == len(LINES)
+    assert not list((tmp_path / "out").glob(".vocag-*"))
+    (source,) = json.loads((tmp_path / "out" / "inputs.json").read_text())
+    assert source == ("stdin.jsonl.gz" if compressed else "stdin.jsonl")
+    again = subprocess.run(command, input=piped, capture_output=True, check=False)
+    assert b"nothing to do" in again.stdout
+    changed = piped[:1000] + bytes([piped[1000] ^ 1]) + piped[1001:]
+    other = subprocess.run(command, input=changed, capture_output=True, check=False)
+    assert other.returncode == 2
+    assert b"have changed since" in other.stderr
+    empty = subprocess.run(command, input=b"", capture_output=True, check=False)
+    assert empty.returncode == 2
+    assert b"standard input is empty" in empty.stderr
+
+
+def test_a_killed_job_over_standard_input_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"".join(LINES)
+    options = align_options(Corpus(tmp_path, {}, Counter()), tmp_path / "out", input=("-",))
+
+    def from_pipe() -> int:
+        read, write = os.pipe()
+        with open(write, "wb") as pipe:
+            writer = threading.Thread(target=lambda: (pipe.write(data), pipe.close()))
+            writer.start()
+            with open(read) as stdin, monkeypatch.context() as patch:
+                patch.setattr(sys, "stdin", stdin)
+                status = main(command_line(options))
+            writer.join()
+        return status
+
+    (tmp_path / "out" / ".vocag-stdin-abandoned").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "encode_manifest", _raise)
+        assert from_pipe() == 1
+    assert len(list((tmp_path / "out").glob(".vocag-*"))) == 1, "the run's folder, no copies"
+    assert from_pipe() == 0
+    assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == len(LINES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text-field=a", "--text-field=b"], r"--text-field is given twice; .*--text-template"),
+        (["--text-field=a", "--text-template={b}"], "say different things; give one"),
+        (["--text-template=b"], "--text-template: the template 'b' names no field"),
+    ],
+)
+def test_options_that_contradict_each_other(arguments: list[str], message: str) -> None:
+    given = ["--input=a", "--output=b", "--student=c", "--teacher=d"]
+    with pytest.raises(OptionsError, match=message):
+        parse_options([*given, *arguments])
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("injected")

@@ -1,0 +1,98 @@
+"""A job that leaves out more than it may: its own exit status, and a sentence that helps."""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align import main
+from beam_jobs.align.options import AlignOptions, parse_share
+from pipeline.dataset.reading import read_manifest
+from tests.support.corpus import Corpus, align_options, command_line, json_line, make_text
+
+
+def numbered_files(folder: Path, num_files: int = 4, *, first: int = 0) -> Path:
+    """Write files whose documents are numbered from 0 in each, as exports often are."""
+    (folder / "in").mkdir(parents=True)
+    for file in range(num_files):
+        lines = [json_line(n, make_text(100 * file + n)) for n in range(first, 25)]
+        (folder / "in" / f"part-{file}.jsonl").write_bytes(b"".join(lines))
+    return folder
+
+
+def arguments(folder: Path, output: Path, *more: str) -> list[str]:
+    options = align_options(Corpus(folder, {}, Counter()), output, max_dead_letters=0.01)
+    return [*command_line(options), *more]
+
+
+def test_ids_that_repeat_in_every_file_end_with_a_status_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(numbered_files(tmp_path / "corpus"), tmp_path / "out")
+    assert main(command) == 3
+    captured = capsys.readouterr()
+    assert "aligned 25 documents" in captured.out  # the dataset is there all the same
+    assert read_manifest(str(tmp_path / "out")).dead_letters.count == 75
+    (line,) = [line for line in captured.err.splitlines() if line.startswith("vocag align:")]
+    assert "75 of 100 documents (75.00 %) are left out, more than --max-dead-letters 1 %" in line
+    assert "duplicate_id 75 (first: part-1.jsonl#0)" in line
+    assert "75 ids are used again in another file" in line
+    assert "--id-field ''" in line
+    assert main(command) == 3, "the same command, run again, says so again"
+    assert "nothing to do" in capsys.readouterr().out
+    assert main([*command, "--max-dead-letters", "75%"]) == 0
+
+
+def test_the_remedy_that_the_message_names_helps(tmp_path: Path) -> None:
+    command = arguments(numbered_files(tmp_path / "corpus"), tmp_path / "out", "--id-field", "")
+    assert main(command) == 0
+    assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == 100
+
+
+def test_everything_lost_is_not_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "a.jsonl").write_bytes(b"{\n" * 3 + b'{"text": 1}\n')
+    assert main(arguments(folder, tmp_path / "out")) == 3
+    error = capsys.readouterr().err
+    assert "4 of 4 documents (100 %)" in error
+    assert "bad_json 3 (first: a.jsonl#0), text_not_a_string 1 (first: a.jsonl#6)" in error
+    assert "--id-field" not in error
+
+
+def test_few_losses_are_no_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "in").mkdir(parents=True)
+    lines = [json_line(n, f"text {n}") for n in range(99)]
+    (folder / "in" / "a.jsonl").write_bytes(b"".join([*lines, b"{\n"]))
+    assert main(arguments(folder, tmp_path / "out")) == 0
+    assert main(arguments(folder, tmp_path / "out", "--max-dead-letters=0")) == 3
+
+
+def test_the_report_sums_up_what_is_left_out_by_file(tmp_path: Path) -> None:
+    folder = numbered_files(tmp_path / "corpus", num_files=3)
+    with (folder / "in" / "part-2.jsonl").open("ab") as file:
+        file.write(b"{\n")
+    assert main(arguments(folder, tmp_path / "out")) == 3
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert page.index("part-2.jsonl") < page.index("part-1.jsonl")
+    assert "bad_json 1, duplicate_id 25" in page
+    letters = (tmp_path / "out" / "dead_letters.jsonl").read_text().splitlines()
+    assert Counter(json.loads(line)["source"] for line in letters) == {
+        "part-1.jsonl": 25,
+        "part-2.jsonl": 26,
+    }
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0", 0), ("1", 1)])
+def test_shares(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+    assert AlignOptions(("a",), "b", "c", "d").max_dead_letters == 0.01
+
+
+@pytest.mark.parametrize("text", ["101%", "1.5", "-1", "few", "nan"])
+def test_no_shares(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is no share; write 0\.01 or 1%"):
+        parse_share(text)

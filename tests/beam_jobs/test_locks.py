@@ -1,0 +1,120 @@
+"""One job at a time in one output: on file systems, and in stores that know no locks."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import locks
+from beam_jobs.align import align, buckets
+from beam_jobs.errors import OptionsError
+from beam_jobs.locks import OUTPUT_LOCK, STALE_SECONDS, hold_lock, hold_remote
+from tests.support.corpus import align_options, digests, reference_dataset
+
+OURSELVES = rf"process {os.getpid()} on {socket.gethostname()}, started 20\d\d-.* UTC, writes to"
+
+
+@pytest.fixture
+def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a remote lock be held at once."""
+    monkeypatch.setattr(locks, "_SETTLE_SECONDS", 0.0)
+
+
+def test_two_jobs_with_different_options_and_one_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, reference = reference_dataset()
+    first_works, second_is_done = threading.Event(), threading.Event()
+    original = buckets.align_batch
+
+    def wait_for_second(*arguments: object, **keywords: object) -> object:
+        first_works.set()
+        assert second_is_done.wait(100)
+        return original(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(buckets, "align_batch", wait_for_second)
+    first = threading.Thread(target=align, args=(align_options(corpus, tmp_path),))
+    first.start()
+    assert first_works.wait(100)
+    try:
+        with pytest.raises(OptionsError, match=rf"{OURSELVES} --output {tmp_path}; wait until"):
+            align(align_options(corpus, tmp_path, name="other"))
+    finally:
+        second_is_done.set()
+        first.join()
+    assert digests(tmp_path) == digests(reference)
+
+
+@pytest.mark.usefixtures("no_settling")
+@pytest.mark.parametrize("hold", [hold_lock, hold_remote])
+def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path, hold: type[hold_lock]) -> None:
+    path = str(tmp_path / OUTPUT_LOCK)
+    for _ in range(2):
+        with hold(path, "out"):
+            with pytest.raises(OptionsError, match=rf"{OURSELVES} --output out; wait until it"):
+                hold(path, "out").__enter__()
+            assert os.path.exists(path)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_local_lock_goes_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / OUTPUT_LOCK
+    program = (
+        "import os, signal, sys; from beam_jobs.locks import hold_lock\n"
+        "with hold_lock(sys.argv[1], 'out'): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    dead = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert dead.returncode == -9
+    assert path.exists()
+    with hold_lock(str(path), "out"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+
+
+def write_lock(path: Path, **changes: object) -> None:
+    """Write the lock object of somebody else."""
+    now = time.time()
+    owner = {"id": "theirs", "process": 1, "host": "elsewhere", "started": now, "renewed": now}
+    path.write_text(json.dumps({**owner, **changes}))
+
+
+@pytest.mark.usefixtures("no_settling")
+def test_a_remote_lock_of_another_machine_is_believed_while_it_is_renewed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "lock"
+    write_lock(path)
+    message = r"process 1 on elsewhere, .* if that job was killed, this command works \d+ s from"
+    with pytest.raises(OptionsError, match=message):
+        hold_remote(str(path), "out").__enter__()
+    write_lock(path, renewed=time.time() + 3600)  # a clock that was set back since
+    with pytest.raises(OptionsError, match=rf"works {STALE_SECONDS:.0f} s from now"):
+        hold_remote(str(path), "out").__enter__()
+    write_lock(path, renewed=time.time() - STALE_SECONDS - 1)
+    with hold_remote(str(path), "out"):
+        assert "taking over out: process 1 on elsewhere" in caplog.text
+
+
+@pytest.mark.usefixtures("no_settling")
+def test_a_remote_lock_of_a_dead_process_of_this_machine_counts_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_lock(path, host=socket.gethostname(), process=ended.pid)
+    with hold_remote(str(path), "out"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+
+
+def test_of_two_that_start_together_the_last_to_write_has_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    monkeypatch.setattr(locks.time, "sleep", lambda _: write_lock(path))
+    with pytest.raises(OptionsError, match="process 1 on elsewhere"):
+        hold_remote(str(path), "out").__enter__()
+    assert json.loads(path.read_text())["id"] == "theirs"

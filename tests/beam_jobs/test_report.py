@@ -1,0 +1,169 @@
+"""The report shows every figure, holds nothing but itself, and escapes whatever it is given."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs.align.report import OPEN_SHARDS, RunSummary, render_report
+from beam_jobs.align.report_charts import Series, bar_chart
+from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.drawing.formatting import format_count
+from schemas.manifest import DeadLetterRecord, Manifest, ShardRecord
+from tests.support.datasets import build_dataset
+
+HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x00\ud800"
+RUN = RunSummary(
+    runner="DirectRunner",
+    elapsed_seconds=125.0,
+    input_bytes=8_388_608,
+    num_input_files=3,
+    student_fast_path=True,
+    teacher_fast_path=False,
+    teacher_slow_reason="gigatoken can't read it",
+    student_reference_documents=17,
+    teacher_reference_documents=None,
+    reused_buckets=5,
+    versions={"tokenizers": "0.23.3"},
+)
+
+
+class Page(HTMLParser):
+    """Collects a page's tags, attributes and visible text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self._inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._inside and self._inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._inside:
+            self.text += data + "\n"
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    letters = [("a", "bad_json"), ("b", "bad_json"), ("c", "too_large")]
+    return build_dataset(tmp_path_factory.mktemp("data"), dead_letters=letters)
+
+
+def test_every_figure_is_there(manifest: Manifest) -> None:
+    text = Page(render_report(manifest, RUN)).text
+    statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
+    totals = manifest.totals
+    on_disk = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
+    student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
+    expected = {
+        *(format_count(count) for count in totals.values()),
+        manifest.fingerprint,
+        f"{teacher / student:.3f}",
+        f"{statistics.byte_iou:.4f}",
+        f"{statistics.byte_ios:.4f}",
+        format_count(statistics.num_mapped),
+        f"{totals['num_text_bytes'] / student:,.3f}",
+        f"{totals['num_text_bytes'] / teacher:,.3f}",
+        f"{on_disk / student:,.3f} B / student token",
+        manifest.student.sha256,
+        manifest.teacher.sha256,
+        f"{manifest.teacher.vocab_size} ids",
+        "taken: proven exact on the probe texts",
+        "not taken: gigatoken can't read it",
+        "17",
+        "not counted in this run",
+        "DirectRunner",
+        "2 min 5 s",
+        "3 files, 8.39 MB",
+        "tokenizers",
+        "0.23.3",
+        "keep_text",
+        "bad_json",
+        "66.67 %",
+        *(shard.file for shard in manifest.shards),
+    }
+    assert {figure for figure in expected if figure not in text} == set()
+    assert len(expected) > 25
+
+
+def test_histograms_are_there_in_full(manifest: Manifest) -> None:
+    html = render_report(manifest, RUN)
+    page = Page(html)
+    assert page.tags.count("svg") == 4
+    for name in ("span_width_counts", "student_token_bytes_counts", "teacher_length_counts"):
+        counts = [count for count in manifest.statistics[name] if count]
+        assert counts
+        assert [c for c in counts if f">{format_count(c)}</td>" not in html] == []
+
+
+def test_the_page_is_self_contained(manifest: Manifest) -> None:
+    html = render_report(manifest, RUN)
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object", "base"} & set(page.tags)
+    assert [a for a in page.attributes if a[0] in ("src", "href", "srcset", "style")] == []
+    assert "http" not in html
+    assert not re.search(r"url\(|@import", html)
+
+
+def test_hostile_text_stays_text(manifest: Manifest) -> None:
+    hostile = replace(
+        manifest,
+        name=HOSTILE,
+        student=replace(manifest.student, source=HOSTILE),
+        shards=(replace(manifest.shards[0], file=HOSTILE), *manifest.shards[1:]),
+        dead_letters=DeadLetterRecord(HOSTILE, "0" * 64, 1, {HOSTILE: 1}),
+        configuration={HOSTILE: [HOSTILE]},
+    )
+    run = replace(RUN, runner=HOSTILE, teacher_slow_reason=HOSTILE, versions={HOSTILE: HOSTILE})
+    html = render_report(hostile, run)
+    usual = Page(render_report(manifest, RUN))
+    page = Page(html)
+    assert set(page.tags) == set(usual.tags)
+    assert {name for name, _ in page.attributes} == {name for name, _ in usual.attributes}
+    assert page.text.count("<script>alert(1)</script>") >= 9
+    assert html.encode().decode() == html
+    assert "\x00" not in html
+
+
+def test_a_long_table_of_shards_starts_collapsed(manifest: Manifest) -> None:
+    def page(num_shards: int) -> str:
+        shards: tuple[ShardRecord, ...] = manifest.shards[:1] * num_shards
+        return render_report(replace(manifest, shards=shards), RUN)
+
+    assert f"<summary>{OPEN_SHARDS + 1} shards</summary>" in page(OPEN_SHARDS + 1)
+    assert f"<summary>{OPEN_SHARDS} shards</summary>" not in page(OPEN_SHARDS)
+
+
+def test_a_dataset_without_documents(tmp_path: Path) -> None:
+    manifest = build_dataset(tmp_path, [("only", "")], num_shards=1, dead_letters=())
+    empty = replace(manifest, shards=(), statistics=AlignmentStatistics.empty().to_json())
+    for one in (manifest, empty):
+        text = Page(render_report(one, RUN)).text
+        assert "None: every document of the input is in a shard." in text
+        assert "nan" not in text
+
+
+def test_bars_are_as_high_as_their_shares() -> None:
+    figure = bar_chart(
+        "Title", ["0", "1", "2"], [Series("student", [0, 3, 1])], x_label="width", what="tokens"
+    )
+    heights = np.array([float(bar.get("height", "")) for bar in figure.iter("rect")])
+    assert heights[0] == 0
+    assert heights[1] / heights[2] == pytest.approx(3, rel=0.01)
+    hints = [title.text for title in figure.iter("title")]
+    assert hints == ["student 0: 0 (0 %)", "student 1: 3 (75.00 %)", "student 2: 1 (25.00 %)"]
+    labels = [text.text for text in figure.iter("text")]
+    assert {"width", "share of tokens", "80 %"} <= set(labels)

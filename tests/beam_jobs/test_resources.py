@@ -1,0 +1,134 @@
+"""A job that runs out of disk, of memory or of time going forward."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align import align, main
+from beam_jobs.align.resources import (
+    estimate_disk,
+    require_address_space,
+    require_disk,
+)
+from beam_jobs.errors import OptionsError
+from beam_jobs.shortages import explain_shortage
+from tests.support.corpus import align_options, command_line, digests, reference_dataset
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk that takes both tokenizers and some of the shards."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=10m", "tmpfs", str(folder))
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("only root can mount a disk that is small enough to fill")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, reference = reference_dataset()
+    output = small_disk / "out"
+    arguments = command_line(align_options(corpus, output))
+    capsys.readouterr()
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith(f"vocag align: the disk is full: {output}"), line
+    assert "the whole job needs about 11.1 MB" in line
+    assert line.endswith("free some space; run the same command again to resume"), line
+    mount("-o", "remount,size=64m", str(small_disk))
+    assert main(arguments) == 0
+    assert digests(output) == digests(reference)
+
+
+def test_a_disk_that_is_far_too_small_is_refused_before_the_start(small_disk: Path) -> None:
+    mount("-o", "remount,size=400k", str(small_disk))
+    with pytest.raises(OptionsError, match=r"has \d+ kB of free disk, and the job will need about"):
+        align(align_options(reference_dataset()[0], small_disk / "out"))
+    assert not list(small_disk.glob("out/*/*"))
+
+
+def test_what_an_earlier_attempt_wrote_counts_as_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mount("-o", "remount,size=2m", str(small_disk))
+    (small_disk / "run").mkdir()
+    (small_disk / "run" / "bucket.tar").write_bytes(bytes(1500 << 10))
+    require_disk(str(small_disk), str(small_disk / "run"), 2 << 20)
+    assert not caplog.records
+    require_disk(str(small_disk), str(small_disk / "run"), 3 << 20)
+    assert "it may run out of space" in caplog.text
+    with pytest.raises(OptionsError, match="free some, or choose another --output"):
+        require_disk(str(small_disk), str(small_disk / "run"), 5 << 20)
+
+
+def test_disk_is_for_shards_texts_in_them_and_texts_on_their_way() -> None:
+    assert estimate_disk(100, keep_text=False, shuffle="runner") == 300
+    assert estimate_disk(100, keep_text=True, shuffle="files") == 500
+
+
+def test_a_limit_of_address_space_that_no_job_can_live_with_is_refused(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from beam_jobs.align import main\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = command_line(align_options(reference_dataset()[0], tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "ulimit -v allows 1.00 GB of address space, and the job needs 1.57 GB" in done.stderr
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        require_address_space()
+
+
+@pytest.mark.parametrize(
+    ("text", "shortage"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/a.tar'\n", "the disk is full: /a.tar "),
+        ("[Errno 28] No space left on device [while running 'x']", "the disk is full: . could not"),
+        ("OSError: [Errno 122] Disk quota exceeded", "the disk is full"),
+        ("OSError: [Errno 27] File too large", "would exceed the size that ulimit -f allows"),
+        ("memory allocation of 8388608 bytes failed\nstack backtrace:", "memory ran out"),
+        ("RuntimeError: can't start new thread", "memory ran out"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to", "memory ran out"),
+        ("KeyError: 28", None),
+    ],
+)  # fmt: skip
+def test_shortages_are_told_from_other_failures(text: str, shortage: str | None) -> None:
+    explained = explain_shortage(text, ".")
+    assert shortage in explained if explained and shortage else explained is shortage
+
+
+def test_a_clock_that_is_set_back_while_a_job_runs(tmp_path: Path) -> None:
+    corpus, reference = reference_dataset()
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(
+        "import itertools, time\n"
+        "now, calls = time.time, itertools.count()\n"
+        "time.time = lambda: now() - 86400 * (next(calls) // 20)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "beam_jobs.align",
+         *command_line(align_options(corpus, tmp_path / "out"))],
+        env={**os.environ, "PYTHONPATH": f"{package}:{os.getcwd()}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"aligned 425 documents \(530 kB\) in [\d.]+ s: ", done.stdout), done.stdout
+    assert digests(tmp_path / "out") == digests(reference)

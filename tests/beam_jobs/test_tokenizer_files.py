@@ -1,0 +1,56 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs.align import tokenizer_files
+from beam_jobs.align.tokenizer_files import load_stored, store_tokenizer
+from pipeline.tokenization import PROBES, Tokenizer, load_tokenizer
+from tests.support.corpus import STUDENT, TEACHER
+
+TEXTS = [probe.encode() for probe in PROBES]
+
+
+@pytest.mark.parametrize("source", [STUDENT, TEACHER])
+def test_a_proven_tokenizer_tries_nothing_and_gives_the_same(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_tokenizer(source).tokenize_batch(TEXTS)
+    monkeypatch.setattr(Tokenizer, "check_fast_path", None)  # fails where it is called
+    monkeypatch.setattr(Tokenizer, "_require_usable", None)
+    tokenizer = load_tokenizer(source, proven=True)
+    assert tokenizer.fast
+    found = tokenizer.tokenize_batch(TEXTS)
+    for name in ("input_ids", "byte_offsets", "cu_tokens", "tiles"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_a_worker_with_other_libraries_proves_the_fast_path_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / Path(TEACHER).name)
+    stored = store_tokenizer(load_tokenizer(TEACHER), path, scratch=str(tmp_path))
+    checked: list[str] = []
+    monkeypatch.setattr(
+        Tokenizer, "check_fast_path", lambda tokenizer, texts: checked.append(tokenizer.sha256)
+    )
+    monkeypatch.setattr(tokenizer_files, "_loaded", {})
+    load_stored(stored)
+    assert checked == []
+    load_stored(replace(stored, versions=("0.1", *stored.versions[1:])))
+    assert checked == [stored.sha256]
+
+
+def test_a_worker_gets_the_differing_characters_from_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / Path(TEACHER).name)
+    stored = store_tokenizer(load_tokenizer(TEACHER), path, scratch=str(tmp_path))
+    monkeypatch.setattr("pipeline.tokenization.remembered_differing", None)  # fails where called
+    monkeypatch.setattr(tokenizer_files, "_loaded", {})
+    told = replace(stored, differing=((0xE9, 0xEA),))
+    worker = load_stored(told)
+    assert worker.differing.ranges == told.differing
+    worker.tokenize_batch(["é".encode(), "ü".encode()])
+    assert worker.num_reference_documents == 1

@@ -1,0 +1,164 @@
+"""Worker processes of this machine: what happens to a job whose workers die, or that is stopped."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align import align
+from beam_jobs.align.options import parse_options
+from beam_jobs.errors import OptionsError
+from beam_jobs.run_options import RunOptions
+from beam_jobs.runners import RESUME, describe_runner, make_beam_options
+from tests.support.corpus import align_options, command_line, digests, reference_dataset
+
+IN_A_WORKER = """
+import sys
+if "worker_process" in " ".join(sys.orig_argv):
+    import os, signal, threading
+"""
+IN_THE_LAUNCHER = """
+import sys
+if "beam_jobs.align" in sys.orig_argv:
+    import os, signal, threading
+"""
+CALL_COUNTED = """
+    from beam_jobs import {module}
+    original, calls = {module}.{function}, []
+    def counted(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == {call}:
+            {action}
+        return original(*arguments, **keywords)
+    {module}.{function} = counted
+"""
+DIE, FAULT = (f"os.kill(os.getpid(), signal.{name})" for name in ("SIGKILL", "SIGSEGV"))
+IN_A_BATCH = {"module": "buckets", "function": "align_batch", "call": 9}
+
+
+def run_align(output: Path, hook: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process of its own; `hook` runs first in it and in its workers."""
+    corpus, _ = reference_dataset()
+    package = output.parent / "package"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(hook)
+    return subprocess.run(
+        [sys.executable, "-m", "beam_jobs.align", *command_line(align_options(corpus, output)),
+         *arguments],
+        env={**os.environ, "PYTHONPATH": f"{package}:{os.getcwd()}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )  # fmt: skip
+
+
+def processes_that_name(text: str) -> list[int]:
+    """Return the processes of this machine whose environment or command names a path."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                data = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in data:
+                found.append(int(entry.name))
+    return found
+
+
+def our_lines(stderr: str) -> list[str]:
+    """Return what the command says, without what Beam says when it is imported."""
+    return [line for line in stderr.splitlines() if not line.startswith("WARNING:root:apitools")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [
+        ("    " + DIE, r"was killed \(SIGKILL\): by hand, or because memory ran out"),
+        (CALL_COUNTED.format(**IN_A_BATCH, action=DIE), r"was killed \(SIGKILL\)"),
+        (CALL_COUNTED.format(**IN_A_BATCH, action=FAULT), r"was killed by signal 11 \(SIGSEGV\)"),
+        ("    sys.exit('no such library')", "ended with status 1: SystemExit: no such library"),
+    ],
+)
+def test_a_dead_worker_ends_the_job_which_then_goes_on(
+    tmp_path: Path, hook: str, reason: str
+) -> None:
+    output = tmp_path / "out"
+    done = run_align(output, IN_A_WORKER + hook, "--workers=2")
+    assert done.returncode == 1
+    (line,) = our_lines(done.stderr)
+    expected = rf"vocag align: worker process [12] {reason}.* \(its log in .*\); {RESUME}"
+    assert re.fullmatch(expected, line), line
+    assert not processes_that_name(str(tmp_path))
+    align(align_options(reference_dataset()[0], output))
+    assert digests(output) == digests(reference_dataset()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "status", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+)
+def test_a_signal_ends_the_job_with_one_line_and_no_worker_left(
+    tmp_path: Path, workers: int, name: str, status: int, word: str
+) -> None:
+    output = tmp_path / "out"
+    where, pid = (IN_THE_LAUNCHER, "getpid") if workers == 1 else (IN_A_WORKER, "getppid")
+    stay = f"os.kill(os.{pid}(), signal.{name}); threading.Event().wait()"
+    hook = where + CALL_COUNTED.format(**IN_A_BATCH, action=stay)
+    done = run_align(output, hook, f"--workers={workers}")
+    assert (done.returncode, our_lines(done.stderr)) == (status, [f"vocag align: {word}; {RESUME}"])
+    assert not processes_that_name(str(tmp_path))
+    align(align_options(reference_dataset()[0], output))
+    assert digests(output) == digests(reference_dataset()[1])
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    stay = "os.kill(os.getppid(), signal.SIGKILL); threading.Event().wait()"
+    hook = IN_A_WORKER + CALL_COUNTED.format(**IN_A_BATCH, action=stay)
+    done = run_align(tmp_path / "out", hook, "--workers=2")
+    assert (done.returncode, our_lines(done.stderr)) == (-signal.SIGKILL, [])
+    for pid in processes_that_name(str(tmp_path)):
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+        assert ended.poll(5000), f"worker {pid} lives on"
+    align(align_options(reference_dataset()[0], tmp_path / "out"))
+    assert digests(tmp_path / "out") == digests(reference_dataset()[1])
+
+
+def test_workers_is_two_of_beams_options() -> None:
+    options = make_beam_options([], run=RunOptions(workers=3))
+    assert describe_runner(options) == "DirectRunner, multi_processing with 3 workers"
+    assert describe_runner(make_beam_options([], run=RunOptions())) == "DirectRunner"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--runner=BundleBasedDirectRunner"], "--runner BundleBasedDirectRunner has its own"),
+        (["--direct_num_workers=3"], "--workers 2 says what --direct_num_workers=3 says"),
+    ],
+)
+def test_workers_is_refused_where_something_else_says_how_many(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(OptionsError, match=message):
+        make_beam_options(arguments, run=RunOptions(workers=2))
+
+
+def test_run_options_are_read_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    required = ["--input=a", "--output=b", "--student=c", "--teacher=d"]
+    assert parse_options(required).run == RunOptions(workers=1, quiet=False, verbose=False)
+    given = parse_options([*required, "--workers", "2", "--quiet", "--verbose"])
+    assert given.run == RunOptions(workers=2, quiet=True, verbose=True)
+    with pytest.raises(SystemExit):
+        parse_options([*required, "--workers=0"])
+    assert '"0" is no number of processes; write 1 or more' in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Where the command starts: among a user's own files of our packages' names, and without a home."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import pipeline.kernel_cache
+from pipeline.kernel_cache import provide_kernel_cache
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str, folder: Path, path: str = str(ROOT)) -> "subprocess.CompletedProcess[str]":
+    """Run Python in a folder, which `-m` puts first on the path."""
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["pipeline.py", "pipeline/__init__.py", "schemas/__init__.py"])
+def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    package = name.split("/")[0].removesuffix(".py")
+    hiding = tmp_path / name.split("/")[0]
+    message = f'{hiding} hides vocag\'s own package "{package}": rename it, or'
+    done = run("-m", "vocag_cli", "validate", "data", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"vocag: error: {message} run the command in another folder\n"
+    path = f"{tmp_path}:{ROOT}"
+    done = run("-m", "vocag_cli", "validate", "data", folder=ROOT.parent, path=path)
+    assert done.stderr == f"vocag: error: {message} take {tmp_path} off PYTHONPATH\n"
+    for part in ("beam_jobs", "megatron_plugin"):
+        done = run("-c", f"import {part}", folder=tmp_path)
+        assert done.returncode == 1
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(f"vocag_cli.HiddenPackageError: {message} run the"), last
+
+
+def test_data_folders_of_our_packages_names_hide_nothing(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "notes.txt").write_text("no package")
+    done = run("-m", "vocag_cli", "--help", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "vocag COMMAND --help" in done.stdout
+
+
+def test_the_version_is_said(tmp_path: Path) -> None:
+    done = run("-m", "vocag_cli", "--version", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"vocag {version('vocag')}\n")
+
+
+def test_the_console_script_starts_in_the_same_module() -> None:
+    assert "\n    vocag = vocag_cli:main\n" in (ROOT / "setup.cfg").read_text()
+
+
+def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(pipeline.kernel_cache.tempfile, "tempdir", str(tmp_path))
+    provide_kernel_cache()
+    assert "NUMBA_CACHE_DIR" not in os.environ  # the home, or the folder of the package, will do
+    monkeypatch.setattr(pipeline.kernel_cache, "PACKAGE", Path("/proc/self"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self/nowhere")
+    monkeypatch.delitem(sys.modules, "numba", raising=False)  # the one in use stays as it is
+    provide_kernel_cache()
+    ours = tmp_path / f"vocag-kernels-{os.getuid()}"
+    assert os.environ["NUMBA_CACHE_DIR"] == str(ours)
+    assert ours.stat().st_mode & 0o777 == 0o700
+    ours.chmod(0o777)  # others may have put code there
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    provide_kernel_cache()
+    assert os.environ["NUMBA_CACHE_DIR"] != str(ours)

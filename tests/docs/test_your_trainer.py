@@ -1,0 +1,140 @@
+"""The two examples of the loss in other people's trainers."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.training.config import TrainConfig
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.loop import train
+from pipeline.training.method import Method
+from tests.support.scored_data import SEQ_LENGTH, run_score, write_world
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_world(tmp_path_factory.mktemp("yours"))
+    run_score(root)
+    return root
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def loop_arguments(world: Path, output: Path) -> list[str]:
+    sizes = "--seq-length 64 --num-steps 3 --global-batch-size 4 --micro-batch-size 1"
+    paths = ["--data", str(world / "data"), "--student", str(world / "student")]
+    return [*paths, "--output", str(output), *sizes.split(), "--learning-rate", "1e-3"]
+
+
+def test_the_accelerate_loop_trains_as_vocag_train_does(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    found = example("accelerate_loop").main(loop_arguments(world, tmp_path / "student"))
+    train(
+        TrainConfig(
+            data=str(world / "data"),
+            student=str(world / "student"),
+            output=tmp_path / "run",
+            teacher_losses="teacher",
+            method=Method("teacher", scope="row"),
+            seq_length=SEQ_LENGTH,
+            global_batch_size=4,
+            micro_batch_size=1,
+            num_steps=3,
+            warmup_steps=0,
+            schedule="constant",
+            learning_rate=1e-3,
+            weight_decay=0.0,
+        )
+    )
+    records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert found == pytest.approx([record["loss"] for record in records], rel=3e-6)
+    assert found[2] != found[0]
+    saved, own = weights(tmp_path / "student"), weights(tmp_path / "run/model")
+    for name, tensor in own.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_accelerate_loop_in_two_processes_is_the_same(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    alone = example("accelerate_loop").main(loop_arguments(world, tmp_path / "one"))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(EXAMPLES / "accelerate_loop.py")
+    shown = run(*launcher, script, *loop_arguments(world, tmp_path / "two"))
+    expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(alone, start=1)]
+    assert [line for line in shown.splitlines() if line.startswith("step")] == expected
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_hugging_face_trainer_learns_and_goes_on(world: Path, tmp_path: Path) -> None:
+    """Its first loss is ours, its folders load, and it resumes at a checkpoint."""
+    arguments = [
+        *("--data", str(world / "data"), "--student", str(world / "student")),
+        *("--output_dir", str(tmp_path / "run"), "--seq_length", str(SEQ_LENGTH)),
+        *["--max_steps", "4", "--per_device_train_batch_size", "2", "--learning_rate", "1e-3"],
+        *["--logging_steps", "1", "--save_steps", "2", "--use_cpu", "True", "--report_to", "none"],
+    ]
+    # In a process of its own: the folder of these tests has a `datasets.py`, as transformers has.
+    script = str(EXAMPLES / "hf_trainer.py")
+    run(script, *arguments)
+    state = json.loads((tmp_path / "run/checkpoint-4/trainer_state.json").read_text())
+    logged = [entry for entry in state["log_history"] if "loss" in entry]
+    assert [entry["step"] for entry in logged] == [1, 2, 3, 4]
+    rows = AlignedRows(
+        StreamConfig(path=str(world / "data"), seq_length=SEQ_LENGTH, seed=42, teacher_losses="")
+    )
+    guided = GuidedStudent(load_language_model(str(world / "student")), Method(scope="row"))
+    first = guided(rows.__getitems__([0, 1]))
+    assert logged[0]["loss"] == pytest.approx(
+        float(first.loss_sum.detach() / first.num_tokens), abs=1e-3
+    )
+    assert 0.3 < logged[0]["kept_fraction"] < 0.6
+    before, whole = weights(world / "student"), weights(tmp_path / "run")
+    assert max(float((whole[name] - before[name]).abs().max()) for name in whole) > 1e-3
+    run(script, *arguments, "--resume_from_checkpoint", str(tmp_path / "run/checkpoint-2"))
+    resumed = weights(tmp_path / "run")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def run(*arguments: str) -> str:
+    """Run a Python script to its end; return what it printed."""
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()

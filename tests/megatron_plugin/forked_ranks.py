@@ -1,0 +1,93 @@
+"""Ranks without their start-up: forked from one process that has imported the trainer already.
+
+What torchrun does for a job that goes well or fails at once: the same environment, one store, and
+an end of all ranks when one fails. Jobs that are killed, resumed or exported run under torchrun.
+"""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from torch.distributed import TCPStore
+
+from tests.megatron_plugin.launch import job_environment
+
+
+def fork_ranks(num_ranks, command, *, timeout, **environment):
+    """Run a job; return its output like `torchrun`, with all ranks' in one.
+
+    Args:
+        num_ranks: processes.
+        command: of `tests/megatron_plugin/trainer.py`, its name first.
+        timeout: seconds, after which the job is ended and fails.
+        **environment: additional variables.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        **environment,
+    }
+    command = [str(part) for part in command]
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(num_ranks):
+            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            output = Path(folder) / str(rank)
+            ranks.append(_context().Process(target=_run_rank, args=(command, own, output)))
+            ranks[-1].start()
+        code = _end(ranks, timeout)
+        said = "".join((Path(folder) / str(rank)).read_text() for rank in range(num_ranks))
+    return subprocess.CompletedProcess(command, code, said, said)
+
+
+@cache
+def _context():
+    """Start the process that ranks are forked from, in the environment of a job."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.megatron_plugin.trainer"])
+    before = dict(os.environ)
+    os.environ.update(job_environment())
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _run_rank(command, environment, output):
+    """Be a rank: output into a file, and a trainer of one's own."""
+    with output.open("wb", buffering=0) as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ.update(environment)
+    sys.argv = command
+    from tests.megatron_plugin import trainer
+
+    trainer.main()
+
+
+def _end(ranks, timeout):
+    """Wait for all ranks, or end them when one has failed; return the job's exit code."""
+    deadline = time.monotonic() + timeout
+    running = list(ranks)
+    while running and time.monotonic() < deadline and not any(rank.exitcode for rank in ranks):
+        wait([rank.sentinel for rank in running], deadline - time.monotonic())
+        running = [rank for rank in running if rank.exitcode is None]
+    for rank in running:
+        rank.kill()
+    for rank in ranks:
+        rank.join()
+    return 1 if running or any(rank.exitcode for rank in ranks) else 0

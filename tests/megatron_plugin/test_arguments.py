@@ -1,0 +1,246 @@
+"""What can't work is refused at once, with the remedy."""
+
+import subprocess
+import sys
+from argparse import Namespace
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.arguments import ArgumentError, read_options
+from megatron_plugin.bridge import Pairing
+from megatron_plugin.checks import require_service, require_student, require_teacher
+from megatron_plugin.models.arguments import config_of_arguments
+from megatron_plugin.models.shape import shape_of_config
+from megatron_plugin.worlds import enter_world
+from pipeline.guidance import PAPER_RULE
+from pipeline.training.method import Method
+from schemas.errors import ForeignTokenizerError
+from tests.megatron_plugin.launch import ROOT, job_environment
+from tests.megatron_plugin.models import make_model
+from tests.support.datasets import build_dataset
+
+
+def options(*extra):
+    return read_options(["--vocag-data", "data", "--num-layers", "2", *extra])
+
+
+def test_defaults_are_the_papers():
+    read = options("--vocag-teacher", "model")
+    assert read.rule.selector == "teacher"
+    assert read.rule.keep_fraction == 0.4
+    assert read.rule.unmapped == "include"
+    assert read.rule == PAPER_RULE == Method().rule, "the two trainers choose alike"
+    assert read.aggregation == "max"
+    assert read.teacher.world_size == 0
+
+
+def test_no_teacher_is_plain_pretraining():
+    read = options()
+    assert read.teacher is None
+    assert read.rule.selector == "full"
+
+
+def test_help_is_left_to_megatron():
+    assert read_options(["--help"]) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--vocag-selector", "teacher"), "needs --vocag-teacher"),
+        (("--vocag-selector", "teacher_loss"), "teacher_loss needs --vocag-teacher; without"),
+        (("--vocag-teacher-world-size", "4"), "world-size 4 needs --vocag-teacher, which is miss"),
+        (("--vocag-teacher-seq-length", "9"), "--vocag-teacher-seq-length 9 needs --vocag-teacher"),
+        (("--vocag-teacher-dtype", "fp32"), "--vocag-teacher-dtype fp32 needs --vocag-teacher"),
+        (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
+        (("--vocag-teacher", "cached", "--vocag-teacher-world-size", "1"), "cached needs none"),
+        (("--vocag-teacher", "m", "--vocag-teacher-losses", "m"), "--vocag-teacher cached only"),
+        (
+            (
+                *("--vocag-teacher", "m", "--vocag-teacher-world-size", "3"),
+                *("--vocag-teacher-pipeline-model-parallel-size", "2"),
+            ),
+            "3 is no multiple of 1 tensor-parallel by 2 pipeline-parallel ranks",
+        ),
+        (
+            ("--vocag-teacher", "m", "--vocag-teacher-tensor-model-parallel-size", "2"),
+            "with the student's parallelism: leave out",
+        ),
+        (("--vocag-teacher", "m", "--vocag-teacher-micro-batch-size", "0"), "is 0, below 1"),
+        (("--vocag-teacher", "m", "--vocag-teacher-timeout-minutes", "0"), "is not above 0"),
+    ],
+)
+def test_impossible_options(extra, message):
+    with pytest.raises(ArgumentError, match=message):
+        options(*extra)
+
+
+def test_a_keep_fraction_in_percent_is_refused():
+    with pytest.raises(ValueError, match=r"40 % is written 0\.4"):
+        options("--vocag-keep-fraction", "40")
+
+
+def test_no_data_is_refused():
+    with pytest.raises(ArgumentError, match="--vocag-data is missing"):
+        read_options(["--num-layers", "2"])
+
+
+def test_no_student_rank_left(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ArgumentError, match="4 leaves 0 of the job's 4 ranks for the student"):
+        enter_world(4)
+
+
+def test_without_torchrun(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ArgumentError, match="RANK isn't set: start with torchrun"):
+        enter_world(0)
+
+
+@pytest.mark.parametrize(("students", "teachers"), [(1, 1), (4, 2), (2, 4), (6, 3), (1, 5), (8, 1)])
+def test_pairing_is_even_and_mutual(students, teachers):
+    pairing = Pairing(students, teachers)
+    shares = [0.0] * teachers
+    for student in range(students):
+        served_by = pairing.teachers_of(student)
+        for teacher in served_by:
+            assert student in pairing.students_of(teacher)
+            shares[teacher] += 1 / len(served_by)
+    assert len(set(shares)) == 1
+    assert sum(shares) == students
+
+
+def test_uneven_pairing_is_refused():
+    with pytest.raises(ValueError, match="3 student replicas can't be served evenly by 2 teacher"):
+        Pairing(3, 2)
+
+
+def test_rows_that_teachers_cannot_share():
+    args = Namespace(
+        global_batch_size=6,
+        micro_batch_size=3,
+        data_parallel_size=1,
+        eval_global_batch_size=6,
+        eval_micro_batch_size=3,
+        eval_iters=0,
+        virtual_pipeline_model_parallel_size=None,
+    )
+    teacher = options(
+        *("--vocag-teacher", "m", "--vocag-teacher-world-size", "2"),
+        *("--vocag-teacher-micro-batch-size", "2"),
+    ).teacher
+    with pytest.raises(ArgumentError, match=r"6 rows per student replica, which 2 teacher.*of 2:"):
+        require_service(args, teacher)
+
+
+WORKING = {
+    "calculate_per_token_loss": True,
+    "padded_vocab_size": 512,
+    "sequence_parallel": False,
+    "transformer_impl": "local",
+    "eval_iters": 0,
+    "context_parallel_size": 1,
+    "num_experts": None,
+    "mtp_num_layers": None,
+    "multi_latent_attention": False,
+    "hybrid_layer_pattern": None,
+    "attention_dropout": 0.0,
+    "rampup_batch_size": None,
+    "step_batch_size_schedule": None,
+    "full_validation": False,
+    "multiple_validation_sets": False,
+    "data_path": None,
+    "mock_data": False,
+    "sft": False,
+    "cuda_graph_impl": "none",
+    "inprocess_restart": False,
+    "use_megatron_fsdp": False,
+    "use_torch_fsdp2": False,
+    "ckpt_format": "torch_dist",
+    "dataloader_type": "external",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"calculate_per_token_loss": False}, "--calculate-per-token-loss is missing"),
+        ({"context_parallel_size": 2}, r"--context-parallel-size 2 isn't supported \(documents"),
+        ({"sequence_parallel": True}, "--sequence-parallel needs Transformer Engine"),
+        ({"attention_dropout": 0.1}, "attention has no dropout"),
+        ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
+        ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),
+        ({"ckpt_format": "torch"}, r"--ckpt-format torch isn't supported \(runs are resumed"),
+        ({"rampup_batch_size": [8, 8, 64]}, "would break the exact resume"),
+    ],
+)
+def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, message):
+    manifest = build_dataset(tmp_path)
+    require_student(Namespace(**WORKING), options(), manifest)
+    with pytest.raises(ArgumentError, match=message):
+        require_student(Namespace(**WORKING | changes), options(), manifest)
+
+
+def test_a_teacher_must_fit_the_dataset(tmp_path):
+    manifest = build_dataset(tmp_path / "data")
+    small = shape_of_config(make_model("llama", vocab_size=300).config.to_dict())
+    with pytest.raises(ArgumentError, match=r"of 300 is smaller .* \(480, tests/teacher"):
+        require_teacher(small, tmp_path, manifest, seq_length=64)
+    shape = shape_of_config(make_model("llama", vocab_size=480).config.to_dict())
+    with pytest.raises(ArgumentError, match="129 teacher tokens, the teacher was made for 128"):
+        require_teacher(shape, tmp_path, manifest, seq_length=129)
+    require_teacher(shape, tmp_path, manifest, seq_length=128)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
+        require_teacher(shape, tmp_path, manifest, seq_length=128)
+
+
+def test_a_random_students_config_is_its_arguments():
+    args = Namespace(
+        normalization="RMSNorm",
+        swiglu=True,
+        add_bias_linear=False,
+        position_embedding_type="rope",
+        rotary_percent=1.0,
+        use_rope_scaling=False,
+        add_qkv_bias=False,
+        qk_layernorm=True,
+        group_query_attention=True,
+        num_query_groups=2,
+        num_attention_heads=4,
+        hidden_size=32,
+        ffn_hidden_size=48,
+        num_layers=3,
+        kv_channels=8,
+        max_position_embeddings=64,
+        layernorm_epsilon=1e-5,
+        rotary_base=5000,
+        untie_embeddings_and_output_weights=True,
+    )
+    shape = shape_of_config(config_of_arguments(args, 400))
+    assert (shape.family, shape.num_layers, shape.num_query_groups) == ("qwen3", 3, 2)
+    assert (shape.vocab_size, shape.rotary_base, shape.tied_embeddings) == (400, 5000.0, False)
+    args.swiglu = False
+    assert config_of_arguments(args, 400) is None
+
+
+def test_help_lists_both_megatrons_arguments_and_ours():
+    run = "from tests.megatron import cpu_shim; from megatron_plugin import pretrain_gpt as gpt"
+    run += "; gpt.main()"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", run, "--help"],
+        cwd=ROOT,
+        env=job_environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert "--tensor-model-parallel-size" in done.stdout
+    ours = done.stdout[done.stdout.index("vocag: data and student:") :]
+    for option in ("--vocag-teacher-world-size", "--vocag-keep-fraction", "--vocag-student"):
+        text = ours[ours.index(option) :]
+        assert "default: " in text[:500], option

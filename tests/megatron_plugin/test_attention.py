@@ -1,0 +1,104 @@
+"""Attention over packed rows equals a dense mask, without having one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.models.attention import attend_documents, row_segments
+
+HEADS, SIZE, SEQ_LENGTH = 4, 8, 24
+
+
+def dense(query, key, value, bounds):
+    """Attend with a full mask: an obvious twin."""
+    places = torch.arange(len(query))
+    document = torch.bucketize(places, torch.tensor(bounds), right=True)
+    mask = (document[:, None] == document[None]) & (places[:, None] >= places[None])
+    heads_first = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
+    attended = scaled_dot_product_attention(*heads_first, attn_mask=mask, enable_gqa=True)
+    return attended.squeeze(0).transpose(0, 1)
+
+
+def make_inputs(num_rows, groups, *, dtype=torch.float64, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    heads = (HEADS, groups, groups)
+    return [
+        torch.randn(num_rows * SEQ_LENGTH, n, SIZE, generator=generator, dtype=dtype)
+        .to(device)
+        .requires_grad_()
+        for n in heads
+    ]
+
+
+@st.composite
+def rows_of_bounds(draw):
+    inner = st.lists(st.integers(1, SEQ_LENGTH - 1), unique=True, max_size=6).map(sorted)
+    rows = draw(st.lists(inner, min_size=1, max_size=3))
+    return torch.tensor([[0, *row, *[SEQ_LENGTH] * (7 - len(row))] for row in rows])
+
+
+@settings(max_examples=40, deadline=None)
+@given(cu_seqlens=rows_of_bounds(), groups=st.sampled_from([1, 2, 4]))
+def test_documents_attend_to_themselves_alone(cu_seqlens, groups):
+    segments = row_segments(cu_seqlens, SEQ_LENGTH, "cpu")
+    inputs = make_inputs(len(cu_seqlens), groups)
+    found = attend_documents(*inputs, segments)
+    expected = dense(*inputs, segments.bounds)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    gradients = torch.autograd.grad((found * weights).sum(), inputs)
+    references = torch.autograd.grad((expected * weights).sum(), inputs)
+    for gradient, reference in zip(gradients, references, strict=True):
+        torch.testing.assert_close(gradient, reference)
+
+
+def test_bounds_of_several_rows_follow_each_other():
+    segments = row_segments(torch.tensor([[0, 3, 4, 4], [0, 4, 4, 4]]), 4, "cpu")
+    assert segments.bounds == (0, 3, 4, 8)
+    assert segments.longest == 4
+    assert segments.cu_seqlens_q.tolist() == [0, 3, 4, 8]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("groups", [1, 4])
+def test_flash_attention_agrees(groups):
+    cu_seqlens = torch.tensor([[0, 5, 24, 24], [0, 1, 12, 24]])
+    segments = row_segments(cu_seqlens, SEQ_LENGTH, "cuda")
+    inputs = make_inputs(2, groups, dtype=torch.bfloat16, device="cuda")
+    found = attend_documents(*inputs, segments)
+    wide = [tensor.detach().cpu().double() for tensor in inputs]
+    torch.testing.assert_close(
+        found.cpu().double(), dense(*wide, segments.bounds), rtol=2e-2, atol=2e-2
+    )
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Notes the elements of the largest tensor that any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.num_elements = max(self.num_elements, tensor.numel())
+        return result
+
+
+def test_no_mask_of_the_whole_row_at_8192_places():
+    seq_length, document = 8192, 512
+    bounds = torch.arange(0, seq_length + 1, document).unsqueeze(0)
+    segments = row_segments(bounds, seq_length, "cpu")
+    query = torch.randn(seq_length, 1, 8, requires_grad=True)
+    with _LargestTensor() as seen:
+        attend_documents(query, query, query, segments).sum().backward()
+    assert seen.num_elements >= query.numel()
+    assert seen.num_elements < seq_length * document

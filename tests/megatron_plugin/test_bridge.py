@@ -1,0 +1,147 @@
+"""The bridge over real gloo connections, in threads, and the look-ahead on top of it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import distributed as dist
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin import bridge as bridges
+from megatron_plugin.bridge import (
+    BridgeError,
+    Pairing,
+    Scores,
+    StudentBridge,
+    TeacherBridge,
+    TeacherRows,
+)
+from megatron_plugin.student.batch import GuidedBatches, Origin, micro_batch
+from pipeline.streaming import AlignedRows, StreamConfig
+from tests.support.datasets import build_dataset
+
+PLACES = 6
+
+
+def make_rows(first, count):
+    """Return rows whose ids say which they are."""
+    ids = torch.arange(first, first + count, dtype=torch.int32).unsqueeze(1).repeat(1, PLACES)
+    return TeacherRows(ids, torch.tensor([[0, PLACES]], dtype=torch.int32).repeat(count, 1))
+
+
+def serve(store, pairing, replica):
+    """Answer every request with the ids, and return how many rows came together each time."""
+    bridge = TeacherBridge(store, pairing, replica=replica, job_rank=7 + replica)
+    sizes = []
+    while requests := bridge.receive():
+        sizes.append([len(request) for request in requests])
+        bridge.reply(
+            [Scores(r.input_ids.float(), float(r.input_ids.numel()), 2.0) for r in requests]
+        )
+    return sizes
+
+
+def ask(store, pairing, replica, num_steps):
+    """Ask two steps ahead; check the order of the replies."""
+    bridge = StudentBridge(store, pairing, replica=replica, timeout_minutes=5)
+    rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
+    pending = [bridge.request(each) for each in rows]
+    for each, answer in zip(rows, pending, strict=True):
+        scores = answer.wait()
+        assert torch.equal(scores.losses, each.input_ids.float())
+        assert scores.num_tokens == 4 * PLACES
+        assert scores.seconds == 2.0
+    bridge.close()
+
+
+@pytest.mark.parametrize(("students", "teachers"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_replies_come_to_their_requests(students, teachers):
+    store, pairing = dist.HashStore(), Pairing(students, teachers)
+    with ThreadPoolExecutor(students + teachers) as pool:
+        serving = [pool.submit(serve, store, pairing, t) for t in range(teachers)]
+        asking = [pool.submit(ask, store, pairing, s, 3) for s in range(students)]
+        for job in asking:
+            job.result(timeout=300)
+        sizes = [job.result(timeout=300) for job in serving]
+    # Each teacher serves `together` students at once, or has a share of one student's four rows.
+    together, sharing = max(1, students // teachers), max(1, teachers // students)
+    assert sizes == [[[4 // sharing] * together] * 3] * teachers
+
+
+def test_a_silent_teacher_is_an_error(monkeypatch):
+    monkeypatch.setattr(bridges, "_GRACE_SECONDS", 0.0)
+    store, pairing = dist.HashStore(), Pairing(1, 1)
+    done = threading.Event()
+
+    def stay_silent():
+        bridge = TeacherBridge(store, pairing, replica=0, job_rank=7)
+        done.wait(300)
+        return bridge
+
+    with ThreadPoolExecutor(1) as pool:
+        silent = pool.submit(stay_silent)
+        bridge = StudentBridge(store, pairing, replica=0, timeout_minutes=0.02)
+        with pytest.raises(BridgeError, match="the teacher doesn't answer over the bridge"):
+            bridge.request(make_rows(0, 2)).wait()
+        done.set()
+        silent.result(timeout=300)
+
+
+class _OneRank:
+    """A tensor-parallel group of one rank."""
+
+    def size(self):
+        return 1
+
+
+class _Recorder:
+    """A bridge that answers at once and notes when it was asked."""
+
+    def __init__(self):
+        self.asked, self.answered = [], []
+
+    def request(self, rows):
+        self.asked.append(len(rows))
+        return self
+
+    def wait(self):
+        self.answered.append(len(self.asked))
+        return Scores(torch.zeros(self.asked[0], 64), 1.0, 1.0)
+
+
+def test_steps_are_asked_ahead_and_drained(tmp_path):
+    build_dataset(tmp_path)
+    rows = AlignedRows(StreamConfig(path=str(tmp_path), seq_length=64, teacher_seq_length=64))
+    batches = [
+        micro_batch(
+            rows.__getitems__([2 * i, 2 * i + 1]),
+            i,
+            torch.device("cpu"),
+            origin=Origin(rows, (2 * i, 2 * i + 1)),
+        )
+        for i in range(8)
+    ]
+    recorder = _Recorder()
+    guided = GuidedBatches(
+        iter(batches),
+        recorder,
+        num_microbatches=2,
+        how="max",
+        tensor_parallel_group=_OneRank(),
+        lookahead=2,
+    )
+    first = next(guided)
+    # One step is in hand, and two more were asked for before it is computed.
+    assert recorder.asked == [4, 4, 4]
+    assert recorder.answered == [1]
+    assert first.number == 0
+    assert bool(((first.guidance == 0) | first.guidance.isnan()).all())
+    assert [next(guided).number for _ in range(2)] == [1, 2]
+    assert recorder.asked == [4, 4, 4, 4]
+    guided.drain()
+    assert len(recorder.answered) == 4
+    assert next(guided).number == 3
+    with pytest.raises(StopIteration):
+        next(guided)

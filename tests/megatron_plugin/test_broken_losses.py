@@ -1,0 +1,69 @@
+"""A teacher's NaN or infinite loss is named, or its document left out, masked and counted."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.student.batch import Origin, ServiceTimes, micro_batch
+from pipeline.guidance import NonFiniteLossError
+from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming.damage import read_quarantine
+from tests.support.datasets import build_dataset
+
+SAMPLES = (4, 5)
+
+
+def open_batch(folder, on_damage):
+    build_dataset(folder / "data")
+    config = StreamConfig(
+        path=str(folder / "data"),
+        seq_length=512,
+        global_batch_size=2,
+        on_damage=on_damage,
+        cache_folder=folder / "cache",
+        num_epochs=10,
+    )
+    rows = AlignedRows(config)
+    origin = Origin(rows, SAMPLES)
+    return rows, micro_batch(rows.__getitems__(SAMPLES), 2, torch.device("cpu"), origin=origin)
+
+
+def losses_with(batch, value):
+    """Return losses of 1 nat, but for one of the second segment of row 1."""
+    start, stop = batch.rows["teacher_cu_seqlens"][1, 1:3].tolist()
+    assert stop - start > 3
+    losses = torch.where(batch.rows["teacher_position_ids"] > 0, 1.0, torch.nan)
+    losses[1, start + 2] = value
+    return losses
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_document_shard_and_step_are_named(value, tmp_path):
+    rows, batch = open_batch(tmp_path, "raise")
+    row = rows.order.row(*divmod(SAMPLES[1], rows.samples_per_epoch))
+    document = int(rows.plan.segments["document"][rows.plan.row_starts[row] + 1])
+    where = rows._reader.describe(document, ValueError())
+    told = f'document "{where.document_id}", sample {where.key} in {where.shard}, step 3 on '
+    with pytest.raises(NonFiniteLossError, match=re.escape(told)):
+        batch.guided_by(losses_with(batch, value), "max", ServiceTimes())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_quarantined_document_is_masked_and_counted(value, tmp_path):
+    rows, batch = open_batch(tmp_path, "quarantine")
+    whole = batch.guided_by(losses_with(batch, 1.0), "max", ServiceTimes())
+    guided = batch.guided_by(losses_with(batch, value), "max", ServiceTimes())
+    start, stop = batch.rows["cu_seqlens"][1, 1:3].tolist()
+    expected = whole.loss_mask.clone()
+    expected[1, start:stop] = 0
+    assert torch.equal(guided.loss_mask, expected)
+    masked = int(whole.loss_mask[1, start:stop].sum())
+    assert masked > 3
+    assert guided.rows["num_quarantined_tokens"].tolist() == [0, masked]
+    # Everything else is as it was.
+    kept = expected.bool()
+    assert torch.equal(guided.guidance[kept].nan_to_num(-1), whole.guidance[kept].nan_to_num(-1))
+    assert "NaN or infinite" in read_quarantine(rows.damage.file)[0].reason

@@ -1,0 +1,43 @@
+"""A run that fails because a disk is full says so, and names the folder."""
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.student.full_disks import explain_full_disks
+
+
+def notes(error):
+    return getattr(error, "__notes__", [])
+
+
+def failed_write():
+    """A write to a full device, reported as a library would."""
+    try:
+        with open("/dev/full", "wb") as file:
+            file.write(b"weights")
+    except OSError as error:
+        wrapped = RuntimeError("a tensor was not written")
+        wrapped.__cause__ = error
+        return wrapped
+    raise AssertionError("/dev/full took a write")
+
+
+def test_a_write_that_failed_names_the_folders(tmp_path):
+    error = failed_write()
+    explain_full_disks(error, [tmp_path / "not" / "yet", None])
+    (note,) = notes(error)
+    assert note.startswith(f"no space is left on the disk of {tmp_path / 'not' / 'yet'} (")
+    assert note.endswith("MiB free): make room or name another folder")
+
+
+def test_a_full_disk_is_found_whatever_the_error_says(tmp_path):
+    error = RuntimeError("unexpected pos 64 vs 0")
+    explain_full_disks(error, [tmp_path], nearly_full_bytes=1 << 62)
+    assert str(tmp_path) in notes(error)[0]
+
+
+def test_other_errors_are_left_alone(tmp_path):
+    error = RuntimeError("something else")
+    explain_full_disks(error, [tmp_path], nearly_full_bytes=0)
+    assert notes(error) == []

@@ -1,0 +1,140 @@
+"""Hugging Face weights to Megatron's parameters and back: not a bit may change."""
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.models.shape import UnsupportedModelError, read_shape, shape_of_config
+from megatron_plugin.models.weight_rules import merge_weights, rule_for
+from megatron_plugin.models.weights import WeightsError, open_weights
+from tests.megatron_plugin.models import FAMILIES, make_model, save_model
+
+LAYER = (
+    "input_layernorm.weight",
+    "pre_mlp_layernorm.weight",
+    "self_attention.linear_qkv.weight",
+    "self_attention.linear_proj.weight",
+    "mlp.linear_fc1.weight",
+    "mlp.linear_fc2.weight",
+)
+
+
+def parameter_names(shape):
+    """Return the parameters of a whole Megatron model of this shape."""
+    rest = [*LAYER]
+    rest += ["self_attention.linear_qkv.bias"] * shape.qkv_bias
+    if shape.qk_layernorm:
+        rest += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
+    layers = [f"decoder.layers.{i}.{name}" for i in range(shape.num_layers) for name in rest]
+    outside = ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
+    return outside + layers + ["output_layer.weight"] * (not shape.tied_embeddings)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip_keeps_every_bit(tmp_path, family, num_ranks):
+    original = save_model(tmp_path, family).state_dict()
+    weights = open_weights(str(tmp_path))
+    slices = {}
+    for name in parameter_names(weights.shape):
+        rule = rule_for(name, weights.shape, padded_vocab_size=384)
+        full = [weights.get(tensor) for tensor in rule.names]
+        slices[name] = [rule.shard(full, rank, num_ranks) for rank in range(num_ranks)]
+    merged = merge_weights(slices, weights.shape)
+    expected = {
+        name: tensor
+        for name, tensor in original.items()
+        if not (weights.shape.tied_embeddings and name == "lm_head.weight")
+    }
+    assert merged.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(merged[name], tensor), name
+
+
+def test_queries_keys_and_values_are_interleaved_by_group():
+    shape = shape_of_config(make_model("llama").config.to_dict())
+    rows = {"q": 32, "k": 16, "v": 16}
+    full = [torch.arange(n).unsqueeze(1) + 100 * i for i, n in enumerate(rows.values())]
+    rule = rule_for("decoder.layers.0.self_attention.linear_qkv.weight", shape, padded_vocab_size=0)
+    first = rule.shard(full, 0, 2).squeeze(1).tolist()
+    assert first == [*range(16), *range(100, 108), *range(200, 208)]
+
+
+def test_padding_rows_are_zero():
+    shape = shape_of_config(make_model("llama").config.to_dict())
+    rule = rule_for("output_layer.weight", shape, padded_vocab_size=384)
+    last = rule.shard([torch.ones(300, 2)], 1, 2)
+    assert last.shape == (192, 2)
+    assert last.sum() == 2 * (300 - 192)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias True isn't supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' isn't supported"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+            "rope_parameters .*yarn.* isn't supported",
+        ),
+    ],
+)
+def test_parts_that_are_not_translated_are_refused(changes, message):
+    config = make_model("llama").config.to_dict() | changes
+    with pytest.raises(UnsupportedModelError, match=message):
+        shape_of_config(config)
+
+
+def test_another_architecture_is_refused():
+    with pytest.raises(UnsupportedModelError, match="'gpt2' isn't supported, only llama, mistral"):
+        shape_of_config({"model_type": "gpt2"})
+
+
+def test_sliding_window_shorter_than_a_row_is_refused():
+    shape = shape_of_config(make_model("mistral", sliding_window=64).config.to_dict())
+    shape.require_window(64, what="teacher")
+    with pytest.raises(UnsupportedModelError, match="teacher attends to 64 tokens"):
+        shape.require_window(65, what="teacher")
+
+
+def test_missing_file_is_named(tmp_path):
+    save_model(tmp_path, "llama")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 1
+    files[0].unlink()
+    with pytest.raises(WeightsError, match=f"lacks 1 of the {len(files)} files.*{files[0].name}"):
+        open_weights(str(tmp_path))
+
+
+def test_a_cut_file_is_named(tmp_path):
+    save_model(tmp_path, "llama")
+    path = next(tmp_path.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    weights = open_weights(str(tmp_path))
+    name = next(name for name, file in weights.tensors.items() if file == path)
+    with pytest.raises(WeightsError, match=rf"{path.name} \(\d+ bytes\) is cut or damaged: "):
+        weights.get(name)
+
+
+def test_fingerprint_sees_one_changed_bit(tmp_path):
+    save_model(tmp_path, "llama")
+    before = open_weights(str(tmp_path)).fingerprint()
+    assert before == open_weights(str(tmp_path)).fingerprint()
+    path = next(tmp_path.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert open_weights(str(tmp_path)).fingerprint() != before
+
+
+def test_neither_folder_nor_repository_says_so():
+    with pytest.raises(WeightsError, match="no such folder, and no repository name"):
+        open_weights("./nowhere")
+
+
+def test_frequencies_are_those_of_transformers(tmp_path):
+    for family in ("llama", "llama_scaled", "qwen3"):
+        model = save_model(tmp_path / family, family)
+        frequencies = read_shape(tmp_path / family).inverse_frequencies()
+        assert torch.equal(frequencies, model.model.rotary_emb.inv_freq), family

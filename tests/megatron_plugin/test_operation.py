@@ -1,0 +1,390 @@
+"""Runs end, stop, resume and fail as a whole."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.export_hf import export_student
+from megatron_plugin.models.weights import open_weights
+from pipeline.dataset.files import open_dataset
+from pipeline.streaming import AlignedRows, StreamConfig
+from schemas.index import decode_index
+from tests.megatron_plugin.launch import ROOT, job_environment, torchrun_command
+from tests.megatron_plugin.models import save_model
+from tests.megatron_plugin.reference_step import document_losses
+from tests.megatron_plugin.training_job import (
+    GLOBAL_BATCH,
+    SEQ_LENGTH,
+    arguments,
+    make_inputs,
+    merged,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+
+train_forked = partial(train, forked=True)
+
+TWO_WORLDS = {"vocag_teacher_world_size": 1}
+# torchrun gives a process 30 seconds to end before it kills it; a loaded machine takes its time.
+ENDS_WITHIN_SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def interrupted(inputs, tmp_path_factory):
+    """A run of 6 steps that stopped after 3: its folder."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    first = train(
+        inputs,
+        3,
+        folder / "first",
+        train_iters=6,
+        pipeline_model_parallel_size=2,
+        exit_interval=3,
+        save=folder / "checkpoint",
+        save_interval=3,
+        vocag_scope="group",
+        tensorboard_dir=folder / "tensorboard",
+        # After the last step: of the weights that are saved.
+        vocag_validation_data=inputs.validation,
+        eval_interval=3,
+        eval_iters=1,
+        **TWO_WORLDS,
+    )
+    assert "iteration        3/       6" in first.stdout
+    assert "iteration        4/       6" not in first.stdout
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(inputs, tmp_path_factory):
+    """The weights after 6 steps in one run."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    options = {"pipeline_model_parallel_size": 2, "vocag_scope": "group", **TWO_WORLDS}
+    train_forked(inputs, 3, folder, train_iters=6, **options)
+    return merged(folder, "weights", inputs.student)
+
+
+def test_three_and_three_steps_are_six_bit_for_bit(inputs, interrupted, uninterrupted, tmp_path):
+    again = resume(inputs, interrupted, tmp_path, 3, pipeline_model_parallel_size=2, **TWO_WORLDS)
+    assert all(torch.equal(uninterrupted[name], again[name]) for name in uninterrupted)
+    three = merged(interrupted / "first", "weights", inputs.student)
+    assert any(not torch.equal(uninterrupted[name], three[name]) for name in three)
+
+
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_in_another_layout(
+    inputs, interrupted, uninterrupted, tmp_path, num_ranks, micro_batch_size
+):
+    # Either way two rows share a choice of tokens: a micro-batch's, or those of two replicas.
+    options = {"micro_batch_size": micro_batch_size, "forked": True}
+    again = resume(inputs, interrupted, tmp_path, num_ranks, **options)
+    for name, weight in uninterrupted.items():
+        # Adam's steps of 1e-3 amplify rounding where a gradient is nearly 0.
+        torch.testing.assert_close(again[name], weight, rtol=0, atol=1e-4, msg=name)
+
+
+def resume(inputs, interrupted, dump, num_ranks, **options):
+    """Take steps 4 to 6; return the weights."""
+    load = interrupted / "checkpoint"
+    options = {"vocag_scope": "group", **options}
+    done = train(inputs, num_ranks, dump, train_iters=6, load=load, **options)
+    assert "iteration        4/       6" in done.stdout
+    assert "iteration        3/       6" not in done.stdout
+    return merged(dump, "weights", inputs.student)
+
+
+def test_export_is_what_megatron_holds(inputs, interrupted, tmp_path):
+    export_student(interrupted / "checkpoint", tmp_path / "student")
+    held = merged(interrupted / "first", "weights", inputs.student)
+    # A checkpoint is a teacher's source, too.
+    for source in (tmp_path / "student", interrupted / "checkpoint"):
+        weights = open_weights(str(source))
+        assert weights.tensors.keys() == held.keys()
+        assert all(torch.equal(weights.get(name), tensor) for name, tensor in held.items())
+    model, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "student", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(model.get_input_embeddings().weight, held["model.embed_tokens.weight"])
+
+
+def test_the_exported_student_writes_with_its_own_tokenizer(inputs, interrupted, tmp_path):
+    export_student(interrupted / "checkpoint", tmp_path / "student")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+    # Beside a qwen2 model, which this student is, transformers would change another's tokenizer.
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student" / "tokenizer")
+    prompt = tokenizer("A fair coin", return_tensors="pt")
+    written = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert written[0, : prompt["input_ids"].shape[1]].tolist() == prompt["input_ids"][0].tolist()
+    assert "A fair coin" in tokenizer.decode(written[0])
+    eos = open_dataset(inputs.data).manifest.student.eos_token_id
+    assert model.generation_config.pad_token_id == tokenizer.eos_token_id == eos
+
+
+def test_exported_losses_are_those_of_megatron(interrupted, tmp_path):
+    export_student(interrupted / "checkpoint", tmp_path / "student")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+    (last_stage,) = (interrupted / "first").glob("validation-*.pt")
+    held = torch.load(last_stage)
+    with torch.no_grad():
+        losses, _ = document_losses(
+            model, *(held["rows"][name] for name in ("input_ids", "labels", "cu_seqlens"))
+        )
+    counted = held["rows"]["loss_mask"].bool()
+    assert counted.sum() > SEQ_LENGTH
+    torch.testing.assert_close(losses[counted], held["losses"][counted], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_skipped_steps_are_read_and_not_learned_from(inputs, layout):
+    changes = {f"{layout}_model_parallel_size": 2, "iterations_to_skip": 2}
+    done = train_forked(inputs, 3, train_iters=3, **TWO_WORLDS, **changes)
+    steps = re.findall(r"iteration +(\d+)/ +3 \| consumed samples: +(\d+)", done.stdout)
+    assert steps == [("1", str(GLOBAL_BATCH)), ("3", str(3 * GLOBAL_BATCH))]
+
+
+@pytest.mark.parametrize("worlds", [{}, TWO_WORLDS])
+def test_a_teachers_nan_is_named_or_left_out(inputs, worlds, tmp_path):
+    rows = AlignedRows(StreamConfig(path=str(inputs.data), seq_length=SEQ_LENGTH))
+    token = int(rows[0]["teacher_input_ids"][1])
+    model = AutoModelForCausalLM.from_pretrained(inputs.teacher)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = torch.nan
+    model.save_pretrained(tmp_path / "teacher")
+    options = {"vocag_teacher": tmp_path / "teacher", **worlds}
+    ranks = 1 + len(worlds)
+    failed = train_forked(inputs, ranks, check=False, **options)
+    assert failed.returncode
+    assert re.search(
+        r'NaN or infinite \(document "doc-0-\d+", sample \w+ in docs-.*, step 1 on', failed.stdout
+    )
+    done = train_forked(inputs, ranks, vocag_on_damage="quarantine", **options)
+    (masked,) = re.findall(r"vocag/quarantined_tokens: ([^ ]+)", done.stdout)
+    assert 0 < float(masked) < GLOBAL_BATCH * SEQ_LENGTH
+
+
+def test_metrics_reach_tensorboard(interrupted):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(interrupted / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    wanted = {"kept_fraction", "mapped_fraction", "teacher_loss", "student_loss_kept", "threshold"}
+    wanted |= {"teacher_wait_ms", "teacher_tokens_per_second", "quarantined_tokens"}
+    assert {f"vocag/{name}" for name in wanted} | {"lm loss", "guided loss"} <= tags
+    kept = [event.value for event in events.Scalars("vocag/kept_fraction")]
+    assert len(kept) == 3
+    assert all(0.3 < value < 0.5 for value in kept)
+
+
+def test_validation_reports_both_losses(inputs):
+    done = train_forked(
+        inputs,
+        2,
+        train_iters=2,
+        vocag_validation_data=inputs.validation,
+        eval_interval=1,
+        eval_iters=1,
+        **TWO_WORLDS,
+    )
+    lines = [line for line in done.stdout.splitlines() if "validation loss at" in line]
+    assert len(lines) >= 2
+    assert all("lm loss value" in line and "guided loss value" in line for line in lines)
+
+
+def test_finetune_starts_a_new_run_from_the_weights(inputs, interrupted, tmp_path):
+    done = train_forked(
+        inputs,
+        1,
+        tmp_path,
+        load=interrupted / "checkpoint",
+        finetune="",
+        vocag_teacher=None,
+        lr=0,
+        min_lr=0,
+    )
+    assert "iteration        1/       1" in done.stdout
+    held = merged(interrupted / "first", "weights", inputs.student)
+    weights = merged(tmp_path, "weights", inputs.student)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in held.items())
+
+
+def test_damaged_samples_are_masked_and_counted(inputs, tmp_path):
+    shutil.copytree(inputs.data, tmp_path / "data")
+    shard = min((tmp_path / "data").glob("*.tar"))
+    index = decode_index(shard.with_suffix(".index.parquet").read_bytes())
+    damaged = bytearray(shard.read_bytes())
+    damaged[int(index.payload_offset[0])] ^= 1
+    shard.write_bytes(damaged)
+    stream = StreamConfig(
+        path=str(tmp_path / "data"),
+        seq_length=SEQ_LENGTH,
+        seed=1234,
+        global_batch_size=GLOBAL_BATCH,
+        on_damage="quarantine",
+    )
+    rows = AlignedRows(stream).__getitems__(list(range(8 * GLOBAL_BATCH)))
+    lost = int(rows["num_quarantined_tokens"].sum())
+    assert lost > 0
+    options = {"vocag_data": tmp_path / "data", "vocag_teacher": None, "train_iters": 8}
+    done = train_forked(inputs, 1, vocag_on_damage="quarantine", **options)
+    counts = re.findall(r"vocag/quarantined_tokens: (\S+)", done.stdout)
+    assert len(counts) == 8
+    assert sum(map(float, counts)) == pytest.approx(lost)
+
+
+@pytest.mark.parametrize("change", ["teacher", "data"])
+def test_a_changed_run_is_refused(inputs, interrupted, tmp_path, change):
+    if change == "teacher":
+        save_model(tmp_path / "other", "llama_scaled", vocab_size=480, seed=9)
+    changes = {
+        "teacher": {"vocag_teacher": tmp_path / "other"},
+        "data": {"vocag_data": inputs.validation},
+    }[change]
+    done = train_forked(
+        inputs, 1, check=False, train_iters=6, load=interrupted / "checkpoint", **changes
+    )
+    assert done.returncode
+    told = {"teacher": "was made with teacher", "data": "was made with fingerprint"}[change]
+    assert told in done.stderr
+
+
+def test_a_refusal_ends_both_worlds(inputs):
+    done = train(inputs, 2, check=False, calculate_per_token_loss=None, **TWO_WORLDS)
+    assert done.returncode
+    assert "--calculate-per-token-loss is missing" in done.stderr
+
+
+@pytest.mark.parametrize("victim", ["teacher", "student"])
+def test_a_killed_world_ends_the_job(inputs, victim):
+    with started(inputs, train_iters=100000, **TWO_WORLDS) as job:
+        victims = job.ranks()
+        os.kill(victims[victim], signal.SIGKILL)
+        output = job.finish()
+    assert "Signal 9 (SIGKILL)" in output.rstrip()[-1500:]
+    assert f"rank      : {0 if victim == 'student' else 1} " in output
+
+
+@pytest.mark.parametrize("layout", [None, "tensor", "pipeline"])
+def test_a_silent_teacher_ends_the_job(inputs, layout):
+    changes = {f"{layout}_model_parallel_size": 2} if layout else {}
+    num_ranks = 3 if layout else 2
+    with started(
+        inputs,
+        num_ranks=num_ranks,
+        train_iters=100000,
+        vocag_teacher_timeout_minutes=0.2,
+        **TWO_WORLDS,
+        **changes,
+    ) as job:
+        os.kill(job.ranks()["teacher"], signal.SIGSTOP)
+        output = job.finish()
+    assert "the teacher doesn't answer over the bridge" in output.rstrip()[-3000:]
+    waited = "student replica 0 waited 0.2 minutes at most for teacher replica 0"
+    assert f"{waited} (rank {num_ranks - 1} of the job)" in output
+    if layout:
+        # The other rank is in no collective of Megatron's, whose timeout knows no teacher.
+        other = {"tensor": 1, "pipeline": 0}[layout]
+        assert f"student rank {other} waited for the leaders" in output
+
+
+def test_a_cut_bridge_ends_the_job(inputs):
+    with started(inputs, {"VOCAG_TEST_CUT_BRIDGE": "6"}, train_iters=100000, **TWO_WORLDS) as job:
+        output = job.finish()
+    assert "lost the bridge to the teacher" in output
+    assert "doesn't answer over the bridge" in output.rstrip()[-3000:]
+
+
+def test_sigterm_saves_and_ends_both_worlds(inputs, tmp_path):
+    with started(
+        inputs,
+        train_iters=100000,
+        exit_signal_handler="",
+        save=tmp_path,
+        save_interval=100000,
+        **TWO_WORLDS,
+    ) as job:
+        for rank in job.ranks().values():
+            os.kill(rank, signal.SIGTERM)
+        job.finish(code=0)
+    assert int((tmp_path / "latest_checkpointed_iteration.txt").read_text()) >= 1
+
+
+class started:  # noqa: N801  a context manager, used like a function
+    """A job of one teacher rank and one or more of the student, after its first step."""
+
+    def __init__(self, inputs, environment=None, *, num_ranks=2, **changes):
+        self.num_ranks = num_ranks
+        self.token = f"{time.monotonic_ns()}"
+        self.process = subprocess.Popen(
+            torchrun_command(num_ranks, *arguments(inputs, **changes)),
+            cwd=ROOT,
+            env=job_environment(VOCAG_TEST_JOB=self.token, **environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.seen = []
+
+    def __enter__(self):
+        for line in self.process.stdout:
+            self.seen.append(line)
+            if " iteration        2/" in line:
+                return self
+        raise AssertionError("".join(self.seen[-40:]))
+
+    def __exit__(self, *_):
+        self.process.kill()
+        for pid in self.members():
+            os.kill(pid, signal.SIGKILL)
+        self.process.stdout.close()
+
+    def members(self):
+        """Return the processes of the job besides torchrun, by its environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != self.process.pid:
+                try:
+                    environment = (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if f"VOCAG_TEST_JOB={self.token}".encode() in environment.split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def ranks(self):
+        """Return the processes of both worlds."""
+        by_rank = {}
+        for pid in self.members():
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"RANK="):
+                    by_rank[int(entry.removeprefix(b"RANK="))] = pid
+        assert sorted(by_rank) == list(range(self.num_ranks))
+        return {"student": by_rank[0], "teacher": by_rank[self.num_ranks - 1]}
+
+    def finish(self, code=None):
+        """Wait for the end; return all output. No process may be left."""
+        output, _ = self.process.communicate(timeout=ENDS_WITHIN_SECONDS)
+        output = "".join(self.seen) + output
+        expected = self.process.returncode == code if code is not None else self.process.returncode
+        assert expected, output[-4000:]
+        assert self.members() == []
+        return output

@@ -1,0 +1,297 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.alignment import (
+    AlignmentError,
+    align_batch,
+    align_tokens,
+    chunk_of_token,
+    chunk_spans,
+)
+from pipeline.alignment.kernels import find_cut_points
+from pipeline.batches import Ranges, SourceDocument, TokenBatch
+from schemas.index import CUT_STRIDE
+from tests.support.offset_strategies import (
+    TEXT_BYTES,
+    make_tokens,
+    merged_spans,
+    monotone_offsets,
+    side_by_side,
+    tiling_offsets,
+)
+from tests.support.reference import (
+    Range,
+    algorithm_1,
+    is_cut,
+    reference_chunks,
+    reference_cuts,
+    reference_spans,
+)
+from tests.support.text_strategies import texts
+from tests.support.tokenizer_zoo import load, shared
+
+PAIRS = st.one_of(
+    st.tuples(monotone_offsets(), monotone_offsets()), st.tuples(side_by_side(), side_by_side())
+)
+
+
+def merged(student: list[list[Range]], teacher: list[list[Range]]) -> Ranges:
+    return merged_spans(make_tokens(student, TEXT_BYTES), make_tokens(teacher, TEXT_BYTES))
+
+
+@given(st.lists(PAIRS, max_size=4))
+@settings(max_examples=300)
+def test_spans_are_those_of_the_quadratic_oracle(documents: list[tuple[list[Range], ...]]) -> None:
+    spans = iter(merged([s for s, _ in documents], [t for _, t in documents]).tolist())
+    for student, teacher in documents:
+        previous = 0
+        for expected in reference_spans(student, teacher):
+            start, end = next(spans)
+            assert ((start, end) if end > start else None) == expected
+            assert start >= previous  # what lets a sample store advances
+            previous = start
+    assert next(spans, None) is None
+
+
+@given(PAIRS)
+@settings(max_examples=300)
+def test_the_merge_gives_algorithm_1_s_answer(document: tuple[list[Range], list[Range]]) -> None:
+    student, teacher = document
+    teacher = [(a, b) for a, b in teacher if a < b]  # the paper has no empty tokens
+    spans = merged([student], [teacher]).tolist()
+    found = [(start, end) if end > start else None for start, end in spans]
+    assert found == algorithm_1(student, teacher)
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "expected"),
+    [
+        ([(0, 4)], [(0, 2), (2, 4)], [[0, 2]]),
+        ([(0, 2), (2, 4)], [(0, 4)], [[0, 1], [0, 1]]),
+        ([(0, 3), (3, 6)], [(0, 2), (2, 4), (4, 6)], [[0, 2], [1, 3]]),
+        ([(0, 1), (1, 2), (2, 3)], [(0, 1), (2, 3)], [[0, 1], [0, 0], [1, 2]]),
+        ([(0, 0), (0, 2)], [(0, 2)], [[0, 0], [0, 1]]),
+        ([(0, 2)], [(0, 0), (0, 2)], [[1, 2]]),
+        ([(0, 2), (2, 3)], [(0, 2), (2, 2), (2, 3)], [[0, 1], [2, 3]]),
+        ([(0, 4)], [(0, 2), (2, 2), (2, 4)], [[0, 3]]),
+        ([(0, 2)], [(1, 1)], [[0, 0]]),
+        ([(0, 2)], [], [[0, 0]]),
+        ([], [(0, 2)], []),
+    ],
+    ids=[
+        *("one_to_many", "many_to_one", "crossing", "gap", "empty_student", "empty_teacher_first"),
+        *(
+            "empty_teacher_between",
+            "empty_teacher_inside",
+            "only_empty",
+            "no_teacher",
+            "no_student",
+        ),
+    ],
+)
+def test_spans(student: list[Range], teacher: list[Range], expected: list[list[int]]) -> None:
+    assert merged([student], [teacher]).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, TEXT_BYTES), st.integers(0, TEXT_BYTES)), min_size=1))
+def test_offsets_that_are_not_monotone_are_refused(pairs: list[Range]) -> None:
+    starts, ends = [a for a, _ in pairs], [b for _, b in pairs]
+    sorted_already = starts == sorted(starts) and ends == sorted(ends)
+    assume(not sorted_already or any(a > b for a, b in pairs))
+    good = [(0, TEXT_BYTES)]
+    with pytest.raises(AlignmentError, match="student offsets decrease in document 1"):
+        align_tokens(make_tokens([good, pairs], TEXT_BYTES), make_tokens([good, good], TEXT_BYTES))
+    with pytest.raises(AlignmentError, match=r"teacher offsets decrease in document 0"):
+        align_tokens(make_tokens([good, good], TEXT_BYTES), make_tokens([pairs, good], TEXT_BYTES))
+
+
+def test_batches_of_other_documents_are_refused() -> None:
+    one, two = make_tokens([[(0, 1)]], 1), make_tokens([[(0, 1)], [(0, 1)]], 1)
+    with pytest.raises(AlignmentError, match="student batch has 1 documents, teacher batch 2"):
+        align_tokens(one, two)
+
+
+def test_no_documents() -> None:
+    assert align_tokens(make_tokens([], 0), make_tokens([], 0)).shape == (0, 2)
+    batch = align_batch([], load("llama_like"), load("qwen_like"))
+    assert batch.teacher_spans.shape == (0, 2)
+    assert batch.student.num_documents == 0
+
+
+class TestAlignBatch:
+    @pytest.mark.parametrize(
+        ("student", "teacher"),
+        [
+            ("llama_like", "qwen_like"),
+            ("mistral_v1", "gpt2_like"),
+            ("sentencepiece_nfkc", "word_pieces"),
+            ("unigram", "byte_incomplete"),
+        ],
+    )
+    @given(strings=st.lists(texts(), max_size=4))
+    @settings(max_examples=30)
+    def test_spans_are_the_oracle_s(self, student: str, teacher: str, strings: list[str]) -> None:
+        documents = [SourceDocument(str(d), text.encode()) for d, text in enumerate(strings)]
+        batch = align_batch(documents, load(student), load(teacher))
+        assert not batch.failures
+        for d in range(len(documents)):
+            own = slice(*batch.student.cu_tokens[d : d + 2])
+            teacher_own = slice(*batch.teacher.cu_tokens[d : d + 2])
+            expected = reference_spans(
+                batch.student.byte_offsets[own].tolist(),
+                batch.teacher.byte_offsets[teacher_own].tolist(),
+            )
+            found = batch.teacher_spans[own].tolist()
+            assert [tuple(span) if span[1] > span[0] else None for span in found] == expected
+
+    @given(text=texts())
+    @settings(max_examples=50)
+    def test_character_units_are_the_paper_s(self, text: str) -> None:
+        document = SourceDocument("d", text.encode())
+        batch = align_batch([document], load("llama_like"), load("qwen_like"), unit="character")
+        owner = [place for place, character in enumerate(text) for _ in character.encode()]
+        sides = [
+            [
+                (owner[a], owner[b - 1] + 1) if a < b else (0, 0)
+                for a, b in tokens.byte_offsets.tolist()
+            ]
+            for tokens in (batch.student, batch.teacher)
+        ]
+        expected = reference_spans(*sides)
+        found = batch.teacher_spans.tolist()
+        assert [tuple(span) if span[1] > span[0] else None for span in found] == expected
+
+    def test_character_units_are_over_wide_where_bytes_are_exact(self) -> None:
+        document = SourceDocument("emoji", "𝔘".encode())
+        tokenizer = load("qwen_like")
+        exact = align_batch([document], tokenizer, tokenizer)
+        wide = align_batch([document], tokenizer, tokenizer, unit="character")
+        assert exact.teacher_spans.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
+        assert wide.teacher_spans.tolist() == [[0, 4]] * 4
+        np.testing.assert_array_equal(wide.student.byte_offsets, exact.student.byte_offsets)
+
+    def test_documents_that_fail_are_left_out_with_the_reason(self) -> None:
+        documents = [
+            *(SourceDocument("0", b"the sum"), SourceDocument("1", b"a\xffb")),
+            SourceDocument("2", b"of"),
+        ]
+        batch = align_batch(documents, load("llama_like"), load("qwen_like"))
+        assert [document.document_id for document in batch.documents] == ["0", "2"]
+        assert batch.failures == [(documents[1], "student: not valid UTF-8 at byte 1")]
+        whole = align_batch([documents[0], documents[2]], load("llama_like"), load("qwen_like"))
+        np.testing.assert_array_equal(batch.teacher_spans, whole.teacher_spans)
+        assert not batch.student.failures
+
+
+class TestChunks:
+    @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 20))
+    def test_spans_are_the_chunk_of_the_same_number(
+        self, num_student: int, num_teacher: int, num_chunks: int
+    ) -> None:
+        spans = chunk_spans(num_student, num_teacher, num_chunks)
+        student = reference_chunks(num_student, num_chunks)
+        teacher = reference_chunks(num_teacher, num_chunks)
+        assert spans.shape == (num_student, 2)
+        for own, theirs in zip(student, teacher, strict=True):
+            for token in own:
+                assert list(range(*spans[token])) == theirs
+
+    @given(st.integers(0, 60), st.integers(1, 20))
+    def test_chunks_are_equal(self, num_tokens: int, num_chunks: int) -> None:
+        chunks = chunk_of_token(num_tokens, num_chunks)
+        assert np.all(np.diff(chunks) >= 0)
+        sizes = np.bincount(chunks, minlength=num_chunks)
+        assert sizes.max() - sizes.min() <= 1
+
+    def test_need_one(self) -> None:
+        with pytest.raises(AlignmentError, match="num_chunks is 0; it must be at least 1"):
+            chunk_spans(4, 4, 0)
+
+
+class TestCutPoints:
+    @given(st.lists(st.tuples(tiling_offsets(), tiling_offsets()), max_size=3))
+    @settings(max_examples=150)
+    def test_are_the_last_shared_boundaries(
+        self, documents: list[tuple[list[Range], list[Range]]]
+    ) -> None:
+        starts, student_cuts, teacher_cuts = cut_points(documents, CUT_STRIDE)
+        for d, (student, teacher) in enumerate(documents):
+            own = slice(starts[d], starts[d + 1])
+            found = list(zip(student_cuts[own].tolist(), teacher_cuts[own].tolist(), strict=True))
+            assert found == reference_cuts(student, teacher, CUT_STRIDE)
+
+    def test_one_for_every_sixteen_tokens(self) -> None:
+        """Student tokens of one byte, teacher tokens of three: cuts lie where both end."""
+        student = [(i, i + 1) for i in range(40)]
+        teacher = [(j, min(j + 3, 40)) for j in range(0, 40, 3)]
+        starts, student_cuts, teacher_cuts = cut_points([(student, teacher)], 16)
+        assert starts.tolist() == [0, 3]
+        assert student_cuts.tolist() == [15, 30, 39]
+        assert teacher_cuts.tolist() == [5, 10, 13]
+
+    @given(st.lists(PAIRS, max_size=3), st.sampled_from([1, 3, CUT_STRIDE]))
+    @settings(max_examples=150)
+    def test_always_cut(
+        self, documents: list[tuple[list[Range], list[Range]]], stride: int
+    ) -> None:
+        starts, student_cuts, teacher_cuts = cut_points(documents, stride)
+        assert starts[0] == 0
+        assert starts[-1] == len(student_cuts) == len(teacher_cuts)
+        for d, (student, teacher) in enumerate(documents):
+            own = slice(starts[d], starts[d + 1])
+            found = list(zip(student_cuts[own].tolist(), teacher_cuts[own].tolist(), strict=True))
+            assert all(is_cut(student, teacher, i, j) for i, j in found)
+            blocks = [i // stride for i, _ in found]
+            assert len(set(blocks)) == len(blocks)
+            assert found == sorted(found)
+
+
+def cut_points(
+    documents: list[tuple[list[Range], list[Range]]], stride: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    student = make_tokens([s for s, _ in documents], 60)
+    teacher = make_tokens([t for _, t in documents], 60)
+    arrays = (student.byte_offsets, student.cu_tokens, teacher.byte_offsets, teacher.cu_tokens)
+    return find_cut_points(*arrays, merged_spans(student, teacher), stride)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *(shared("qwen2_5", 4), shared("mistral", 8), shared("deepseek_llm", 6)),
+        shared("llama2", 7),
+        ("mistral_v1", 8),
+    ],
+)
+def test_token_counts_of_figure_2(name: str, count: int) -> None:
+    batch = load(name).tokenize_batch([b"Probability, Uncertainty"])
+    assert len(batch.input_ids) == count
+    assert batch.tiles.all()
+
+
+class Blind:
+    """A tokenizer that reports no offsets for one text, as a lossy model might."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
+        batch = load("qwen_like").tokenize_batch(texts)
+        for place, text in enumerate(texts):
+            if text == self.text:
+                batch.byte_offsets[batch.cu_tokens[place] : batch.cu_tokens[place + 1]] = 0
+        return batch
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_a_document_that_no_token_covers_fails_alone(side: str) -> None:
+    documents = [SourceDocument(str(n), text) for n, text in enumerate([b"one", b"two", b"three"])]
+    sides = {"student": load("qwen_like"), "teacher": load("qwen_like"), side: Blind(b"two")}
+    aligned = align_batch(documents, sides["student"], sides["teacher"])
+    assert aligned.failures == [(documents[1], f"{side}: its tokens cover no byte")]
+    assert list(aligned.documents) == [documents[0], documents[2]]

@@ -1,0 +1,201 @@
+"""Which tokens stand around a text: one answer for a tokenizer, and what a user names instead."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from tokenizers import processors
+
+from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
+from pipeline.packing.rules import Convention
+from pipeline.streaming import StreamConfig
+from pipeline.tokenization import TokenizerError, load_tokenizer
+from schemas.manifest import ConventionRecord
+from tests.support.tokenizer_zoo import (
+    SHARED,
+    definition,
+    load,
+    needs_shared,
+    source,
+    write_definition,
+)
+
+COMMIT = "0" * 40
+CHAT = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "add_bos_token": True}
+LLAMA_3_CHAT = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+MISTRAL_CHAT = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}
+
+
+def with_control(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a definition with further special tokens at its end."""
+    body = deepcopy(body)
+    first = 1 + max(
+        *body["model"]["vocab"].values(), *(token["id"] for token in body["added_tokens"])
+    )
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    body["added_tokens"] += [
+        {"id": first + place, "content": name, "special": True, **flags}
+        for place, name in enumerate(names)
+    ]
+    return body
+
+
+def llama_3_like() -> dict[str, Any]:
+    """Byte-level, BOS by its template, `<|eot_id|>` for chats."""
+    body = deepcopy(definition("gpt2_like"))
+    body["added_tokens"] = []
+    size = len(body["model"]["vocab"])
+    body["model"]["vocab"].pop("<|endoftext|>", None)
+    vocabulary = dict(zip(body["model"]["vocab"], range(size), strict=False))
+    body["model"]["vocab"] = vocabulary
+    body = with_control(
+        {**body, "added_tokens": [_special("<|begin_of_text|>", len(vocabulary))]},
+        *("<|end_of_text|>", "<|eot_id|>"),
+    )
+    bos = len(vocabulary)
+    template = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)]
+    )
+    return body | {"post_processor": json.loads(template.__getstate__())}
+
+
+def _special(name: str, token_id: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": name, "special": True, **flags}
+
+
+def chat_like() -> dict[str, Any]:
+    """As SmolLM2 and Qwen: no BOS, what separates documents and what ends a turn."""
+    return with_control(definition("qwen_like"), "<|im_end|>")
+
+
+def shared_definition(name: str) -> Callable[[], dict[str, Any]]:
+    return lambda: json.loads((SHARED / name / "tokenizer.json").read_text("utf-8"))
+
+
+def shared(name: str, *values: object) -> Any:
+    return pytest.param(
+        shared_definition(name), *values, marks=[needs_shared, pytest.mark.slow], id=name
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "before", "after"),
+    [
+        pytest.param(chat_like, CHAT, "<|endoftext|>", "<|endoftext|>", id="chat_like"),
+        pytest.param(
+            *(llama_3_like, LLAMA_3_CHAT, "<|begin_of_text|>", "<|end_of_text|>"),
+            id="llama_3_like",
+        ),
+        pytest.param(
+            lambda: definition("llama_like"), MISTRAL_CHAT, "<s>", "</s>", id="llama_like"
+        ),
+        shared("smollm2", CHAT, "<|endoftext|>", "<|endoftext|>"),
+        shared("qwen2_5", CHAT, "<|endoftext|>", "<|endoftext|>"),
+        shared("mistral", MISTRAL_CHAT, "<s>", "</s>"),
+        shared("deepseek_llm", {}, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    ],
+)
+def test_a_file_a_folder_and_a_repository_give_one_answer(
+    make: Callable[[], dict[str, Any]],
+    config: dict[str, Any],
+    before: str,
+    after: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chat model's own tokenizer_config.json names what ends a turn: it does not count."""
+    bare, folder = tmp_path / "bare", tmp_path / "folder"
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / COMMIT
+    for place in (bare, folder, snapshot):
+        place.mkdir(parents=True)
+        write_definition(make(), place)
+    for place in (folder, snapshot):
+        (place / "tokenizer_config.json").write_text(json.dumps(config))
+    references = snapshot.parents[1] / "refs"
+    references.mkdir()
+    (references / "main").write_text(COMMIT)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    names = (str(bare / "tokenizer.json"), str(folder), "owner/name")
+    found = [load_tokenizer(name) for name in names]
+    told = {(t.bos_token_id, t.eos_token_id, t.adds_bos, t.adds_eos) for t in found}
+    assert len(told) == 1
+    ids = found[0].find_token(before), found[0].find_token(after)
+    assert found[0].around_text == ConventionRecord(ids[0], ids[0], ids[1])
+
+
+def test_what_ends_a_turn_serves_where_nothing_separates_documents() -> None:
+    body = deepcopy(definition("qwen_like"))
+    body["added_tokens"][0]["content"] = "<|im_end|>"
+    tokenizer = load_tokenizer(str(write_definition(body)))
+    assert tokenizer.token_name(tokenizer.around_text.first_token_id or 0) == "<|im_end|>"
+
+
+def test_a_counterpart_of_bos_ends_documents_before_other_separators() -> None:
+    """Llama 2 with a token that somebody added after its pretraining."""
+    body = with_control(definition("llama_like"), "<|endoftext|>")
+    assert load_tokenizer(str(write_definition(body))).eos_token_id == 2
+
+
+def test_tokens_are_found_by_name_and_by_id() -> None:
+    tokenizer = load("llama_like")
+    assert tokenizer.find_token("</s>") == 2
+    assert tokenizer.find_token("2") == 2
+    assert tokenizer.token_name(2) == "</s>"
+    assert load("mistral_v1").find_token("</s>") == 2
+    assert load("sentencepiece_bpe").token_name(1) == "<s>"
+    for name in ("<eos>", "600000"):
+        with pytest.raises(TokenizerError, match=rf'no token "{name}".* are <unk>, <s>, </s>'):
+            tokenizer.find_token(name)
+
+
+def test_named_tokens_replace_a_tokenizer_s_own() -> None:
+    tokenizer = load("llama_like")
+    own = tokenizer.around_text
+    assert own == ConventionRecord(1, 1, 2)
+    assert name_tokens(own, lambda: tokenizer) == own
+    assert name_tokens(own, lambda: tokenizer, before="<unk>", after="none") == ConventionRecord(
+        0, 0, None
+    )
+    assert name_tokens(own, lambda: tokenizer, before="none") == ConventionRecord(None, None, 2)
+
+
+def test_a_dataset_s_conventions_are_chosen_by_name(tmp_path: Path) -> None:
+    from tests.schemas.test_manifest import MANIFEST
+
+    records = {}
+    for side in ("student", "teacher"):
+        file = f"tokenizers/{side}/tokenizer.json"
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_bytes(source("llama_like").read_bytes())
+        own = replace(getattr(MANIFEST, side), file=file, sha256=load("llama_like").sha256)
+        records[side] = replace(own, convention=ConventionRecord(1, 1, 2))
+    manifest = replace(MANIFEST, **records)
+    assert choose_conventions(manifest, str(tmp_path)) is not None
+    config = StreamConfig(
+        path=str(tmp_path), seq_length=64, teacher_seq_length=64,
+        student_eos="<unk>", teacher_context="none",
+    )  # fmt: skip
+    rules = config.rules(config.choose_conventions(manifest, str(tmp_path)))
+    assert rules.student == Convention(1, 1, 0)
+    assert rules.teacher == Convention(None, None, None)
+    with pytest.raises(TokenizerError, match='no token "<eos>"'):
+        choose_conventions(manifest, str(tmp_path), student_bos="<eos>")
+
+
+def test_a_convention_is_given_whole_or_by_names() -> None:
+    with pytest.raises(ValueError, match="teacher's convention is given whole and by teacher_con"):
+        StreamConfig(path="", seq_length=8, teacher=Convention(), teacher_context="none")
+
+
+def test_conventions_in_words() -> None:
+    from tests.schemas.test_manifest import MANIFEST
+
+    record = replace(MANIFEST.student, convention=ConventionRecord(1, 1, None))
+    told = describe_convention(record, load("llama_like"))
+    assert told == "<s> (1) before a text, nothing after it"

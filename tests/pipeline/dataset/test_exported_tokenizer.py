@@ -1,0 +1,155 @@
+"""An exported tokenizer, loaded as users load it, gives the dataset's ids."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.dataset.conventions import choose_conventions
+from pipeline.dataset.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.dataset.files import open_dataset
+from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
+from pipeline.tokenization.conversion import convert_sentencepiece
+from schemas.manifest import MANIFEST_FILE, encode_manifest
+from tests.support.datasets import build_dataset, byte_level, make_texts, store_tokenizer
+from tests.support.hf_folders import write_model
+from tests.support.tokenizer_zoo import load
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 400}
+STUDENTS = (
+    *("sentencepiece_bpe", "sentencepiece_nfkc", "sentencepiece_unigram", "mistral_v1"),
+    *("llama_like", "qwen_like", "gpt2_like", "byte_incomplete"),
+)
+
+
+def export(folder: Path, student: Tokenizer, *, keep_text: bool = True) -> ExportedTokenizer:
+    build_dataset(folder, student=student, keep_text=keep_text)
+    exported = export_tokenizer(open_dataset(folder), config=LLAMA)
+    exported.write(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
+    return exported
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+def test_ids_are_the_datasets(name: str, tmp_path: Path) -> None:
+    student = load(name)
+    exported = export(tmp_path, student)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = [text for _, text in make_texts(24)]
+    batch = student.tokenize_batch([text.encode() for text in texts])
+    before = [student.bos_token_id] if student.adds_bos else []
+    for number, text in enumerate(texts):
+        ids = batch.input_ids[batch.cu_tokens[number] : batch.cu_tokens[number + 1]].tolist()
+        assert loaded(text, add_special_tokens=False)["input_ids"] == ids
+        assert loaded(text)["input_ids"][: len(before) + len(ids)] == [*before, *ids]
+    assert exported.num_documents == 24
+    assert exported.num_probes >= len(PROBES) - 2, exported.differing_probes
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+def test_special_tokens_are_named(name: str, tmp_path: Path) -> None:
+    student = load(name)
+    export(tmp_path, student)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (
+        student.bos_token_id,
+        student.eos_token_id,
+    )
+    assert loaded.pad_token_id == student.eos_token_id
+    generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == generation["pad_token_id"] == student.eos_token_id
+
+
+@pytest.mark.parametrize("name", ["mistral_v1", "sentencepiece_bpe", "qwen_like"])
+def test_a_text_comes_back_from_its_ids(name: str, tmp_path: Path) -> None:
+    export(tmp_path, load(name))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = "The sum of 1..100 is  5050.\n\tA fair coin 🪙."
+    assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_runs_of_spaces_are_split_as_the_model_does(tmp_path: Path) -> None:
+    # Mistral's pieces of spaces share one score, so that only their order tells which comes first.
+    texts = [(f"{size}", "G1" + " " * size + "G2") for size in range(1, 70)]
+    build_dataset(tmp_path, texts, student=load("mistral_v1"))
+    assert export_tokenizer(open_dataset(tmp_path), config=LLAMA).num_documents == len(texts)
+
+
+def test_texts_that_were_not_kept_are_spelled_by_their_tokens(tmp_path: Path) -> None:
+    assert export(tmp_path, load("mistral_v1"), keep_text=False).num_documents == 24
+
+
+def test_a_control_string_in_a_document_is_not_compared(tmp_path: Path) -> None:
+    texts = [("forged", "one </s> two"), ("plain", "one two")]
+    build_dataset(tmp_path, texts, student=load("mistral_v1"), num_shards=1)
+    exported = export_tokenizer(open_dataset(tmp_path), config=LLAMA)
+    assert exported.num_documents == 1
+
+
+def test_another_tokenizer_than_the_datasets_is_refused(tmp_path: Path) -> None:
+    manifest = build_dataset(tmp_path, student=byte_level(400))
+    foreign = store_tokenizer(tmp_path, "student", byte_level(350))
+    (tmp_path / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, student=foreign)))
+    with pytest.raises(TokenizerError, match=r'other ids .* document "doc-0-\d+" of docs-000000'):
+        export_tokenizer(open_dataset(tmp_path), config=LLAMA)
+
+
+def test_an_architecture_that_changes_a_tokenizer_gets_it_in_a_folder_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # transformers reads the tokenizer of a qwen2 model as Qwen2Tokenizer, whatever its file says.
+    build_dataset(tmp_path, student=load("mistral_v1"))
+    exported = export_tokenizer(open_dataset(tmp_path), config=LLAMA | {"model_type": "qwen2"})
+    exported.write(tmp_path / "model")
+    assert 'the folder "tokenizer" of the model' in caplog.text
+    assert not (tmp_path / "model" / "tokenizer.json").exists()
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model" / "tokenizer")
+    assert exported.num_documents == 24
+    text = make_texts(1)[0][1]
+    ids = load("mistral_v1").tokenize_batch([text.encode()]).input_ids.tolist()
+    assert loaded(text)["input_ids"] == [1, *ids]
+
+
+@pytest.mark.parametrize("name", ["mistral_v1", "qwen_like"])
+def test_a_model_writes_with_it(name: str, tmp_path: Path) -> None:
+    student = load(name)
+    build_dataset(tmp_path / "data", student=student)
+    folder = write_model(tmp_path / "model", student)
+    (folder / student.file_name).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    export_tokenizer(open_dataset(tmp_path / "data"), config=config).write(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompts = AutoTokenizer.from_pretrained(folder, padding_side="left")(
+        ["The sum", "The sum of 1..100 is"], return_tensors="pt", padding=True
+    )
+    written = model.generate(**prompts, max_new_tokens=4, do_sample=False)
+    assert written.shape[1] > prompts["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize(("bos", "before"), [("none", []), ("<unk>", [0])])
+def test_what_rows_put_before_a_text_goes_before_a_prompt(
+    bos: str, before: list[int], tmp_path: Path
+) -> None:
+    manifest = build_dataset(tmp_path, student=load("mistral_v1"))
+    record = choose_conventions(manifest, str(tmp_path), student_bos=bos).student
+    exported = export_tokenizer(open_dataset(tmp_path), config=LLAMA, record=record)
+    exported.write(tmp_path / "model")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert loaded("a")["input_ids"] == [
+        *before,
+        *loaded("a", add_special_tokens=False)["input_ids"],
+    ]
+
+
+def test_runs_of_spaces_merge_as_sentencepiece_merges_them() -> None:
+    """Mistral's runs of spaces have equal scores; merged in another order they gave other ids."""
+    student = load("mistral_v1")
+    definition = convert_sentencepiece(student.file_bytes, source="mistral")
+    converted = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    for count in range(1, 70):
+        text = f"[\n[{' ' * count}c"
+        own = student.tokenize_batch([text.encode()]).input_ids.tolist()
+        assert converted.encode(text, add_special_tokens=False).ids == own, count

@@ -1,0 +1,175 @@
+import tarfile
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.alignment import align_batch
+from pipeline.alignment.kernels import find_cut_points
+from pipeline.alignment.quality import measure_alignment
+from pipeline.batches import SourceDocument
+from pipeline.dataset.reading import check_crc32, read_manifest, read_samples
+from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
+from schemas.document import decode_document, document_key
+from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
+from schemas.index import CUT_STRIDE, encode_index
+from schemas.manifest import Manifest, encode_manifest
+from tests.schemas.test_manifest import MANIFEST
+from tests.support.tokenizer_zoo import SENTENCES, load
+
+SOURCES = [
+    SourceDocument(f"doc-{n}", (text + text.swapcase()).encode())
+    for n, text in enumerate(SENTENCES * 3)
+]
+
+
+def write(*sizes: int, keep_text: bool = False) -> tuple[bytes, WrittenShard]:
+    """Write the sources in batches of the given sizes."""
+    file = BytesIO()
+    writer = ShardWriter(file, keep_text=keep_text)
+    start = 0
+    for size in sizes:
+        batch = SOURCES[start : start + size]
+        writer.add(align_batch(batch, load("llama_like"), load("qwen_like")))
+        start += size
+    written = writer.close()
+    assert not file.closed
+    return file.getvalue(), written
+
+
+@pytest.mark.parametrize("keep_text", [True, False])
+def test_a_shard_is_a_plain_tar(keep_text: bool) -> None:
+    data, written = write(10, 11, keep_text=keep_text)
+    with tarfile.open(fileobj=BytesIO(data)) as tar:
+        members = tar.getmembers()
+        assert [m.name for m in members] == [f"{key}.safetensors" for key in written.index.key]
+        for source, member in zip(SOURCES, members, strict=True):
+            assert (member.mtime, member.uid, member.mode) == (0, 0, 0o644)
+            file = tar.extractfile(member)
+            assert file is not None
+            document = decode_document(file.read())
+            assert document.document_id == source.document_id
+            assert document.text_sha256 == sha256(source.text).hexdigest()
+            assert document.text == (source.text if keep_text else None)
+            assert member.offset_data in written.index.payload_offset
+    assert data.endswith(bytes(1024))
+
+
+def test_the_index_says_what_the_shard_holds() -> None:
+    data, written = write(4, 0, 17)
+    index = written.index
+    assert len(index) == len(SOURCES)
+    batch = align_batch(SOURCES, load("llama_like"), load("qwen_like"))
+    assert index.document_id == [source.document_id for source in SOURCES]
+    assert index.key == [document_key(source.document_id) for source in SOURCES]
+    assert index.num_text_bytes.tolist() == [len(source.text) for source in SOURCES]
+    np.testing.assert_array_equal(index.num_student_tokens, np.diff(batch.student.cu_tokens))
+    np.testing.assert_array_equal(index.num_teacher_tokens, np.diff(batch.teacher.cu_tokens))
+    cuts = find_cut_points(
+        batch.student.byte_offsets,
+        batch.student.cu_tokens,
+        batch.teacher.byte_offsets,
+        batch.teacher.cu_tokens,
+        batch.teacher_spans,
+        CUT_STRIDE,
+    )
+    for found, expected in zip(
+        (index.cut_starts, index.cut_student, index.cut_teacher), cuts, strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+    assert len(index.cut_student) > len(SOURCES)
+    assert written.num_bytes == len(data)
+    assert written.sha256 == sha256(data).hexdigest()
+    whole = measure_alignment(batch).to_json()
+    for name, value in written.statistics.to_json().items():
+        assert value == pytest.approx(whole[name]), name
+
+
+@pytest.mark.parametrize("sizes", [(21,), (1,) * 21, (20, 1)])
+def test_how_documents_are_batched_does_not_show(sizes: tuple[int, ...]) -> None:
+    data, written = write(*sizes)
+    expected, whole = write(7, 14)
+    assert data == expected
+    assert encode_index(written.index) == encode_index(whole.index)
+
+
+def test_an_empty_shard() -> None:
+    data, written = write()
+    assert data == bytes(1024)
+    assert len(written.index) == 0
+    assert written.statistics.num_documents == 0
+    with tarfile.open(fileobj=BytesIO(data)) as tar:
+        assert tar.getmembers() == []
+
+
+def test_an_error_of_the_file_is_raised() -> None:
+    class Full(BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    writer = ShardWriter(Full())
+    writer.add(align_batch(SOURCES[:2], load("llama_like"), load("qwen_like")))
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+
+
+def test_the_record_of_a_shard() -> None:
+    data, written = write(21)
+    record = shard_record(written, "x.tar", "x.index.parquet", b"index")
+    assert record.num_bytes == len(data)
+    assert record.sha256 == sha256(data).hexdigest()
+    assert record.index_sha256 == sha256(b"index").hexdigest()
+    assert record.index_num_bytes == 5
+    assert record.num_documents == 21
+    assert record.num_text_bytes == sum(len(source.text) for source in SOURCES)
+    assert record.num_student_tokens == written.index.num_student_tokens.sum()
+
+
+class TestReading:
+    def test_payloads_come_in_order(self) -> None:
+        data, written = write(21)
+        found = list(read_samples(BytesIO(data), written.index, shard="x.tar"))
+        assert [place for place, _ in found] == list(range(21))
+        assert [decode_document(payload).document_id for _, payload in found] == [
+            source.document_id for source in SOURCES
+        ]
+
+    def test_every_altered_byte_of_a_payload_is_noticed(self) -> None:
+        data, written = write(1)
+        start = int(written.index.payload_offset[0])
+        for position in range(start, start + int(written.index.payload_bytes[0])):
+            altered = bytearray(data)
+            altered[position] ^= 0x10
+            with pytest.raises(
+                DamagedSampleError, match=f"sample {written.index.key[0]} in shard x.tar has CRC-32"
+            ):
+                list(read_samples(BytesIO(altered), written.index, shard="x.tar"))
+
+    def test_a_cut_shard_is_noticed_wherever_it_is_cut(self) -> None:
+        """webdataset and tarfile take a tar that ends between two members for a whole one."""
+        data, written = write(3)
+        last = int(written.index.payload_offset[-1] + written.index.payload_bytes[-1])
+        for size in range(0, last, 37):
+            with pytest.raises(DamagedShardError, match=r"shard x\.tar ends inside sample .* cut"):
+                list(read_samples(BytesIO(data[:size]), written.index, shard="x.tar"))
+
+    def test_a_good_crc(self) -> None:
+        check_crc32(b"abc", 0x352441C2, shard="x", key="k")
+
+
+class TestReadManifest:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        (tmp_path / "manifest.json").write_bytes(encode_manifest(MANIFEST))
+        return tmp_path
+
+    @pytest.mark.parametrize("name", ["{}", "{}/", "{}/manifest.json", "file://{}"])
+    def test_by_folder_file_or_url(self, folder: Path, name: str) -> None:
+        found: Manifest = read_manifest(name.format(folder))
+        assert found == MANIFEST
+
+    def test_none_there(self, tmp_path: Path) -> None:
+        with pytest.raises(DatasetError, match=r"does not exist: .* has not finished; name a fin"):
+            read_manifest(str(tmp_path))

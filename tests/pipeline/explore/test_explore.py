@@ -1,0 +1,338 @@
+"""`explore` says what the manifest, the samples and the plan say, in the terminal and on a page."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.drawing.blocks import Block, PreviewDocument, find_blocks, show_bytes
+from pipeline.drawing.page_blocks import draw_block
+from pipeline.drawing.terminal_blocks import display_width, draw_document
+from pipeline.explore.command import main
+from pipeline.explore.preview import load_previews
+from schemas.manifest import MANIFEST_FILE
+from tests.support.datasets import build_dataset, byte_level, make_texts, word_pieces
+
+TEXTS = [
+    ("plain", "Probability, Uncertainty"),
+    ("coin", "A fair coin 🪙 is tossed.\nLet x_1 be 3.\tcafe\u0301 数学"),
+    ("<script>alert(1)</script>\x1b[2J", "<b>1 < 2 & 3</b>"),
+]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    build_dataset(folder, TEXTS, num_shards=2)
+    return folder
+
+
+def preview(folder: Path, document_id: str, max_tokens: int = 1000) -> PreviewDocument:
+    files = open_dataset(str(folder))
+    documents = load_previews(
+        files, num_documents=1, document_id=document_id, max_tokens=max_tokens
+    )
+    (document,) = documents
+    return document
+
+
+def side_text(document: PreviewDocument, side: str) -> str:
+    return "".join(token.text for block in document.blocks for token in getattr(block, side))
+
+
+def read_back(shown: str) -> bytes:
+    """Return the bytes that `show_bytes` made visible."""
+    for character, sign in {" ": "·", "\n": "⏎", "\t": "→", "": "◌"}.items():
+        shown = shown.replace(sign, character)
+    parts = re.split(r"<0x(\w\w)>", re.sub(r"<U\+(\w+)>", lambda m: chr(int(m[1], 16)), shown))
+    return b"".join(bytes.fromhex(p) if n % 2 else p.encode() for n, p in enumerate(parts))
+
+
+# Blocks.
+
+
+@st.composite
+def monotone_spans(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+    """Spans as an alignment gives them: starts and ends never decrease."""
+    num_teacher = draw(st.integers(0, 8))
+    spans, start, end = [], 0, 0
+    for _ in range(draw(st.integers(0, 10))):
+        if num_teacher == 0 or draw(st.booleans()):
+            spans.append((start, start))
+            continue
+        start = draw(st.integers(start, num_teacher - 1))
+        end = draw(st.integers(max(end, start + 1), num_teacher))
+        spans.append((start, end))
+    return np.array(spans, np.int64).reshape(-1, 2), num_teacher
+
+
+def connected(spans: np.ndarray, num_teacher: int) -> set[tuple[frozenset[int], frozenset[int]]]:
+    """Return the connected components of "student token i spans teacher token t", the slow way."""
+    groups = [({i}, set(range(*span))) for i, span in enumerate(spans.tolist())]
+    groups += [(set(), {t}) for t in range(num_teacher)]
+    merged = True
+    while merged:
+        merged = False
+        for a in range(len(groups)):
+            for b in range(a + 1, len(groups)):
+                if groups[a][1] & groups[b][1]:
+                    groups[a] = (groups[a][0] | groups[b][0], groups[a][1] | groups[b][1])
+                    del groups[b]
+                    merged = True
+                    break
+            if merged:
+                break
+    return {(frozenset(s), frozenset(t)) for s, t in groups}
+
+
+@given(monotone_spans())
+def test_blocks_are_the_smallest_runs_that_belong_together(case: tuple[np.ndarray, int]) -> None:
+    spans, num_teacher = case
+    blocks = find_blocks(spans, num_teacher)
+    assert [i for (first, last), _ in blocks for i in range(first, last)] == [*range(len(spans))]
+    assert [t for _, (first, last) in blocks for t in range(first, last)] == [*range(num_teacher)]
+    components = {
+        (frozenset(range(*student)), frozenset(range(*teacher))) for student, teacher in blocks
+    }
+    inside = {
+        i
+        for student, teacher in components
+        for i in student
+        if spans[i, 0] == spans[i, 1] and teacher
+    }
+    expected = {
+        (student | (inside & set(range(min(student, default=0), max(student, default=0)))), teacher)
+        for student, teacher in connected(spans, num_teacher)
+        if not (student & inside and not teacher)
+    }
+    assert components == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b" the", "·the"),
+        (b"\n\t\r", "⏎→␍"),
+        ("🪙".encode()[:2], "<0xF0><0x9F>"),
+        (b"a\x80b", "a<0x80>b"),
+        ("\u0301".encode(), "◌\u0301"),
+        (b"\x1b[2J", "<U+001B>[2J"),
+        ("\u202e".encode(), "<U+202E>"),
+        ("数".encode(), "数"),
+    ],
+)
+def test_bytes_are_shown_as_people_read_them(data: bytes, shown: str) -> None:
+    assert show_bytes(data) == shown
+
+
+# Documents.
+
+
+@pytest.mark.parametrize("keep_text", [True, False])
+def test_token_texts_add_up_to_the_text(tmp_path: Path, keep_text: bool) -> None:
+    build_dataset(tmp_path, TEXTS, num_shards=2, keep_text=keep_text)
+    for document_id, text in TEXTS:
+        document = preview(tmp_path, document_id)
+        assert document.has_text is keep_text
+        assert read_back(side_text(document, "student")) == text.encode()
+        assert read_back(side_text(document, "teacher")) == text.encode()
+
+
+def test_tokens_that_the_vocabulary_cannot_spell_are_shown_by_id(tmp_path: Path) -> None:
+    build_dataset(tmp_path, TEXTS[:1], num_shards=1, keep_text=False, teacher=word_pieces())
+    document = preview(tmp_path, "plain")
+    teacher = [token for block in document.blocks for token in block.teacher]
+    assert teacher
+    assert all(token.text == f"#{token.token_id}" for token in teacher)
+
+
+def test_a_piece_of_a_document_ends_with_its_last_span(dataset: Path) -> None:
+    whole, piece = preview(dataset, "coin"), preview(dataset, "coin", max_tokens=7)
+    assert piece.num_shown == 7 < whole.num_shown == piece.num_student_tokens
+    shown = [token for block in piece.blocks for token in block.student]
+    teacher = [token for block in piece.blocks for token in block.teacher]
+    assert teacher[-1].index == shown[-1].mapped[1] - 1
+    assert any(
+        "more student tokens" in line for line in draw_document(piece, width=80, colour=False)
+    )
+
+
+def test_documents_come_in_the_order_of_the_shards(dataset: Path) -> None:
+    files = open_dataset(str(dataset))
+    documents = list(load_previews(files, num_documents=3, document_id=None, max_tokens=9))
+    keys = [key for shard in range(2) for key in files.read_index(shard, with_names=True).key]
+    assert [document.key for document in documents] == keys
+    assert len(list(load_previews(files, num_documents=2, document_id=None, max_tokens=9))) == 2
+
+
+# The terminal.
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_both_lines_of_a_block_stand_under_each_other(dataset: Path, width: int) -> None:
+    document = preview(dataset, "coin")
+    lines = list(draw_document(document, width=width, colour=False))
+    pairs = [(a, b) for a, b in pairwise(lines) if a.startswith("student  ")]
+    assert len(pairs) > 1
+    drawn = 0
+    for top, bottom in pairs:
+        assert bottom.startswith("teacher  ")
+        assert max(display_width(top), display_width(bottom)) <= width
+        drawn += top[9:].count("|") + len(re.split(r" {2,}", top[9:].strip()))
+    assert drawn == document.num_student_tokens
+
+
+def test_colours_do_not_change_what_is_written(dataset: Path) -> None:
+    document = preview(dataset, "coin")
+    plain = list(draw_document(document, width=80, colour=False))
+    coloured = list(draw_document(document, width=80, colour=True))
+    stripped = [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in coloured]
+    assert stripped == plain
+    assert coloured != plain
+
+
+# The page.
+
+
+def test_every_student_token_is_joined_to_its_teacher_tokens(dataset: Path) -> None:
+    document = preview(dataset, "coin")
+    for block in document.blocks:
+        drawing = draw_block(block)
+        ends = [(float(e.get("x1", "")), float(e.get("x2", ""))) for e in drawing.iter("line")]
+        centres = {side: _centres(drawing, block, side) for side in ("student", "teacher")}
+        expected = [
+            (centres["student"][token.index], centres["teacher"][other])
+            for token in block.student
+            for other in range(*token.mapped)
+        ]
+        assert expected
+        np.testing.assert_allclose(ends, expected, atol=0.15)
+
+
+def _centres(drawing: Element, block: Block, side: str) -> dict[int, float]:
+    boxes = [r for r in drawing.iter("rect") if (r.get("class") or "").split()[0] == side]
+    return {
+        token.index: float(box.get("x", "")) + float(box.get("width", "")) / 2
+        for token, box in zip(getattr(block, side), boxes, strict=True)
+    }
+
+
+def test_the_page_is_self_contained_and_escaped(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "preview.html"
+    assert main(["preview", str(dataset), "--html", str(page)]) == 0
+    html = page.read_text("utf-8")
+    assert capsys.readouterr().out == f"wrote {page}\n"
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[2J" in html
+    assert not re.search(r"http|url\(|@import|src=|href=", html)
+    assert html.count("<article") == 3
+
+
+# The commands.
+
+
+def test_info_names_the_figures(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(dataset)]) == 0
+    out = capsys.readouterr().out
+    manifest = open_dataset(str(dataset)).manifest
+    totals = manifest.totals
+    expected = [
+        manifest.fingerprint,
+        f"documents                 {totals['num_documents']}",
+        f"student tokens            {totals['num_student_tokens']}, ",
+        f"{totals['num_teacher_tokens'] / totals['num_student_tokens']:.3f}",
+        manifest.teacher.sha256[:16],
+        "empty_text",
+        *(shard.file for shard in manifest.shards),
+    ]
+    assert [figure for figure in expected if figure not in out] == []
+
+
+def test_info_counts_every_document_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(tmp_path, make_texts(30))
+    assert main(["info", str(tmp_path)]) == 0
+    rows = re.findall(r"^ *[\d,]+ +(\d+) +(\d+)(?: +█+)?$", capsys.readouterr().out, re.M)
+    assert [sum(map(int, column)) for column in zip(*rows, strict=True)] == [30, 30]
+
+
+def test_plan_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_dataset(tmp_path, make_texts(40))
+    arguments = ["--seq-length", "256", "--global-batch-size", "8", "--replicas", "4"]
+    assert main(["plan", str(tmp_path), *arguments]) == 0
+    facts = dict(re.findall(r"^(.+?)  +(.+)$", capsys.readouterr().out, re.M))
+    num_rows = int(facts["rows"])
+    steps = int(facts["steps per epoch"].split()[0])
+    dropped = int(facts["rows left out at an epoch's end"].split()[0])
+    assert steps * 8 + dropped == num_rows
+    assert "2 on each of 4 replicas" in facts["steps per epoch"]
+    added = int(facts["tokens added around texts"].split()[0].replace(",", ""))
+    used = open_dataset(str(tmp_path)).manifest.totals["num_student_tokens"] + added
+    assert facts["packing efficiency"].startswith(f"student {100 * used / num_rows / 256:.2f} %")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "no/such/folder"], "no/such/folder/manifest.json does not exist"),
+        (["preview", "x", "--documents", "0"], "--documents 0: it must be at least 1"),
+        (["preview", "x", "--max-tokens", "0"], "--max-tokens 0: it must be at least 1"),
+        (
+            ["plan", "x", "--seq-length", "8", "--global-batch-size", "6", "--replicas", "4"],
+            "--global-batch-size 6 is no multiple of --replicas 4",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"explore: {words}")
+    assert captured.err.count("\n") == 1
+
+
+def test_unknown_document(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preview", str(dataset), "--id", "nobody"]) == 2
+    assert 'no document "nobody"' in capsys.readouterr().err
+
+
+def test_damage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_dataset(tmp_path, TEXTS[:1], num_shards=1)
+    tar = tmp_path / "docs-000000-of-000001.tar"
+    data = bytearray(tar.read_bytes())
+    data[600] ^= 1
+    tar.write_bytes(data)
+    assert main(["preview", str(tmp_path)]) == 2
+    assert f"in shard {tar.name} has CRC-32" in capsys.readouterr().err
+
+
+def test_a_foreign_tokenizer_is_not_believed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(tmp_path, TEXTS[:1], num_shards=1, keep_text=False)
+    copy = tmp_path / "tokenizers" / "teacher" / "tokenizer.json"
+    copy.write_bytes(byte_level(300).file_bytes)
+    assert main(["preview", str(tmp_path)]) == 2
+    assert "tokenizers/teacher/tokenizer.json has SHA-256" in capsys.readouterr().err
+
+
+def test_info_survives_a_hostile_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_dataset(tmp_path, TEXTS[:1], num_shards=1)
+    body = json.loads((tmp_path / MANIFEST_FILE).read_bytes())
+    body["student"]["source"] = "\x1b]0;title\x07"
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(body), "utf-8")
+    assert main(["info", str(tmp_path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    assert isinstance(open_dataset(str(tmp_path)), DatasetFiles)

@@ -1,0 +1,178 @@
+"""The figures: the paper's numbers from real vocabularies, and files that a browser can read."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from pipeline.alignment import align_batch
+from pipeline.batches import SourceDocument
+from pipeline.drawing.charts import Line, line_chart, write_figure
+from pipeline.figures.alignment import measure_chunking
+from pipeline.figures.command import main
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+from tests.support.tokenizer_zoo import SENTENCES, SHARED, load, needs_shared, source
+
+SVG = "{http://www.w3.org/2000/svg}"
+TEXT = "Probability, Uncertainty"
+
+
+@needs_shared
+@pytest.mark.slow
+def test_paper_overlap_of_qwen(capsys: pytest.CaptureFixture[str]) -> None:
+    teachers = [str(SHARED / "qwen2_5"), str(SHARED / "mistral")]
+    assert main(["vocabulary", "--student", str(SHARED / "llama2"), "--teacher", *teachers]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[2].split() == ["qwen2_5", "151,643", "6.32", "%", "17.37", "%"]
+
+
+@needs_shared
+@pytest.mark.slow
+def test_paper_token_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"llama2": 7, "qwen2_5": 4, "mistral": 8, "deepseek_llm": 6}
+    assert main(["tokens", TEXT, "--tokenizers", *(str(SHARED / name) for name in names)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:7]]
+    assert {row[0]: int(row[1]) for row in rows} == names
+
+
+def test_packaged_tokenizers_draw_every_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student, teacher = f"student={source('mistral_v1')}", f"teacher={source('deepseek')}"
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"t": s}) + "\n" for s in SENTENCES * 4), "utf-8")
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write('{"t": "one\u2028line"}\n')
+    pair = ["--student", student, "--teacher", teacher]
+    fig1, fig2, fig3 = (tmp_path / name for name in ("1.svg", "2.html", "3.html"))
+    assert main(["vocabulary", *pair, "--output", str(fig1)]) == 0
+    tokens = ["tokens", "<b>&é", "--tokenizers", student, teacher, "--output", str(fig2)]
+    assert main(tokens) == 0
+    texts = ["--input", str(corpus), "--text-field", "t", "--seq-length", "100"]
+    alignment = ["alignment", *pair, *texts, "--chunks", "8", "16", "--output", str(fig3)]
+    assert main(alignment) == 0
+    bars = ElementTree.parse(fig1).getroot().findall(f"{SVG}rect")
+    assert len(bars) == 2 + 2  # the legend and the bars
+    page = fig2.read_text("utf-8")
+    assert "student" in page
+    assert "<b>" not in page
+    assert "http" not in page.split("<body>")[1]
+    assert "16 chunks" in fig3.read_text("utf-8")
+    assert "student student, teacher teacher" in capsys.readouterr().out
+
+
+def test_chunk_quality_equals_a_slow_count() -> None:
+    """Sequences of 50 student tokens over the ends of documents, counted byte by byte."""
+    student, teacher = load("mistral_v1"), load("deepseek")
+    texts = [sentence for sentence in SENTENCES if sentence] * 2
+    quality = measure_chunking(texts, student, teacher, [8], seq_length=50)
+    ours: list[tuple[int, int]] = []
+    theirs: list[tuple[int, int]] = []
+    before = 0
+    for text in texts:
+        batch = align_batch([SourceDocument("d", text.encode())], student, teacher)
+        ours += [(a + before, b + before) for a, b in batch.student.byte_offsets.tolist()]
+        theirs += [(a + before, b + before) for a, b in batch.teacher.byte_offsets.tolist()]
+        before += len(text.encode())
+    ratios = []
+    assert quality.num_sequences == len(ours) // 50 >= 3
+    for number in range(quality.num_sequences):
+        mine = ours[50 * number : 50 * number + 50]
+        end = ours[50 * number + 50][0] if number + 1 < quality.num_sequences else mine[-1][1]
+        other = [token for token in theirs if mine[0][0] <= token[0] < end]
+        sides = [_bytes_of_chunks(np.array(side), 8) for side in (mine, other)]
+        for s, t in zip(*sides, strict=True):
+            ratios.append((len(s & t) / len(s | t), len(s & t) / len(s)))
+    iou, ios = np.mean(ratios, axis=0)
+    assert quality.chunk_iou[0] == pytest.approx(iou)
+    assert quality.chunk_ios[0] == pytest.approx(ios)
+    assert quality.token_ios == 1.0 > quality.token_iou > quality.chunk_iou[0]
+
+
+def test_too_short_texts_are_refused() -> None:
+    student, teacher = load("mistral_v1"), load("deepseek")
+    with pytest.raises(ValueError, match="fewer than 2048 student tokens, not one sequence"):
+        measure_chunking(["a few words"], student, teacher)
+    with pytest.raises(ValueError, match=r"sequence 0 has 4 student tokens, fewer than 8 chunks"):
+        measure_chunking(["a few words and some more"], student, teacher, [8], seq_length=4)
+    with pytest.raises(ValueError, match="not one sequence"):
+        measure_chunking([], student, teacher)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vocabulary", "--student", "nowhere", "--teacher", "x"], "no such file or folder"),
+        (["tokens", "", "--tokenizers", "x"], "the text is empty"),
+        (["tokens", "a", "--tokenizers", "x", "--output", "a.svg"], "ending in .html"),
+        (["tokens", "a", "--tokenizers", "n=x", "n=y"], "two tokenizers are called n"),
+        (["kept", "--student", "a", "--teacher", "b"], "give the text itself or --text-file"),
+    ],
+)
+def test_wrong_requests_say_what_to_do(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bad_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "a"}\n{"body": "b"}\n', "utf-8")
+    pair = ["--student", "a", "--teacher", "b"]
+    assert main(["alignment", *pair, "--input", str(corpus)]) == 2
+    assert 'line 2 has no text "text"' in capsys.readouterr().err
+
+
+def test_line_chart_places_values_and_labels(tmp_path: Path) -> None:
+    lines = [Line("a", [0, 50, 100], 0), Line("b", [1, 51, 99], 1), Line("c", [70] * 3, 2, True)]
+    chart = line_chart(
+        "t", ["1", "2", "4"], lines, x_label="x", y_label="y", y_range=(0, 100), x=[1, 2, 4]
+    )
+    write_figure(chart, tmp_path / "chart.svg")
+    root = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    points = [
+        [tuple(map(float, pair.split(","))) for pair in line.get("points", "").split()]
+        for line in root.findall(f"{SVG}polyline")
+    ]
+    assert len(points) == 2
+    (x0, y0), (x1, y1), (x2, y2) = points[0]
+    assert x2 - x1 == pytest.approx(2 * (x1 - x0), abs=0.2)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+    names = [float(t.get("y", 0)) for t in root.findall(f"{SVG}text") if t.text in ("a", "b")]
+    assert abs(names[0] - names[1]) >= 14 - 0.2
+    with pytest.raises(ValueError, match=r"ends in \.svg or \.html"):
+        write_figure(chart, tmp_path / "chart.png")
+
+
+def _bytes_of_chunks(byte_offsets: np.ndarray, num_chunks: int) -> list[set[int]]:
+    chunks: list[set[int]] = [set() for _ in range(num_chunks)]
+    for i, (start, end) in enumerate(byte_offsets.tolist()):
+        chunks[i * num_chunks // len(byte_offsets)] |= set(range(start, end))
+    return chunks
+
+
+def test_kept_tokens_of_two_real_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    student, teacher = byte_level(400), byte_level(480)
+    models = [
+        str(write_model(tmp_path / name, tokenizer, seed=seed))
+        for seed, (name, tokenizer) in enumerate({"small": student, "large": teacher}.items())
+    ]
+    text, page = "Let x_1 < x_2; then & é.", tmp_path / "kept.html"
+    pair = ["--student", f"Little Llama={models[0]}", "--teacher", models[1]]
+    assert main(["kept", text, *pair, "--keep-fraction", "0.5", "--output", str(page)]) == 0
+    num_tokens = len(student.tokenize_batch([text.encode()]).input_ids)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{num_tokens} student tokens, 100 % mapped")
+    html = page.read_text("utf-8")
+    assert "Little Llama" in html
+    assert "Little Llama=" not in html
+    # One arrow for each kept token, dashed links for the others, three numbers on hover.
+    assert html.count("<polygon") == num_tokens // 2
+    assert html.count("<line") >= num_tokens
+    assert html.count(": kept</title>") == num_tokens // 2
+    assert html.count(": dropped</title>") == num_tokens - num_tokens // 2
+    assert "<script" not in html

@@ -1,0 +1,607 @@
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.guidance import NonFiniteLossError, SelectionRule, guided_loss, select_tokens
+from pipeline.guidance.baselines import kld, rho1, uld
+from pipeline.guidance.baselines.chunking import equal_chunk_ids, row_chunk_ids, select_chunks
+from pipeline.guidance.baselines.distillation import distillation_loss
+from pipeline.guidance.baselines.kld import kld_losses
+from pipeline.guidance.baselines.rho1 import select_by_reference, select_by_self_reference
+from pipeline.guidance.baselines.uld import place_at, truncated_pairs, uld_losses
+from pipeline.guidance.cross_entropy import map_token_chunks
+from pipeline.streaming import AlignedRows, StreamConfig
+from tests.support import reference_guidance as reference
+from tests.support.datasets import build_dataset
+
+nan = math.nan
+
+
+def logits(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 3
+
+
+DIRECTIONS = ("reverse", "forward")
+
+
+class TestKld:
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+    def test_equals_the_float64_oracle(self, dtype, atol, direction):
+        student, teacher = logits(7, 50), logits(7, 50, seed=1)
+        divergences = kld_losses(student.to(dtype), teacher.to(dtype), direction=direction)
+        expected = reference.kld(student.numpy(), teacher.numpy(), direction)
+        np.testing.assert_allclose(divergences, expected, atol=atol)
+
+    def test_golden_values_and_directions(self):
+        teacher, student = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+        of_student = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+        of_teacher = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+        assert kld_losses(student, teacher).item() == pytest.approx(of_student)
+        other = kld_losses(student, teacher, direction="forward")
+        assert other.item() == pytest.approx(of_teacher)
+
+    def test_equation_5_is_the_cross_entropy_plus_the_divergence(self):
+        """Loss and gradient in float64 against the equation written out."""
+        student, teacher = logits(6, 20).requires_grad_(), logits(6, 20, seed=1)
+        labels = torch.randint(20, (6,), generator=torch.Generator().manual_seed(2))
+        p, q = student.softmax(-1), teacher.softmax(-1)
+        expected = -p[range(6), labels].log().sum() + (p * (p / q).log()).sum()
+        losses = torch.nn.functional.cross_entropy(student, labels, reduction="none")
+        result = distillation_loss(
+            losses[None],
+            kld_losses(student, teacher)[None],
+            loss_mask=torch.ones(1, 6),
+            weight=kld.WEIGHT,
+        )
+        # Losses are added up in fp32.
+        assert result.loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
+        (found,) = torch.autograd.grad(result.loss_sum, student)
+        (wanted,) = torch.autograd.grad(expected, student)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_gradient_reaches_the_student_only(self, direction):
+        student, teacher = logits(3, 9).requires_grad_(), logits(3, 9, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda s: kld_losses(s, teacher, direction=direction), (student,)
+        )
+        kld_losses(student, teacher, direction=direction).sum().backward()
+        assert teacher.grad is None
+
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_a_token_that_both_exclude_adds_nothing(self, direction):
+        student, teacher = logits(2, 5), logits(2, 5, seed=1)
+        student[0, 2] = teacher[0, 2] = -math.inf
+        expected = reference.kld(student.numpy(), teacher.numpy(), direction)
+        student.requires_grad_()
+        divergence = kld_losses(student, teacher, direction=direction)
+        np.testing.assert_allclose(divergence.detach(), expected)
+        divergence.sum().backward()
+        assert student.grad.isfinite().all()
+        assert student.grad[0, 2] == 0
+
+    def test_a_token_that_one_excludes(self):
+        """What the first excludes adds nothing, what only the second excludes is infinite."""
+        full, cut = logits(1, 4).requires_grad_(), logits(1, 4, seed=1)
+        cut[0, 2] = -math.inf
+        divergence = kld_losses(full, cut, direction="forward")
+        np.testing.assert_allclose(
+            divergence.detach(),
+            reference.kld(full.detach().numpy(), cut.numpy(), "forward"),
+        )
+        divergence.sum().backward()
+        assert full.grad.isfinite().all()
+        assert kld_losses(full, cut).item() == math.inf
+        assert kld_losses(cut, full).isfinite().all()
+
+    def test_the_papers_vocabularies_differ_by_padding_only(self):
+        """Llemma's 32,016 rows and Llama's 32,000: the 16 get no probability and no gradient."""
+        student, teacher = logits(2, 32_000).requires_grad_(), logits(2, 32_016, seed=1)
+        teacher[:, 32_000:] = 50.0
+        divergence = kld_losses(student, teacher, vocab_size=32_000)
+        expected = reference.kld(student.detach().numpy(), teacher[:, :32_000].numpy())
+        np.testing.assert_allclose(divergence.detach(), expected)
+        qwen = logits(2, 160).requires_grad_()
+        kld_losses(qwen, logits(2, 180, seed=1), vocab_size=150).sum().backward()
+        assert qwen.grad[:, :150].any()
+        assert not qwen.grad[:, 150:].any()
+
+    def test_bf16_logits_are_widened(self):
+        student, teacher = logits(5, 40).bfloat16(), logits(5, 40, seed=1).bfloat16()
+        divergences = kld_losses(student, teacher)
+        assert divergences.dtype == torch.float32
+        np.testing.assert_allclose(
+            divergences,
+            reference.kld(student.double().numpy(), teacher.double().numpy()),
+            atol=1e-5,
+        )
+
+    def test_padding_columns_do_not_count(self):
+        student, teacher = logits(5, 12), logits(5, 16, seed=1)
+        expected = kld_losses(student[:, :10], teacher[:, :10])
+        assert torch.equal(kld_losses(student, teacher, vocab_size=10), expected)
+
+    def test_no_tokens(self):
+        assert kld_losses(torch.zeros(2, 0, 5), torch.zeros(2, 0, 5)).shape == (2, 0)
+
+    @pytest.mark.parametrize(
+        ("student", "teacher", "vocab_size", "message"),
+        [
+            ((2, 5), (2, 6), None, "has 5 and the teacher 6 columns: give vocab_size, .* use uld"),
+            ((2, 5), (2, 6), 6, r"vocab_size 6 must lie in 1\.\.5"),
+            ((2, 5), (3, 5), None, "must be of the same tokens"),
+        ],
+    )
+    def test_wrong_inputs_are_named(self, student, teacher, vocab_size, message):
+        with pytest.raises(ValueError, match=message):
+            kld_losses(torch.zeros(student), torch.zeros(teacher), vocab_size=vocab_size)
+        with pytest.raises(ValueError, match=r"direction must be one of reverse, forward"):
+            kld_losses(torch.zeros(2, 5), torch.zeros(2, 5), direction="best")
+
+
+class TestUld:
+    @pytest.mark.parametrize(("student_size", "teacher_size"), [(30, 50), (50, 30), (40, 40)])
+    @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+    def test_equals_the_float64_oracle(self, student_size, teacher_size, dtype, atol):
+        student, teacher = logits(7, student_size), logits(7, teacher_size, seed=1)
+        distances = uld_losses(student.to(dtype), teacher.to(dtype))
+        expected = reference.uld(student.numpy(), teacher.numpy())
+        np.testing.assert_allclose(distances, expected, atol=atol)
+
+    def test_golden_value(self):
+        student, teacher = torch.tensor([0.2, 0.8]).log(), torch.tensor([0.1, 0.6, 0.3]).log()
+        assert uld_losses(student, teacher).item() == pytest.approx(0.2 + 0.1 + 0.1)
+
+    def test_order_of_the_vocabulary_does_not_matter(self):
+        student = logits(4, 20)
+        assert uld_losses(student, student.flip(-1)).max() < 1e-14
+
+    def test_gradient_reaches_the_student_only(self):
+        student, teacher = logits(3, 9).requires_grad_(), logits(3, 14, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(lambda s: uld_losses(s, teacher), (student,))
+        uld_losses(student, teacher).sum().backward()
+        assert teacher.grad is None
+
+    def test_padding_columns_do_not_count(self):
+        student, teacher = logits(5, 12), logits(5, 16, seed=1)
+        distances = uld_losses(student, teacher, student_vocab_size=10, teacher_vocab_size=15)
+        assert torch.equal(distances, uld_losses(student[:, :10], teacher[:, :15]))
+
+    def test_bf16_logits_are_widened(self):
+        student, teacher = logits(5, 40).bfloat16(), logits(5, 60, seed=1).bfloat16()
+        distances = uld_losses(student, teacher)
+        assert distances.dtype == torch.float32
+        expected = reference.uld(student.double().numpy(), teacher.double().numpy())
+        np.testing.assert_allclose(distances, expected, atol=1e-6)
+
+    def test_no_pairs(self):
+        """A document without teacher tokens has no pairs, and its distances are 0."""
+        pairs = truncated_pairs(torch.tensor([0, 3]), torch.tensor([0, 0]))
+        hidden = torch.ones(3, 5, requires_grad=True)
+        distances = uld_losses(hidden[pairs[0]], torch.ones(4, 6)[pairs[1]])
+        placed = place_at(distances, pairs[0], 3)
+        assert placed.tolist() == [0.0, 0.0, 0.0]
+        placed.sum().backward()
+        assert not hidden.grad.any()
+
+    def test_in_chunks_with_output_layers(self):
+        hidden, weight = logits(10, 4), logits(30, 4, seed=2).requires_grad_()
+        teacher = logits(10, 20, seed=1)
+        whole = uld_losses(hidden @ weight.T, teacher)
+        chunked = map_token_chunks(
+            lambda h, t: uld_losses(h @ weight.T, t), hidden, teacher, chunk_tokens=3
+        )
+        torch.testing.assert_close(chunked, whole)
+        expected = torch.autograd.grad(whole.sum(), weight)
+        torch.testing.assert_close(torch.autograd.grad(chunked.sum(), weight), expected)
+
+    def test_tokens_that_are_no_pairs_are_refused(self):
+        with pytest.raises(ValueError, match="truncated_pairs makes them"):
+            uld_losses(torch.zeros(2, 5), torch.zeros(3, 6))
+
+    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6))
+    @settings(deadline=None)
+    def test_pairs_are_truncated_to_the_shorter_segment(self, lengths):
+        student, teacher = (
+            torch.tensor([0, *np.cumsum([length[side] for length in lengths])]) for side in (0, 1)
+        )
+        expected = [
+            (int(student[segment]) + position, int(teacher[segment]) + position)
+            for segment, pair in enumerate(lengths)
+            for position in range(min(pair))
+        ]
+        pairs = torch.stack(truncated_pairs(student, teacher), -1).tolist()
+        assert [tuple(pair) for pair in pairs] == expected
+
+    def test_pairs_of_different_documents_are_refused(self):
+        with pytest.raises(ValueError, match="has 1 segments and teacher_cu_seqlens 2"):
+            truncated_pairs(torch.tensor([0, 2]), torch.tensor([0, 1, 2]))
+
+    def test_distances_land_on_their_tokens(self):
+        values = torch.tensor([3.0, 4.0], requires_grad=True)
+        placed = place_at(values, torch.tensor([2, 0]), 4)
+        assert placed.tolist() == [4.0, 0.0, 3.0, 0.0]
+        (placed * torch.tensor([1.0, 2, 3, 4])).sum().backward()
+        assert values.grad.tolist() == [3.0, 1.0]
+
+
+class TestDistillationLoss:
+    def test_sum_count_metrics_and_gradients(self):
+        losses = torch.tensor([[1.0, 2.0, nan]], requires_grad=True)
+        divergences = torch.tensor([[4.0, 6.0, nan]], requires_grad=True)
+        mask = torch.tensor([[1, 1, 0]])
+        result = distillation_loss(losses, divergences, loss_mask=mask, weight=uld.WEIGHT)
+        assert (result.loss_sum.item(), result.count.item()) == (8.0, 2)
+        assert result.metrics["divergence"].tolist() == [10.0, 2.0]
+        assert result.metrics["student_loss"].tolist() == [3.0, 2.0]
+        result.loss_sum.backward()
+        assert losses.grad.tolist() == [[1.0, 1.0, 0.0]]
+        assert divergences.grad.tolist() == [[0.5, 0.5, 0.0]]
+
+    @pytest.mark.parametrize("shape", [(2, 0), (2, 3)])
+    def test_nothing_that_counts_gives_zero(self, shape):
+        losses = torch.ones(shape, requires_grad=True)
+        result = distillation_loss(losses, losses, loss_mask=torch.zeros(shape), weight=1.0)
+        result.loss_sum.backward()
+        assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
+        assert not losses.grad.any()
+
+    def test_bf16_losses_are_summed_in_fp32(self):
+        losses = torch.full((1, 1000), 3.0, dtype=torch.bfloat16)
+        result = distillation_loss(losses, losses, loss_mask=torch.ones(1, 1000), weight=1.0)
+        assert (result.loss_sum.dtype, result.loss_sum.item()) == (torch.float32, 6000.0)
+
+    def test_broken_inputs_are_named(self):
+        losses, broken = torch.ones(2, 2), torch.tensor([[1.0, 1.0], [1.0, math.inf]])
+        with pytest.raises(NonFiniteLossError, match=r"student_losses\[1, 1\] is inf.*rows \[1\]"):
+            distillation_loss(broken, losses, loss_mask=losses, weight=1.0)
+        with pytest.raises(NonFiniteLossError, match=r"divergences\[1, 1\] is inf"):
+            distillation_loss(losses, broken, loss_mask=losses, weight=1.0)
+        with pytest.raises(ValueError, match="weight must not be negative, got -1"):
+            distillation_loss(losses, losses, loss_mask=losses, weight=-1)
+
+
+class TestRho1:
+    student = torch.tensor([[3.0, 1.0, 2.0, 4.0, 9.0]])
+    reference = torch.tensor([[1.0, 1.0, 0.5, 4.0, 0.0]])
+    mask = torch.tensor([[1, 1, 1, 1, 0]])
+
+    def test_excess_loss(self):
+        selection = select_by_reference(
+            self.student, self.reference, loss_mask=self.mask, keep_fraction=0.5
+        )
+        assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
+        assert selection.mapped.int().tolist() == [[1, 1, 1, 1, 0]]
+
+    def test_the_default_share_is_the_1b_models(self):
+        losses = torch.arange(100.0).view(1, 100)
+        selection = select_by_reference(losses, losses * 0, loss_mask=torch.ones(1, 100))
+        assert int(selection.kept.sum()) == 60 == 100 * rho1.KEEP_FRACTION
+
+    @given(
+        hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        hnp.arrays(np.bool_, (2, 9)),
+        st.sampled_from([0.0, 0.3, 0.6, 1.0]),
+    )
+    @settings(deadline=None)
+    def test_equals_the_oracle(self, student, guidance, mask, fraction):
+        selection = select_by_reference(
+            torch.tensor(student),
+            torch.tensor(guidance),
+            loss_mask=torch.tensor(mask),
+            keep_fraction=fraction,
+        )
+        expected = reference.keep_top((student - guidance).astype(np.float64), mask, fraction)
+        np.testing.assert_array_equal(selection.kept, expected)
+
+    def test_gradient_equals_finite_differences(self):
+        losses = logits(2, 6).abs().requires_grad_()
+        selection = select_by_reference(losses, losses.detach() / 3, loss_mask=torch.ones(2, 6))
+        assert 0 < selection.kept.sum() < 12
+        assert torch.autograd.gradcheck(lambda x: guided_loss(x, selection).loss_sum, (losses,))
+
+    def test_missing_reference_loss_names_the_row(self):
+        broken = self.reference.clone()
+        broken[0, 2] = nan
+        with pytest.raises(NonFiniteLossError, match=r"reference_losses\[0, 2\] is nan"):
+            select_by_reference(self.student, broken, loss_mask=self.mask)
+
+    def test_bf16_losses(self):
+        selection = select_by_reference(
+            self.student.bfloat16(), self.reference.bfloat16(), loss_mask=self.mask,
+            keep_fraction=0.5,
+        )  # fmt: skip
+        assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
+
+    @pytest.mark.parametrize("nothing", ["mask", "fraction", "empty"])
+    def test_nothing_kept(self, nothing):
+        size = 0 if nothing == "empty" else 5
+        losses = self.student[:, :size].clone().requires_grad_()
+        selection = select_by_reference(
+            losses,
+            self.reference[:, :size],
+            loss_mask=torch.full((1, size), float(nothing != "mask")),
+            keep_fraction=0.1 if nothing == "fraction" else 0.4,
+        )
+        result = guided_loss(losses, selection)
+        result.loss_sum.backward()
+        assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
+        assert not losses.grad.any()
+
+
+class TestRho1Self:
+    def test_both_must_be_low(self):
+        selection = select_by_self_reference(
+            torch.tensor([[1.0, 2.0, 3.0, 4.0, 0.0]]),
+            torch.tensor([[4.0, 1.0, 2.0, 3.0, 0.0]]),
+            loss_mask=torch.tensor([[1, 1, 1, 1, 0]]),
+            keep_fraction=0.75,
+        )
+        assert selection.kept.int().tolist() == [[0, 1, 1, 0, 0]]
+        assert selection.mapped.int().tolist() == [[1, 1, 1, 1, 0]]
+        assert selection.threshold.tolist() == [-3.0]
+
+    @given(
+        hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        hnp.arrays(np.float32, (2, 9), elements=st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        hnp.arrays(np.bool_, (2, 9)),
+        st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+        st.sampled_from(["microbatch", "row"]),
+    )
+    @settings(deadline=None)
+    def test_equals_the_oracle(self, losses, entropies, mask, fraction, scope):
+        selection = select_by_self_reference(
+            torch.tensor(losses),
+            torch.tensor(entropies),
+            loss_mask=torch.tensor(mask),
+            keep_fraction=fraction,
+            scope=scope,
+        )
+        rows = [slice(0, 2)] if scope == "microbatch" else [slice(0, 1), slice(1, 2)]
+        wide = losses.astype(np.float64), entropies.astype(np.float64)
+        expected = [
+            reference.easiest(*(each[row] for each in wide), mask[row], fraction) for row in rows
+        ]
+        np.testing.assert_array_equal(selection.kept, np.concatenate(expected))
+
+    def test_the_share_is_between_the_two_and_their_product(self):
+        losses, entropies = (logits(4, 500, seed=seed).abs() for seed in (0, 1))
+        mask = torch.ones(4, 500)
+        independent = select_by_self_reference(losses, entropies, loss_mask=mask)
+        assert independent.kept.float().mean().item() == pytest.approx(0.49, abs=0.02)
+        same = select_by_self_reference(losses, losses, loss_mask=mask)
+        assert int(same.kept.sum()) == 1400 == 2000 * rho1.SELF_REFERENCE_FRACTION
+
+    def test_broken_values_name_the_row(self):
+        losses, mask = torch.ones(2, 3), torch.ones(2, 3)
+        broken = losses.clone()
+        broken[1, 2] = nan
+        with pytest.raises(NonFiniteLossError, match=r"reference_losses\[1, 2\] is nan"):
+            select_by_self_reference(broken, losses, loss_mask=mask)
+        with pytest.raises(NonFiniteLossError, match=r"reference_entropies\[1, 2\] is nan"):
+            select_by_self_reference(losses, broken, loss_mask=mask)
+        mask[1, 2] = 0
+        assert select_by_self_reference(broken, broken, loss_mask=mask).kept.sum() == 3
+
+
+class TestChunking:
+    @given(st.lists(st.integers(0, 20), max_size=5), st.sampled_from([1, 3, 8]))
+    @settings(deadline=None)
+    def test_equal_chunk_ids(self, lengths, num_chunks):
+        ids = equal_chunk_ids(torch.tensor(lengths, dtype=torch.int64), num_chunks)
+        expected = [
+            segment * num_chunks + math.floor(token * num_chunks / length)
+            for segment, length in enumerate(lengths)
+            for token in range(length)
+        ]
+        assert ids.tolist() == expected
+
+    @given(st.data(), st.sampled_from([8, 16, 32, 64]), st.sampled_from([0.1, 0.4, 1.0]))
+    @settings(deadline=None, max_examples=60)
+    def test_equals_the_oracle(self, data, num_chunks, fraction):
+        # Multiples of 1/4 have exact means up to fp64 rounding, so equal means tie in both.
+        quarters = st.integers(0, 12).map(lambda quarter: quarter / 4)
+        student = data.draw(hnp.arrays(np.float64, (2, 70), elements=quarters))
+        teacher = data.draw(hnp.arrays(np.float64, (2, 90), elements=quarters | st.just(nan)))
+        mask = data.draw(hnp.arrays(np.bool_, (2, 70)))
+        student_ids = equal_chunk_ids(torch.tensor([70]), num_chunks).expand(2, -1)
+        teacher_ids = equal_chunk_ids(torch.tensor([90]), num_chunks).expand(2, -1)
+        selection = select_chunks(
+            torch.tensor(student),
+            torch.tensor(teacher),
+            student_chunk_ids=student_ids,
+            teacher_chunk_ids=teacher_ids,
+            num_chunks=num_chunks,
+            loss_mask=torch.tensor(mask),
+            rule=SelectionRule(keep_fraction=fraction),
+        )
+        expected = reference.keep_chunks(
+            student, teacher, student_ids.numpy(), teacher_ids.numpy(), mask, fraction
+        )
+        np.testing.assert_array_equal(selection.kept, expected)
+
+    def golden(self, **changes):
+        inputs = {
+            "student_losses": torch.tensor([[1.0, 3.0, 5.0, 5.0, 9.0, 9.0, 2.0, 7.0]]),
+            "teacher_losses": torch.tensor([[nan, 1.0, 4.0, nan, nan, 1.0]]),
+            "student_chunk_ids": torch.tensor([[0, 0, 1, 1, 2, 2, 3, -1]]),
+            "teacher_chunk_ids": torch.tensor([[0, 0, 1, 2, -1, 3]]),
+            "num_chunks": 4,
+            "loss_mask": torch.ones(1, 8),
+        }
+        return select_chunks(**{**inputs, **changes})
+
+    @pytest.mark.parametrize("unmapped", ["include", "exclude", "mean"])
+    def test_whole_chunks_are_kept(self, unmapped):
+        """Two of four, whatever happens to unmapped tokens elsewhere."""
+        selection = self.golden(rule=SelectionRule(keep_fraction=0.5, unmapped=unmapped))
+        # Differences 1, 1, 9 - the average 2, 1; the first chunk wins the tie.
+        assert selection.kept.int().tolist() == [[1, 1, 0, 0, 1, 1, 0, 0]]
+        assert selection.mapped.int().tolist() == [[1, 1, 1, 1, 0, 0, 1, 0]]
+        torch.testing.assert_close(
+            selection.guidance, torch.tensor([[1.0, 1, 4, 4, nan, nan, 1, nan]]), equal_nan=True
+        )
+
+    def test_losses_of_no_chunk_do_not_count(self):
+        """As of padding, which online teachers score, too."""
+        teacher_losses = torch.tensor([[nan, 1.0, 4.0, nan, 1000.0, 1.0]])
+        selection = self.golden(
+            teacher_losses=teacher_losses, rule=SelectionRule(keep_fraction=0.5)
+        )
+        assert torch.equal(selection.kept, self.golden(rule=SelectionRule(keep_fraction=0.5)).kept)
+
+    @given(st.lists(st.integers(0, 9), max_size=5), st.data())
+    @settings(deadline=None)
+    def test_chunks_of_rows_and_documents(self, lengths, data):
+        bounds = [0, *np.cumsum(lengths).tolist()]
+        is_text = [length > 1 for length in lengths for _ in range(length)]
+        num_chunks = data.draw(st.sampled_from([1, 3, 8]))
+        for chunk_of in ("row", "document"):
+            ids = row_chunk_ids(
+                torch.tensor([bounds, bounds]),
+                torch.tensor([is_text, is_text], dtype=torch.bool),
+                num_chunks,
+                chunk_of=chunk_of,
+            )
+            expected = reference.chunk_ids(bounds, is_text, num_chunks, chunk_of)
+            assert ids.tolist() == [expected, expected]
+
+    def test_unknown_pieces_are_refused(self):
+        bounds, is_text = torch.tensor([[0, 1]]), torch.ones(1, 1, dtype=torch.bool)
+        with pytest.raises(ValueError, match="chunk_of must be one of row, document; got 'text'"):
+            row_chunk_ids(bounds, is_text, 8, chunk_of="text")
+        with pytest.raises(ValueError, match="num_chunks must be positive, got 0"):
+            row_chunk_ids(bounds, is_text, 0)
+
+    def test_full_keeps_everything(self):
+        rule = SelectionRule("full", unmapped="exclude")
+        assert self.golden(rule=rule).kept.all()
+
+    def test_random_keeps_whole_chunks_by_chance(self):
+        losses = torch.zeros(50, 64)
+        ids = equal_chunk_ids(torch.tensor([64]), 16).expand(50, -1)
+
+        def kept(step):
+            return select_chunks(
+                losses,
+                None,
+                student_chunk_ids=ids,
+                teacher_chunk_ids=ids,
+                num_chunks=16,
+                loss_mask=torch.ones_like(losses),
+                rule=SelectionRule("random", scope="microbatch"),
+                step=step,
+            ).kept
+
+        first = kept(0)
+        assert first.sum().item() == 0.4 * 50 * 16 * 4
+        assert torch.equal(first, first[:, ::4].repeat_interleave(4, dim=1))
+        assert torch.equal(first, kept(0))
+        assert not torch.equal(first, kept(1))
+
+    @pytest.mark.parametrize(
+        ("changes", "kept"),
+        [
+            ({"loss_mask": torch.zeros(1, 8)}, 0),
+            ({"teacher_losses": torch.full((1, 6), nan)}, 2),
+            ({"rule": SelectionRule(keep_fraction=0.01, unmapped="exclude")}, 0),
+        ],
+    )
+    def test_masked_unmapped_and_tiny(self, changes, kept):
+        assert self.golden(**changes).kept.sum().item() == kept
+
+    def test_bf16_losses(self):
+        exact = self.golden()
+        student = torch.tensor([[1.0, 3.0, 5.0, 5.0, 9.0, 9.0, 2.0, 7.0]], dtype=torch.bfloat16)
+        assert torch.equal(self.golden(student_losses=student).kept, exact.kept)
+
+    def test_empty_rows(self):
+        empty, ids = torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int64)
+        selection = select_chunks(
+            empty, empty, student_chunk_ids=ids, teacher_chunk_ids=ids, num_chunks=8,
+            loss_mask=empty,
+        )  # fmt: skip
+        assert selection.kept.shape == (2, 0)
+        assert guided_loss(empty, selection).count.item() == 0
+
+    def test_gradient_equals_finite_differences(self):
+        selection = self.golden()
+        losses = logits(1, 8).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: guided_loss(x, selection).loss_sum, (losses,))
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"teacher_losses": None}, "'teacher' needs teacher_losses"),
+            ({"num_chunks": 3}, r"student_chunk_ids\[0, 6\] is 3, outside -1\.\.2"),
+            ({"student_losses": torch.full((1, 8), nan)}, r"student_losses\[0, 0\] is nan"),
+            ({"teacher_losses": torch.full((1, 6), math.inf)}, r"teacher_losses\[0, 0\] is inf"),
+            ({"loss_mask": torch.ones(1, 7)}, "must have the shape of student_losses"),
+        ],
+    )
+    def test_wrong_inputs_are_named(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            self.golden(**changes)
+        with pytest.raises(ValueError, match="num_chunks must be positive, got 0"):
+            equal_chunk_ids(torch.tensor([3]), 0)
+
+
+@pytest.mark.parametrize(("num_chunks", "chunk_of"), [(8, "row"), (64, "row"), (64, "document")])
+def test_two_fifths_of_the_chunks_of_packed_rows_are_kept(tmp_path, num_chunks, chunk_of):
+    """Of texts so short that most chunks of a document have no teacher token."""
+    texts = [(f"doc-{n}", f"{n} words, {n * n} of them") for n in range(200)]
+    build_dataset(tmp_path, texts)
+    rows = AlignedRows(StreamConfig(path=str(tmp_path), seq_length=256))
+    batch = rows.__getitems__(range(len(rows)))
+    ids = {
+        side: row_chunk_ids(
+            batch[bounds], getattr(batch, f"{side}_is_text"), num_chunks, chunk_of=chunk_of
+        )
+        for side, bounds in (("student", "cu_seqlens"), ("teacher", "teacher_cu_seqlens"))
+    }
+    of_labels = ids["student"].roll(-1, 1).masked_fill(batch["loss_mask"] == 0, -1)
+    num_ids = num_chunks * (1 if chunk_of == "row" else batch["cu_seqlens"].shape[1] - 1)
+    teacher_losses = logits(*batch["teacher_input_ids"].shape).abs()
+    selection = select_chunks(
+        logits(*batch["labels"].shape, seed=1).abs(),
+        teacher_losses.masked_fill(~batch.teacher_has_loss, nan),
+        student_chunk_ids=of_labels,
+        teacher_chunk_ids=ids["teacher"],
+        num_chunks=num_ids,
+        loss_mask=batch["loss_mask"],
+    )
+    is_chunk = torch.zeros(len(rows), num_ids).scatter_add(
+        1, of_labels.clamp_min(0), batch["loss_mask"]
+    )
+    num_kept = len({(r, int(of_labels[r, t])) for r, t in selection.kept.nonzero().tolist()})
+    assert num_kept == math.floor(0.4 * int((is_chunk > 0).sum()))
+    share = int(selection.kept.sum()) / int(batch["loss_mask"].sum())
+    assert share == pytest.approx(0.4, abs=0.04)
+    unmapped = batch["loss_mask"].bool() & ~selection.mapped
+    assert (unmapped.float().sum() / batch["loss_mask"].sum() > 0.2) == (chunk_of == "document")
+
+
+def test_every_selection_fits_the_same_loss():
+    losses = torch.rand(2, 16, requires_grad=True)
+    ids = equal_chunk_ids(torch.tensor([16]), 8).expand(2, -1)
+    mask = torch.ones_like(losses)
+    guidance = torch.rand(2, 16)
+    chunks = select_chunks(
+        losses,
+        guidance,
+        student_chunk_ids=ids,
+        teacher_chunk_ids=ids,
+        num_chunks=8,
+        loss_mask=mask,
+    )
+    by_reference = select_by_reference(losses, guidance, loss_mask=mask)
+    by_teacher = select_tokens(losses, guidance, loss_mask=mask)
+    for selection in (chunks, by_reference, by_teacher):
+        assert 0 < guided_loss(losses, selection).count < 32

@@ -1,0 +1,305 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline.guidance.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
+from tests.support import reference_guidance as reference
+
+VOCAB, HIDDEN = 700, 8
+SEVERAL_CHUNKS = 12 * 130  # 12 tokens by 130 rows: five full chunks and one shorter
+
+
+def make_inputs(num_tokens=12, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(num_tokens, HIDDEN, generator=generator).to(dtype)
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype)
+    labels = torch.randint(VOCAB, (num_tokens,), generator=generator)
+    return hidden, weight, labels
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the most elements that any operation's result holds."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.elements = max(self.elements, leaf.numel())
+        return result
+
+
+@pytest.mark.parametrize("chunk_elements", [1, SEVERAL_CHUNKS, None])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-12)])
+def test_losses_and_entropies_equal_the_float64_oracle(chunk_elements, dtype, tolerance):
+    hidden, weight, labels = make_inputs(dtype=dtype)
+    scores = linear_cross_entropy(
+        hidden, weight, labels, with_entropy=True, chunk_elements=chunk_elements
+    )
+    losses, entropies = reference.token_losses(
+        hidden.double().numpy(), weight.double().numpy(), labels.numpy()
+    )
+    assert scores.losses.dtype == dtype
+    np.testing.assert_allclose(scores.losses, losses, atol=tolerance)
+    np.testing.assert_allclose(scores.entropies, entropies, atol=tolerance)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, None])
+def test_excluded_tokens_have_no_entropy(chunk_elements):
+    """Logits of -inf: of whole chunks of the vocabulary, and of the label itself."""
+    hidden, weight, labels = make_inputs(dtype=torch.float64)
+    hidden, weight = hidden[:, :1].abs() + 0.1, weight[:, :1].clone()
+    weight[:300] = weight[500::3] = -torch.inf
+    labels[:4] = torch.tensor([0, 299, 500, 301])
+    scores = linear_cross_entropy(
+        hidden, weight, labels, with_entropy=True, chunk_elements=chunk_elements
+    )
+    losses, entropies = reference.token_losses(hidden.numpy(), weight.numpy(), labels.numpy())
+    np.testing.assert_allclose(scores.losses, losses, atol=1e-12)
+    np.testing.assert_allclose(scores.entropies, entropies, atol=1e-12)
+    assert scores.losses.isinf().tolist()[:4] == [True, True, True, False]
+    assert (scores.entropies > 1).all()
+
+
+def test_gradients_equal_finite_differences():
+    hidden, weight, labels = make_inputs(num_tokens=4, dtype=torch.float64)
+    weight = weight[:300]
+    labels = labels % 260
+    mask = torch.tensor([True, True, False, True])
+
+    def losses(hidden, weight):
+        return linear_cross_entropy(
+            hidden, weight, labels, loss_mask=mask, vocab_size=260, chunk_elements=1
+        ).losses
+
+    inputs = (hidden.requires_grad_(), weight.requires_grad_())
+    assert torch.autograd.gradcheck(losses, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("token_weights", ["all", "some", "none"])
+def test_gradients_of_weighted_losses_equal_the_plain_path(token_weights):
+    hidden, weight, labels = make_inputs(num_tokens=40, dtype=torch.float64)
+    weights = torch.rand(40, dtype=torch.float64)
+    weights = {"all": weights, "some": weights * (weights > 0.6), "none": weights * 0}[
+        token_weights
+    ]
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    plain = F.cross_entropy(hidden @ weight.T, labels, reduction="none")
+    expected = torch.autograd.grad((plain * weights).sum(), (hidden, weight))
+    chunked = linear_cross_entropy(hidden, weight, labels, chunk_elements=1).losses
+    actual = torch.autograd.grad((chunked * weights).sum(), (hidden, weight))
+    torch.testing.assert_close(chunked, plain)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_frozen_weight_gets_no_gradient():
+    hidden, weight, labels = make_inputs()
+    hidden.requires_grad_()
+    linear_cross_entropy(hidden, weight, labels).losses.sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_padding_rows_have_no_probability_and_no_gradient():
+    hidden, weight, labels = make_inputs()
+    labels = labels % 500
+    padded = weight.clone()
+    padded[500:] = 1e4
+    padded.requires_grad_()
+    losses = linear_cross_entropy(hidden, padded, labels, vocab_size=500).losses
+    torch.testing.assert_close(losses, linear_cross_entropy(hidden, weight[:500], labels).losses)
+    losses.sum().backward()
+    assert padded.grad[:500].abs().sum() > 0
+    assert not padded.grad[500:].any()
+
+
+def test_bf16_inputs_keep_fp32_losses():
+    hidden, weight, labels = make_inputs(num_tokens=64, dtype=torch.bfloat16)
+    exact = F.cross_entropy(hidden.float() @ weight.float().T, labels, reduction="none")
+    rounded = F.cross_entropy((hidden @ weight.T).float(), labels, reduction="none")
+    losses = linear_cross_entropy(hidden, weight, labels, chunk_elements=64 * 128).losses
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, exact, atol=2e-5, rtol=0)
+    assert (rounded - exact).abs().max() > 1e-3, (
+        "bf16 logits would have passed: no test of anything"
+    )
+
+
+def test_bf16_gradients_have_the_dtype_of_their_inputs():
+    hidden, weight, labels = make_inputs(num_tokens=64, dtype=torch.bfloat16)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    linear_cross_entropy(hidden, weight, labels).losses.sum().backward()
+    wide_hidden = hidden.detach().float().requires_grad_()
+    wide_weight = weight.detach().float().requires_grad_()
+    F.cross_entropy(wide_hidden @ wide_weight.T, labels, reduction="sum").backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(hidden.grad.float(), wide_hidden.grad, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(weight.grad.float(), wide_weight.grad, rtol=1e-2, atol=1e-3)
+
+
+def test_autocast_does_not_lower_the_precision():
+    hidden, weight, labels = make_inputs()
+    expected = linear_cross_entropy(hidden, weight, labels).losses
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = linear_cross_entropy(hidden, weight, labels).losses
+    assert torch.equal(losses, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_full_logits_never_exist(dtype):
+    hidden, weight, labels = make_inputs(num_tokens=256, dtype=dtype)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    with LargestTensor() as plain:
+        F.cross_entropy((hidden @ weight.T).float(), labels).backward()
+    with LargestTensor() as chunked:
+        linear_cross_entropy(
+            hidden, weight, labels, with_entropy=True, chunk_elements=1
+        ).losses.sum().backward()
+    assert plain.elements == 256 * VOCAB
+    assert chunked.elements <= 256 * 128
+
+
+def test_huge_logits_neither_overflow_nor_vanish():
+    hidden, weight, labels = make_inputs()
+    scores = linear_cross_entropy(hidden * 1e4, weight, labels, with_entropy=True)
+    expected = F.cross_entropy(hidden.double() @ weight.double().T * 1e4, labels, reduction="none")
+    torch.testing.assert_close(scores.losses.double(), expected, rtol=1e-5, atol=1e-2)
+    assert scores.entropies.isfinite().all()
+
+
+def test_certain_predictions_have_loss_zero_and_never_less():
+    weight = torch.eye(200)
+    scores = linear_cross_entropy(weight * 37.3, weight, torch.arange(200), with_entropy=True)
+    assert (scores.losses >= 0).all()
+    assert scores.losses.max() < 1e-5
+
+
+def test_masked_labels_count_nothing_and_may_hold_anything():
+    hidden, weight, labels = make_inputs()
+    mask = torch.arange(12) % 3 != 0
+    labels[~mask] = -100
+    hidden[0] = torch.nan
+    hidden.requires_grad_()
+    scores = linear_cross_entropy(hidden, weight, labels, loss_mask=mask.float(), with_entropy=True)
+    assert torch.equal(scores.losses > 0, mask)
+    assert torch.equal(scores.entropies > 0, mask)
+    scores.losses.sum().backward()
+    assert torch.equal(hidden.grad.abs().sum(-1) > 0, mask)
+
+
+def test_a_broken_state_breaks_its_own_token_only():
+    hidden, weight, labels = make_inputs()
+    hidden[3, 0] = torch.nan
+    losses = linear_cross_entropy(hidden, weight, labels).losses
+    assert losses.isnan().nonzero().tolist() == [[3]]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 5)])
+def test_any_number_of_tokens_and_leading_dimensions(shape):
+    _, weight, _ = make_inputs()
+    hidden = torch.ones(*shape, HIDDEN, requires_grad=True)
+    losses = linear_cross_entropy(hidden, weight, torch.zeros(shape, dtype=torch.int64)).losses
+    losses.sum().backward()
+    assert losses.shape == shape
+    assert hidden.grad.shape == hidden.shape
+
+
+def test_all_masked_gives_zero_losses_and_gradients():
+    hidden, weight, labels = make_inputs()
+    hidden.requires_grad_()
+    losses = linear_cross_entropy(hidden, weight, labels, loss_mask=torch.zeros(12)).losses
+    losses.sum().backward()
+    assert not losses.any()
+    assert not hidden.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"labels": torch.full((12,), VOCAB)},
+            r"labels\[0\] is 700, outside the vocabulary of 700",
+        ),
+        ({"labels": torch.full((12,), -100)}, "set loss_mask to 0"),
+        (
+            {"labels": torch.zeros(11, dtype=torch.int64)},
+            r"hidden \(12, 8\) must be labels \(11,\)",
+        ),
+        ({"output_weight": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
+        ({"vocab_size": 701}, r"vocab_size 701 must lie in 1\.\.700"),
+        ({"chunk_elements": 0}, "chunk_elements must be positive, got 0"),
+    ],
+)
+def test_wrong_inputs_are_named(change, message):
+    hidden, weight, labels = make_inputs()
+    inputs = {"hidden": hidden, "output_weight": weight, "labels": labels, **change}
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**inputs)
+
+
+def test_score_tokens_gives_each_token_its_own_loss():
+    hidden, weight, input_ids = make_inputs()
+    hidden, input_ids = hidden.view(2, 6, HIDDEN), input_ids.view(2, 6)
+    # Row 0 holds documents of 4 and 2 tokens, row 1 one of 5 tokens and a token of padding.
+    mask = torch.tensor([[0, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 0]]).bool()
+    losses = score_tokens(hidden, weight, input_ids, teacher_loss_mask=mask)
+    assert torch.equal(losses.isnan(), ~mask)
+    for row, position in mask.nonzero().tolist():
+        expected, _ = reference.token_losses(
+            hidden[row, position - 1 : position].double().numpy(),
+            weight.double().numpy(),
+            input_ids[row, position : position + 1].numpy(),
+        )
+        np.testing.assert_allclose(losses[row, position], expected[0], atol=2e-5)
+
+
+def test_score_tokens_refuses_a_loss_without_context():
+    hidden, weight, input_ids = make_inputs()
+    mask = torch.ones(2, 6)
+    with pytest.raises(ValueError, match=r"teacher_loss_mask\[0, 0\] is True"):
+        score_tokens(hidden.view(2, 6, -1), weight, input_ids.view(2, 6), teacher_loss_mask=mask)
+
+
+def test_mapped_chunks_equal_the_whole_with_gradients():
+    hidden, weight, _ = make_inputs(dtype=torch.float64)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+
+    def entropies(hidden):
+        return torch.distributions.Categorical(logits=hidden @ weight.T).entropy()
+
+    whole, chunked = entropies(hidden), map_token_chunks(entropies, hidden, chunk_tokens=5)
+    torch.testing.assert_close(chunked, whole)
+    expected = torch.autograd.grad(whole.square().sum(), (hidden, weight))
+    actual = torch.autograd.grad(chunked.square().sum(), (hidden, weight))
+    torch.testing.assert_close(actual, expected)
+    with pytest.raises(ValueError, match="chunk_tokens must be positive, got 0"):
+        map_token_chunks(entropies, hidden, chunk_tokens=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_agrees_with_cpu(dtype):
+    hidden, weight, labels = make_inputs(num_tokens=64, dtype=dtype)
+    scores = {}
+    for device in ("cpu", "cuda"):
+        inputs = [tensor.to(device).requires_grad_() for tensor in (hidden, weight)]
+        scores[device] = linear_cross_entropy(
+            *inputs, labels.to(device), with_entropy=True, chunk_elements=1
+        )
+        scores[device].losses.sum().backward()
+        scores[device + " gradients"] = [tensor.grad.float().cpu() for tensor in inputs]
+    torch.testing.assert_close(scores["cuda"].losses.cpu(), scores["cpu"].losses)
+    torch.testing.assert_close(scores["cuda"].entropies.cpu(), scores["cpu"].entropies)
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(
+        scores["cuda gradients"], scores["cpu gradients"], rtol=tolerance, atol=tolerance
+    )

@@ -1,0 +1,623 @@
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.guidance import (
+    PAPER_RULE,
+    NonFiniteLossError,
+    SelectionRule,
+    aggregate_teacher_losses,
+    guided_loss,
+    metric_values,
+    select_tokens,
+)
+from pipeline.guidance.loss import mapped_tokens
+from pipeline.guidance.top_fraction import keep_top_fraction
+from tests.support import reference_guidance as reference
+
+nan = math.nan
+
+
+@st.composite
+def losses_and_spans(draw):
+    rows, length = draw(st.integers(0, 3)), draw(st.integers(1, 40))
+    num_students = draw(st.integers(0, 30))
+    losses = draw(
+        hnp.arrays(np.float32, (rows, length), elements=st.floats(0, 100, width=32) | st.just(nan))
+    )
+    ends = hnp.arrays(np.int64, (rows, num_students, 2), elements=st.integers(0, length))
+    return losses, np.sort(draw(ends), -1)
+
+
+# Few distinct values, so that most draws have ties at the threshold.
+small_losses = st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.25, 3.0])
+
+
+@st.composite
+def selection_inputs(draw):
+    shape = draw(st.tuples(st.integers(1, 3), st.integers(0, 12)))
+    student = draw(hnp.arrays(np.float32, shape, elements=small_losses))
+    guidance = draw(hnp.arrays(np.float32, shape, elements=small_losses | st.just(nan)))
+    mask = draw(hnp.arrays(np.bool_, shape))
+    teacher_shape = (shape[0], draw(st.integers(0, 9)))
+    teacher = draw(hnp.arrays(np.float32, teacher_shape, elements=small_losses | st.just(nan)))
+    fraction = draw(st.sampled_from([0.0, 0.01, 0.29, 0.4, 0.7, 1.0]))
+    return student, guidance, mask, teacher, fraction
+
+
+def ones_like(losses):
+    return torch.ones_like(losses, dtype=torch.bool)
+
+
+class TestAggregation:
+    @given(losses_and_spans(), st.sampled_from(["mean", "max", "sum"]))
+    @settings(deadline=None, max_examples=200)
+    def test_equals_the_float64_oracle(self, inputs, how):
+        losses, spans = inputs
+        guidance = aggregate_teacher_losses(torch.tensor(losses), torch.tensor(spans), how)
+        assert guidance.dtype == torch.float32
+        expected = reference.aggregate(losses, spans, how)
+        # a sum is a difference of float64 running sums: exact to 1e-9 nats, whatever stood before
+        np.testing.assert_allclose(guidance, expected, rtol=1e-6, atol=1e-9)
+
+    @pytest.mark.parametrize("length", range(1, 18))
+    def test_every_span_of_a_row(self, length):
+        losses = torch.rand(1, length)
+        spans = torch.tensor([[[a, b] for b in range(length + 1) for a in range(b + 1)]])
+        for how in ("mean", "max", "sum"):
+            guidance = aggregate_teacher_losses(losses, spans, how)
+            expected = reference.aggregate(losses.numpy(), spans.numpy(), how)
+            np.testing.assert_allclose(guidance, expected, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("how", "expected"),
+        [("mean", [2.0, 2.5, nan, 3.0]), ("max", [3.0, 4.0, nan, 3.0]), ("sum", [6.0, 10, nan, 3])],
+    )
+    def test_golden_row(self, how, expected):
+        losses = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        spans = torch.tensor([[[0, 3], [0, 4], [2, 2], [2, 3]]])
+        guidance = aggregate_teacher_losses(losses, spans, how)
+        torch.testing.assert_close(guidance, torch.tensor([expected]), equal_nan=True)
+
+    @pytest.mark.parametrize(("how", "expected"), [("mean", 3.0), ("max", 4.0), ("sum", 6.0)])
+    def test_token_without_a_loss_leaves_its_span_to_the_others(self, how, expected):
+        losses = torch.tensor([[nan, 2.0, 4.0]])
+        spans = torch.tensor([[[0, 3], [0, 1]]])
+        guidance = aggregate_teacher_losses(losses, spans, how)
+        torch.testing.assert_close(guidance, torch.tensor([[expected, nan]]), equal_nan=True)
+
+    @pytest.mark.parametrize("how", ["mean", "sum"])
+    def test_long_rows_keep_their_precision(self, how):
+        losses = torch.full((1, 50_000), 11.7)
+        losses[0, -2:] = torch.tensor([1e-4, 3e-4])
+        guidance = aggregate_teacher_losses(losses, torch.tensor([[[49_998, 50_000]]]), how)
+        expected = {"mean": 2e-4, "sum": 4e-4}[how]
+        assert guidance.item() == pytest.approx(expected, rel=1e-6)
+
+    def test_bf16_losses_are_accumulated_in_fp32(self):
+        losses = torch.full((1, 1000), 3.0, dtype=torch.bfloat16)
+        guidance = aggregate_teacher_losses(losses, torch.tensor([[[0, 1000], [1, 4]]]), "sum")
+        assert guidance.tolist() == [[3000.0, 9.0]]
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+    def test_spans_of_any_integer_type(self, dtype):
+        spans = torch.tensor([[[1, 3]]], dtype=dtype)
+        assert aggregate_teacher_losses(torch.tensor([[1.0, 2.0, 5.0]]), spans).item() == 5.0
+
+    @pytest.mark.parametrize("value", [math.inf, -math.inf])
+    def test_infinite_loss_names_the_row(self, value):
+        losses = torch.ones(3, 4)
+        losses[2, 1] = value
+        with pytest.raises(NonFiniteLossError, match=r"teacher_losses\[2, 1\].*rows \[2\]"):
+            aggregate_teacher_losses(losses, torch.zeros(3, 2, 2, dtype=torch.int64))
+
+    def test_nan_where_a_loss_was_expected_names_the_rows(self):
+        losses = torch.tensor([[nan, 1.0], [nan, nan], [nan, nan]])
+        mask = torch.tensor([[False, True], [False, True], [False, True]])
+        spans = torch.zeros(3, 1, 2, dtype=torch.int64)
+        with pytest.raises(
+            NonFiniteLossError, match=r"teacher_losses\[1, 1\] is nan; 2 .*\[1, 2\]"
+        ):
+            aggregate_teacher_losses(losses, spans, teacher_loss_mask=mask)
+
+    def test_losses_outside_the_mask_do_not_count(self):
+        losses, spans = torch.tensor([[7.0, 1.0]]), torch.tensor([[[0, 2], [0, 1]]])
+        mask = torch.tensor([[False, True]])
+        guidance = aggregate_teacher_losses(losses, spans, teacher_loss_mask=mask)
+        torch.testing.assert_close(guidance, torch.tensor([[1.0, nan]]), equal_nan=True)
+
+    @pytest.mark.parametrize("span", [[-1, 1], [2, 1], [0, 4]])
+    def test_span_outside_the_row_is_named(self, span):
+        spans = torch.tensor([[[0, 0], span]])
+        with pytest.raises(ValueError, match=r"teacher_spans\[0, 1\] is .*other teacher tokens"):
+            aggregate_teacher_losses(torch.ones(1, 3), spans)
+
+    def test_wrong_shapes_and_choices_are_named(self):
+        losses, spans = torch.ones(2, 3), torch.zeros(2, 4, 2, dtype=torch.int64)
+        with pytest.raises(ValueError, match="with the same rows"):
+            aggregate_teacher_losses(losses[:1], spans)
+        with pytest.raises(ValueError, match="how must be one of mean, max, sum; got 'median'"):
+            aggregate_teacher_losses(losses, spans, "median")
+        with pytest.raises(ValueError, match=r"teacher_loss_mask \(2, 2\) must have the shape"):
+            aggregate_teacher_losses(losses, spans, teacher_loss_mask=torch.ones(2, 2))
+
+
+class TestMappedTokens:
+    @given(losses_and_spans())
+    @settings(deadline=None, max_examples=100)
+    def test_equals_the_oracle(self, inputs):
+        losses, spans = inputs
+        mapped = mapped_tokens(torch.tensor(spans), torch.tensor(~np.isnan(losses)))
+        np.testing.assert_array_equal(mapped, reference.mapped(spans, ~np.isnan(losses)))
+
+    @given(losses_and_spans())
+    @settings(deadline=None, max_examples=50)
+    def test_is_where_guidance_is(self, inputs):
+        losses, spans = map(torch.tensor, inputs)
+        guidance = aggregate_teacher_losses(losses, spans)
+        assert torch.equal(mapped_tokens(spans, ~losses.isnan()), ~guidance.isnan())
+
+    def test_spans_of_other_tokens_are_named(self):
+        with pytest.raises(ValueError, match=r"teacher_spans\[0, 0\] is \[0, 4\]"):
+            mapped_tokens(torch.tensor([[[0, 4]]]), torch.ones(1, 3, dtype=torch.bool))
+
+
+class TestSelection:
+    @given(
+        selection_inputs(),
+        st.sampled_from(["include", "exclude", "mean"]),
+        st.sampled_from(["teacher", "teacher_loss"]),
+    )
+    @settings(deadline=None, max_examples=400)
+    def test_equals_the_oracle_under_ties(self, inputs, unmapped, selector):
+        student, guidance, mask, teacher, fraction = inputs
+        selection = select_tokens(
+            torch.tensor(student),
+            torch.tensor(guidance),
+            loss_mask=torch.tensor(mask),
+            rule=SelectionRule(selector, unmapped=unmapped, keep_fraction=fraction),
+            teacher_losses=torch.tensor(teacher),
+        )
+        expected = reference.select(
+            student, guidance, mask, fraction, unmapped, teacher_losses=teacher, selector=selector
+        )
+        np.testing.assert_array_equal(selection.kept, expected)
+        assert not (selection.kept & ~torch.tensor(mask)).any()
+
+    @given(selection_inputs(), st.sampled_from(["include", "exclude", "mean"]))
+    @settings(deadline=None, max_examples=100)
+    def test_scope_row_is_a_microbatch_for_each_row(self, inputs, unmapped):
+        student, guidance, mask, teacher, fraction = map(torch.as_tensor, inputs)
+        choose = {"unmapped": unmapped, "keep_fraction": fraction.item()}
+        rows = select_tokens(
+            student,
+            guidance,
+            loss_mask=mask,
+            rule=SelectionRule(scope="row", **choose),
+            teacher_losses=teacher,
+        )
+        assert rows.threshold.shape == (len(student),)
+        for row in range(len(student)):
+            one = slice(row, row + 1)
+            alone = select_tokens(
+                student[one],
+                guidance[one],
+                loss_mask=mask[one],
+                rule=SelectionRule(**choose),
+                teacher_losses=teacher[one],
+            )
+            assert torch.equal(alone.kept, rows.kept[one])
+            assert torch.equal(alone.threshold.isnan(), rows.threshold[one].isnan())
+
+    @given(
+        hnp.arrays(np.float32, (1, 30), elements=st.floats(width=32, allow_nan=False)),
+        st.integers(1, 29),
+    )
+    @settings(deadline=None)
+    def test_top_fraction_of_any_finite_or_infinite_score(self, scores, k):
+        top = keep_top_fraction(
+            torch.tensor(scores), torch.ones(1, 30).bool(), k / 30, positions=torch.arange(30)[None]
+        )
+        expected = reference.keep_top(scores.astype(np.float64), np.ones((1, 30), bool), k / 30)
+        np.testing.assert_array_equal(top.kept, expected)
+        if expected.any():
+            assert top.threshold.item() == scores[expected].min()
+
+    def test_golden_row(self):
+        student = torch.tensor([[5.0, 1.0, 4.0, 2.0, 3.0, 9.0]])
+        guidance = torch.tensor([[1.0, 1.0, 1.0, 1.0, nan, 1.0]])
+        mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
+        selection = select_tokens(
+            student, guidance, loss_mask=mask, rule=SelectionRule(keep_fraction=0.5)
+        )
+        assert selection.kept.tolist() == [[True, False, True, False, True, False]]
+        assert selection.mapped.tolist() == [[True, True, True, True, False, False]]
+        assert selection.threshold.tolist() == [3.0]
+
+    def test_ties_go_to_the_smaller_position(self):
+        equal = torch.full((2, 4), 2.0)
+        positions = torch.tensor([[7, 6, 5, 4], [3, 2, 1, 2**54]])
+        first = select_tokens(equal, equal, loss_mask=ones_like(equal))
+        assert first.kept.flatten().tolist() == [True] * 3 + [False] * 5
+        given_order = select_tokens(equal, equal, loss_mask=ones_like(equal), positions=positions)
+        assert given_order.kept[1].tolist() == [True, True, True, False]
+        assert not given_order.kept[0].any()
+
+    @pytest.mark.parametrize(
+        ("fraction", "kept"), [(0.29, 29), (0.57, 57), (0.009, 0), (0.0, 0), (1.0, 100), (1e-09, 0)]
+    )
+    def test_k_is_the_floor_of_the_decimal_fraction(self, fraction, kept):
+        losses = torch.arange(100.0).view(2, 50)
+        selection = select_tokens(
+            losses,
+            torch.zeros_like(losses),
+            loss_mask=ones_like(losses),
+            rule=SelectionRule(keep_fraction=fraction),
+        )
+        assert int(selection.kept.sum()) == kept
+        assert selection.threshold.isnan().item() == (kept == 0)
+
+    @pytest.mark.parametrize(
+        ("unmapped", "kept"), [("include", [1, 1, 1]), ("exclude", [0, 0, 0]), ("mean", [0, 1, 0])]
+    )
+    def test_all_tokens_unmapped(self, unmapped, kept):
+        losses = torch.tensor([[1.0, 3.0, 2.0]])
+        for teacher_losses in (torch.tensor([[2.0, 0.5]]), torch.full((1, 2), nan)):
+            selection = select_tokens(
+                losses,
+                torch.full((1, 3), nan),
+                loss_mask=ones_like(losses),
+                rule=SelectionRule(unmapped=unmapped),
+                teacher_losses=teacher_losses,
+            )
+            assert selection.kept.int().tolist() == [kept]
+
+    def test_mean_is_of_the_teachers_own_tokens(self):
+        """Section 6.2: three teacher tokens, of which one guides the first student token."""
+        teacher_losses = torch.tensor([[0.5, 3.5, 0.5]])
+        spans = torch.tensor([[[1, 2], [0, 0]]])
+        guidance = aggregate_teacher_losses(teacher_losses, spans)
+        student = torch.tensor([[2.0, 2.0]])
+        selection = select_tokens(
+            student,
+            guidance,
+            loss_mask=ones_like(student),
+            rule=SelectionRule(keep_fraction=0.5, unmapped="mean"),
+            teacher_losses=teacher_losses,
+        )
+        assert selection.kept.tolist() == [[False, True]]  # 2 - 3.5 against 2 - 1.5
+        assert selection.threshold.tolist() == [0.5]
+
+    def test_mean_is_of_the_scope(self):
+        student = torch.tensor([[5.0, 5.0, 5.0], [5.0, 5.0, 5.0]])
+        guidance = torch.tensor([[1.0, nan, 3.0], [7.0, nan, 9.0]])
+        teacher_losses = torch.tensor([[1.0, 3.0, nan], [7.0, 9.0, 8.0]])
+
+        def kept(scope):
+            rule = SelectionRule(keep_fraction=0.67, unmapped="mean", scope=scope)
+            return select_tokens(
+                student,
+                guidance,
+                loss_mask=ones_like(student),
+                rule=rule,
+                teacher_losses=teacher_losses,
+            ).kept
+
+        assert kept("microbatch").int().tolist() == [[1, 1, 1], [0, 1, 0]]  # mean 5.6
+        assert kept("row").int().tolist() == [[1, 1, 0], [1, 1, 0]]  # means 2 and 8
+
+    def test_mean_without_a_teachers_ranking_needs_no_teacher_losses(self):
+        losses, guidance = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[nan, 1.0, nan]])
+        rule = SelectionRule("student_loss", keep_fraction=0.67, unmapped="mean")
+        selection = select_tokens(losses, guidance, loss_mask=ones_like(losses), rule=rule)
+        assert selection.kept.int().tolist() == [[0, 1, 1]]
+
+    @pytest.mark.parametrize(
+        ("selector", "expected"),
+        [
+            ("full", [1, 1, 1, 1, 1]),
+            ("teacher", [0, 1, 1, 0, 1]),
+            ("teacher_loss", [0, 1, 1, 0, 1]),
+            ("student_loss", [1, 1, 0, 0, 1]),
+            ("student_entropy", [0, 0, 1, 1, 1]),
+        ],
+    )
+    def test_selectors_differ_in_the_ranking_only(self, selector, expected):
+        student = torch.tensor([[9.0, 8.0, 3.0, 1.0, 0.0]])
+        guidance = torch.tensor([[9.0, 1.0, 0.0, 5.0, nan]])
+        entropies = torch.tensor([[0.0, 1.0, 2.0, 3.0, 0.0]])
+        selection = select_tokens(
+            student,
+            guidance,
+            loss_mask=ones_like(student),
+            rule=SelectionRule(selector=selector, keep_fraction=0.5),
+            student_entropies=entropies,
+        )
+        assert selection.kept.int().tolist() == [expected]
+
+    def test_a_teachers_loss_alone_is_no_difference(self):
+        """What the student finds hard matters to `teacher` and not to `teacher_loss`."""
+        guidance = torch.tensor([[0.5, 1.0, 3.0, 2.0]])
+        kept = {}
+        for losses in ([[1.0, 1.0, 9.0, 1.0]], [[9.0, 1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 9.0]]):
+            for selector in ("teacher", "teacher_loss"):
+                selection = select_tokens(
+                    torch.tensor(losses),
+                    guidance,
+                    loss_mask=ones_like(guidance),
+                    rule=SelectionRule(selector, keep_fraction=0.25),
+                )
+                kept.setdefault(selector, []).append(int(selection.kept.int().argmax()))
+        assert kept == {"teacher": [2, 0, 3], "teacher_loss": [0, 0, 0]}
+
+    def test_selectors_without_a_teacher_let_every_token_compete(self):
+        losses = torch.tensor([[3.0, 1.0, 2.0, 0.5, 0.1]])
+        rule = SelectionRule(selector="student_loss")
+        selection = select_tokens(losses, None, loss_mask=ones_like(losses), rule=rule)
+        assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
+
+    @given(selection_inputs(), st.sampled_from(["include", "exclude", "mean"]))
+    @settings(deadline=None, max_examples=100)
+    def test_mapped_stands_for_guidance_that_is_not_ranked_by(self, inputs, unmapped):
+        student, guidance, mask, _, fraction = map(torch.as_tensor, inputs)
+        rule = SelectionRule("student_loss", fraction.item(), unmapped)
+        guided = select_tokens(student, guidance, loss_mask=mask, rule=rule)
+        selection = select_tokens(
+            student, None, loss_mask=mask, rule=rule, mapped=~guidance.isnan()
+        )
+        assert torch.equal(selection.kept, guided.kept)
+        assert torch.equal(selection.mapped, guided.mapped)
+        assert selection.guidance is None
+        assert "teacher_loss" not in guided_loss(student, selection).metrics
+
+    def test_random_is_a_function_of_seed_step_and_position(self):
+        losses = torch.zeros(4, 1000)
+
+        def kept(seed=0, step=0, positions=None, rows=slice(None)):
+            rule = SelectionRule(selector="random", seed=seed, scope="row")
+            mask = ones_like(losses[rows])
+            return select_tokens(
+                losses[rows], None, loss_mask=mask, rule=rule, step=step, positions=positions
+            ).kept
+
+        first = kept()
+        assert torch.equal(first, kept())
+        positions = torch.arange(4000).view(4, 1000)[2:]
+        assert torch.equal(first[2:], kept(positions=positions, rows=slice(2, None)))
+        for other in (kept(seed=1), kept(step=1), kept(seed=1, step=1), first.roll(1, 0)):
+            # Independent choices of 40 % agree on 0.4 ** 2 + 0.6 ** 2 = 52 % of the tokens.
+            assert (first == other).float().mean().item() == pytest.approx(0.52, abs=0.04)
+        halves = first.view(4, 2, 500).float().mean(-1)
+        assert halves.min() > 0.33
+
+    def test_selection_is_detached_and_leaves_its_inputs_alone(self):
+        student = torch.rand(2, 8, requires_grad=True)
+        guidance = torch.rand(2, 8)
+        before = student.detach().clone(), guidance.clone()
+        selection = select_tokens(student, guidance, loss_mask=ones_like(guidance))
+        assert not selection.threshold.requires_grad
+        assert torch.equal(student, before[0])
+        assert torch.equal(guidance, before[1])
+
+    def test_bf16_losses(self):
+        student = torch.tensor([[5.0, 1.0, 4.0, 2.0, 3.0]], dtype=torch.bfloat16)
+        selection = select_tokens(student, student * 0, loss_mask=ones_like(student))
+        assert selection.kept.int().tolist() == [[1, 0, 1, 0, 0]]
+
+    @pytest.mark.parametrize("value", [nan, math.inf])
+    def test_broken_student_loss_names_the_row(self, value):
+        losses = torch.ones(3, 4)
+        losses[1, 2] = value
+        with pytest.raises(NonFiniteLossError, match=r"student_losses\[1, 2\] is .*rows \[1\]"):
+            select_tokens(losses, torch.ones(3, 4), loss_mask=ones_like(losses))
+        mask = ones_like(losses)
+        mask[1, 2] = False
+        assert select_tokens(losses, torch.ones(3, 4), loss_mask=mask).kept.sum() == 4
+
+    def test_broken_entropy_names_the_row(self):
+        losses, entropies = torch.ones(3, 4), torch.ones(3, 4)
+        entropies[2, 3] = nan
+        with pytest.raises(NonFiniteLossError, match=r"student_entropies\[2, 3\] is nan.*\[2\]"):
+            select_tokens(
+                losses,
+                losses,
+                loss_mask=ones_like(losses),
+                rule=SelectionRule("student_entropy"),
+                student_entropies=entropies,
+            )
+
+    def test_infinite_teacher_loss_names_the_row(self):
+        losses, teacher_losses = torch.ones(3, 4), torch.ones(3, 2)
+        teacher_losses[1, 1] = math.inf
+        with pytest.raises(NonFiniteLossError, match=r"teacher_losses\[1, 1\] is inf"):
+            select_tokens(
+                losses,
+                losses,
+                loss_mask=ones_like(losses),
+                rule=SelectionRule(unmapped="mean"),
+                teacher_losses=teacher_losses,
+            )
+
+    def test_infinite_guidance_names_the_row(self):
+        losses, guidance = torch.ones(3, 4), torch.ones(3, 4)
+        guidance[2, 0] = math.inf
+        with pytest.raises(NonFiniteLossError, match=r"guidance\[2, 0\] is inf"):
+            select_tokens(losses, guidance, loss_mask=ones_like(losses))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"guidance": None}, "selector 'teacher' needs guidance"),
+            ({"guidance": torch.ones(2, 4)}, r"guidance \(2, 4\) must have the shape"),
+            ({"loss_mask": torch.ones(3)}, r"loss_mask \(3,\) must have the shape"),
+            ({"rule": SelectionRule("teacher_loss"), "guidance": None}, "'teacher_loss' needs gui"),
+            ({"rule": SelectionRule("student_entropy")}, "needs student_entropies"),
+            ({"rule": SelectionRule(unmapped="mean")}, "'mean' needs teacher_losses"),
+            (
+                {"rule": SelectionRule(unmapped="mean"), "teacher_losses": torch.ones(3, 3)},
+                r"teacher_losses \(3, 3\) must be \[2, teacher_seq_length\]",
+            ),
+            ({"mapped": torch.ones(2, 3)}, "mapped and guidance are given"),
+            (
+                {"mapped": torch.ones(2, 4), "guidance": None},
+                r"mapped \(2, 4\) must have the shape",
+            ),
+            ({"rule": SelectionRule(scope="group")}, "scope 'group' needs a process group"),
+            ({"student_losses": torch.ones(3)}, r"must be \[rows, seq_length\], got \(3,\)"),
+        ],
+    )
+    def test_wrong_inputs_are_named(self, arguments, message):
+        inputs = {"student_losses": torch.ones(2, 3), "guidance": torch.ones(2, 3)}
+        inputs |= {"loss_mask": torch.ones(2, 3), **arguments}
+        with pytest.raises(ValueError, match=message):
+            select_tokens(**inputs)
+
+    @pytest.mark.parametrize(
+        ("field", "message"),
+        [
+            ({"selector": "best"}, "selector must be one of teacher, full, random"),
+            ({"unmapped": "drop"}, "unmapped must be one of include, exclude, mean; got 'drop'"),
+            ({"scope": "global"}, "scope must be one of row, microbatch, group"),
+            (
+                {"keep_fraction": 40},
+                r"keep_fraction must lie in 0\.\.1, got 40: 40 % is written 0.4",
+            ),
+            ({"keep_fraction": nan}, "keep_fraction must lie in"),
+        ],
+    )
+    def test_wrong_rules_are_refused(self, field, message):
+        with pytest.raises(ValueError, match=message):
+            SelectionRule(**field)
+
+
+class TestGuidedLoss:
+    def setup_method(self):
+        self.losses = torch.tensor([[5.0, 1.0, 4.0, 2.0, 3.0, nan]], requires_grad=True)
+        guidance = torch.tensor([[1.0, 1.0, 1.0, 1.0, nan, nan]])
+        mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
+        rule = SelectionRule(keep_fraction=0.5)
+        self.selection = select_tokens(self.losses, guidance, loss_mask=mask, rule=rule)
+
+    def test_both_readings_of_the_expectation(self):
+        kept = guided_loss(self.losses, self.selection)
+        everything = guided_loss(self.losses, self.selection, expectation="all")
+        assert kept.loss_sum.item() == everything.loss_sum.item() == 12.0
+        assert (kept.count.item(), everything.count.item()) == (3, 5)
+
+    def test_gradient_reaches_kept_tokens_only_and_no_nan(self):
+        guided_loss(self.losses, self.selection).loss_sum.backward()
+        assert self.losses.grad.tolist() == [[1.0, 0.0, 1.0, 0.0, 1.0, 0.0]]
+
+    def test_bf16_losses_are_summed_in_fp32(self):
+        losses = torch.full((1, 1000), 3.0, dtype=torch.bfloat16, requires_grad=True)
+        rule = SelectionRule("full")
+        result = guided_loss(losses, select_tokens(losses, None, loss_mask=losses > 0, rule=rule))
+        assert (result.loss_sum.dtype, result.loss_sum.item()) == (torch.float32, 3000.0)
+        result.loss_sum.backward()
+        assert losses.grad.dtype == torch.bfloat16
+        assert (losses.grad == 1).all()
+
+    def test_metrics(self):
+        metrics = guided_loss(self.losses, self.selection).metrics
+        assert metric_values(metrics) == {
+            "student_loss": 3.0,
+            "student_loss_mapped": 3.0,
+            "student_loss_unmapped": 3.0,
+            "student_loss_kept": 4.0,
+            "kept_fraction": 0.6,
+            "mapped_fraction": 0.8,
+            "teacher_loss": 1.0,
+            "threshold": 3.0,
+        }
+        assert not any(value.requires_grad for value in metrics.values())
+
+    def test_metrics_add_up_over_microbatches(self):
+        losses, guidance = torch.rand(4, 50), torch.rand(4, 50)
+        mask = ones_like(losses)
+        rule = SelectionRule(scope="row")
+
+        def metrics(rows):
+            selection = select_tokens(losses[rows], guidance[rows], loss_mask=mask[rows], rule=rule)
+            return guided_loss(losses[rows], selection).metrics
+
+        parts = [metrics(slice(0, 1)), metrics(slice(1, 4))]
+        added = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+        assert metric_values(added) == pytest.approx(
+            metric_values(metrics(slice(None))), nan_ok=True
+        )
+
+    @pytest.mark.parametrize("nothing", ["fraction", "mask", "empty"])
+    def test_nothing_kept_gives_zero_and_a_zero_gradient(self, nothing):
+        losses = torch.rand(2, 0 if nothing == "empty" else 5, requires_grad=True)
+        mask = torch.zeros_like(losses) if nothing == "mask" else ones_like(losses)
+        rule = SelectionRule(keep_fraction=0.05)
+        selection = select_tokens(losses, torch.zeros_like(losses), loss_mask=mask, rule=rule)
+        result = guided_loss(losses, selection)
+        result.loss_sum.backward()
+        assert (result.loss_sum.item(), result.count.item()) == (0.0, 0)
+        assert not losses.grad.any()
+        assert math.isnan(metric_values(result.metrics)["student_loss_kept"])
+
+    def test_gradient_equals_finite_differences_of_a_model(self):
+        torch.manual_seed(0)
+        weight = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)
+        hidden = torch.randn(2, 6, 4, dtype=torch.float64)
+        labels = torch.randint(20, (2, 6))
+
+        def losses(weight):
+            logits = (hidden @ weight.T).flatten(0, 1)
+            return torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="none")
+
+        guidance = torch.rand(2, 6)
+        selection = select_tokens(
+            losses(weight).view(2, 6), guidance, loss_mask=ones_like(guidance)
+        )
+        assert 0 < selection.kept.sum() < 12
+
+        def loss(weight):
+            return guided_loss(losses(weight).view(2, 6), selection).loss_sum
+
+        assert torch.autograd.gradcheck(loss, (weight,))
+
+    def test_wrong_inputs_are_named(self):
+        with pytest.raises(ValueError, match=r"kept \(1, 6\) must have the shape"):
+            guided_loss(torch.ones(1, 5), self.selection)
+        with pytest.raises(ValueError, match="expectation must be one of kept, all"):
+            guided_loss(self.losses, self.selection, expectation="mean")
+
+
+def test_the_papers_rule_is_the_default():
+    rule = ("teacher", 0.4, "include", "microbatch")
+    assert (
+        PAPER_RULE.selector,
+        PAPER_RULE.keep_fraction,
+        PAPER_RULE.unmapped,
+        PAPER_RULE.scope,
+    ) == rule
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("selector", ["teacher", "random"])
+@pytest.mark.parametrize("how", ["mean", "max", "sum"])
+def test_cuda_selects_the_same_tokens(selector, how):
+    teacher, student = torch.rand(4, 300) * 9, torch.rand(4, 200) * 9
+    spans = torch.randint(0, 301, (4, 200, 2)).sort(-1).values
+    kept = {}
+    for device in ("cpu", "cuda"):
+        guidance = aggregate_teacher_losses(teacher.to(device), spans.to(device), how)
+        losses = student.to(device)
+        rule = SelectionRule(selector=selector, unmapped="mean")
+        kept[device] = select_tokens(
+            losses,
+            guidance,
+            loss_mask=ones_like(losses),
+            rule=rule,
+            teacher_losses=teacher.to(device),
+        ).kept
+    assert torch.equal(kept["cuda"].cpu(), kept["cpu"])

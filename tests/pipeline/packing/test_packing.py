@@ -1,0 +1,265 @@
+"""Plans: every token once, lengths kept, cuts only at shared boundaries, little padding."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.packing.plan import ENDS, FORCED, STARTS, plan_rows, segment_lengths
+from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
+from schemas.index import CUT_STRIDE, ShardIndex
+from schemas.manifest import TokenizerRecord
+from tests.support.streaming_data import make_documents, write_dataset
+
+BOS_EOS = Convention(1, 1, 2)
+CONVENTIONS = [
+    Convention(),
+    BOS_EOS,
+    Convention(3, 3, None),
+    Convention(1, None, 2),
+    Convention(None, 7, None),
+]
+
+
+def index_of(num_student, num_teacher, cuts):
+    """Return an index with the given token counts and cut points of each document."""
+    zeros = np.zeros(len(num_student), np.int64)
+    flat = np.array([cut for each in cuts for cut in each], np.int64).reshape(-1, 2)
+    return ShardIndex(
+        key=(),
+        document_id=(),
+        payload_offset=zeros,
+        payload_bytes=zeros,
+        crc32=zeros,
+        num_text_bytes=zeros,
+        num_student_tokens=np.array(num_student, np.int64),
+        num_teacher_tokens=np.array(num_teacher, np.int64),
+        cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
+        cut_student=flat[:, 0],
+        cut_teacher=flat[:, 1],
+    )
+
+
+@st.composite
+def documents(draw):
+    """Return one document's token counts and cut points: monotone, with gaps of any size."""
+    num_student = draw(st.integers(0, 120))
+    num_teacher = draw(st.integers(0, 120))
+    places = draw(
+        st.lists(st.tuples(st.integers(0, num_student), st.integers(0, num_teacher)), max_size=40)
+    )
+    students = sorted({student for student, _ in places})
+    teachers = sorted(teacher for _, teacher in places)[: len(students)]
+    return num_student, num_teacher, list(zip(students, teachers, strict=True))
+
+
+@st.composite
+def shards(draw):
+    """Return a few shards' documents."""
+    return draw(st.lists(st.lists(documents(), max_size=12), min_size=1, max_size=4))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    shards=shards(),
+    seq_length=st.integers(6, 60),
+    teacher_seq_length=st.integers(6, 60),
+    student=st.sampled_from(CONVENTIONS),
+    teacher=st.sampled_from(CONVENTIONS),
+    window_rows=st.integers(1, 8),
+)
+def test_every_token_stands_in_exactly_one_row(
+    shards, seq_length, teacher_seq_length, student, teacher, window_rows
+):
+    rules = PackingRules(seq_length, teacher_seq_length, student, teacher, window_rows)
+    plan = plan_rows([index_of(*_columns(shard)) for shard in shards], rules)
+    flat = [document for shard in shards for document in shard]
+
+    by_document = {number: [] for number in range(len(flat))}
+    for number, *piece in plan.segments.tolist():
+        by_document[number].append(piece)
+    for number, (num_student, num_teacher, cuts) in enumerate(flat):
+        _check_document(sorted(by_document[number]), num_student, num_teacher, cuts)
+
+    student_lengths, teacher_lengths = plan.row_lengths()
+    assert student_lengths.max(initial=0) <= seq_length
+    assert teacher_lengths.max(initial=0) <= teacher_seq_length
+    assert np.all(np.diff(plan.row_starts) > 0), "no row is empty"
+    assert plan.row_starts[-1] == len(plan.segments)
+    assert plan.window_row_starts[-1] == len(plan)
+    assert plan.shard_document_starts.tolist() == np.cumsum([0, *map(len, shards)]).tolist()
+
+
+def _columns(shard):
+    return [d[0] for d in shard], [d[1] for d in shard], [d[2] for d in shard]
+
+
+def _check_document(pieces, num_student, num_teacher, cuts):
+    """Check that pieces tile the document and meet at cuts unless they were forced."""
+    here = (0, 0)
+    for place, (s_start, s_stop, t_start, t_stop, flags) in enumerate(pieces):
+        assert (s_start, t_start) == here
+        here = (s_stop, t_stop)
+        last = place == len(pieces) - 1
+        assert bool(flags & STARTS) == (place == 0)
+        assert bool(flags & ENDS) == last
+        if not last and not flags & FORCED:
+            assert here in cuts
+    assert here == (num_student, num_teacher)
+
+
+def test_a_document_is_cut_at_the_last_shared_boundary_that_fits():
+    cuts = [(16, 10), (30, 20), (47, 31), (60, 44), (80, 61)]
+    plan = plan_rows([index_of([90], [70], [cuts])], PackingRules(34, 40, BOS_EOS, Convention()))
+    segments = sorted(plan.segments.tolist())
+    assert segments == [
+        (0, 0, 30, 0, 20, STARTS),  # BOS and 33 tokens would fit; 30 is the last cut within.
+        (0, 30, 60, 20, 44, 0),
+        (0, 60, 90, 44, 70, ENDS),  # BOS, 30 tokens and EOS
+    ]
+    assert plan.num_forced_segments == 0
+
+
+def test_teacher_tokens_limit_a_segment_too():
+    cuts = [(8, 10), (16, 20), (24, 30)]
+    plan = plan_rows([index_of([32], [40], [cuts])], PackingRules(64, 21, BOS_EOS, BOS_EOS))
+    assert sorted(plan.segments.tolist()) == [
+        (0, 0, 16, 0, 20, STARTS),
+        (0, 16, 24, 20, 30, 0),  # ten more teacher tokens would leave no room for EOS
+        (0, 24, 32, 30, 40, ENDS),
+    ]
+
+
+def test_backing_off_costs_at_most_a_cut_stride_where_boundaries_are_shared_everywhere():
+    cuts = [(place, place) for place in range(CUT_STRIDE, 5000, CUT_STRIDE)]
+    plan = plan_rows([index_of([5000], [5000], [cuts])], PackingRules(1000, 1000, BOS_EOS, BOS_EOS))
+    lengths = np.sort(plan.row_lengths()[0])[::-1]
+    assert len(lengths) > 4
+    assert lengths[:5].min() > 1000 - CUT_STRIDE - 1
+
+
+def test_a_run_without_shared_boundary_is_divided_and_marked():
+    plan = plan_rows([index_of([100], [300], [[]])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
+    assert plan.num_forced_segments == len(plan.segments) == 5
+    assert sorted(segment[1:3] for segment in plan.segments.tolist())[-1] == (80, 100)
+
+
+def test_real_documents_are_cut_at_byte_boundaries_of_both():
+    texts = make_documents([700, 300, 5], seed=3)
+    from tests.support.streaming_data import make_index
+
+    rules = PackingRules(64, 80, BOS_EOS, Convention(3, 3, None))
+    plan = plan_rows([make_index(texts, [0] * 3, [b""] * 3)], rules)
+    checked = 0
+    for number, _, s_stop, _, t_stop, flags in plan.segments.tolist():
+        if not flags & ENDS:
+            document = texts[number]
+            student_byte = document.student.byte_offsets[s_stop, 0]
+            assert student_byte == document.teacher.byte_offsets[t_stop, 0]
+            checked += 1
+    assert checked > 10
+
+
+def test_padding_is_below_one_percent_at_2048():
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(700), 1.0, 6000), 16, 200_000).astype(np.int64)
+    cuts = [
+        [(place, place * 8 // 10) for place in range(16, length, 16)] for length in lengths.tolist()
+    ]
+    index = index_of(lengths, lengths * 8 // 10 + 1, cuts)
+    plan = plan_rows([index], PackingRules(2048, 2048, BOS_EOS, BOS_EOS))
+    student_padding, teacher_padding = plan.padding()
+    assert student_padding < 0.01
+    assert 0.1 < teacher_padding < 0.3
+
+
+def test_a_plan_does_not_depend_on_how_documents_are_sharded_apart_from_windows():
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 50, 40)
+    whole = plan_rows(
+        [index_of(lengths, lengths, [[]] * 40)], PackingRules(64, 64, BOS_EOS, BOS_EOS)
+    )
+    parts = plan_rows(
+        [index_of(lengths[i : i + 10], lengths[i : i + 10], [[]] * 10) for i in range(0, 40, 10)],
+        PackingRules(64, 64, BOS_EOS, BOS_EOS),
+    )
+    assert np.array_equal(whole.segments, parts.segments)
+    assert len(parts.shard_document_starts) == 5
+
+
+def test_no_documents_make_no_rows():
+    plan = plan_rows([index_of([], [], [])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
+    assert len(plan) == 0
+    assert plan.padding() == (1.0, 1.0)
+    assert plan.max_segments == 0
+
+
+def test_steps_per_epoch_and_dropped_tail():
+    plan = plan_rows(
+        [index_of([60] * 10, [60] * 10, [[]] * 10)], PackingRules(64, 64, BOS_EOS, BOS_EOS)
+    )
+    assert plan.steps_per_epoch(4) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "adds_bos", "expected"),
+    [
+        (1, 2, True, Convention(1, 1, 2)),
+        (None, 9, False, Convention(9, 9, 9)),
+        (1, 2, False, Convention(2, 2, 2)),
+        (1, None, False, Convention(1, 1, None)),
+        (None, None, False, Convention(None, None, None)),
+    ],
+)
+def test_default_conventions_give_every_text_token_a_context(bos, eos, adds_bos, expected):
+    record = TokenizerRecord(
+        source="x",
+        file="x",
+        sha256="x",
+        vocab_size=10,
+        special_strings="plain",
+        bos_token_id=bos,
+        eos_token_id=eos,
+        adds_bos=adds_bos,
+    )
+    assert Convention.of_tokenizer(record, ends=True) == expected
+    assert Convention.of_tokenizer(record, ends=False) == replace(expected, end_token_id=None)
+
+
+def test_impossible_lengths_are_refused_with_the_value():
+    with pytest.raises(ValueError, match=r"seq_length 3 is not in 4"):
+        PackingRules(3, 64, BOS_EOS, BOS_EOS)
+    with pytest.raises(ValueError, match=r"teacher_seq_length 0 is not in 4"):
+        PackingRules(64, 0, BOS_EOS, BOS_EOS)
+    with pytest.raises(ValueError, match=r"window_rows 0 is below 1"):
+        PackingRules(64, 64, BOS_EOS, BOS_EOS, window_rows=0)
+
+
+def test_rules_have_equal_fingerprints_only_when_equal():
+    rules = PackingRules(64, 64, BOS_EOS, Convention(3, 3, None))
+    assert rules.fingerprint == replace(rules).fingerprint
+    others = [
+        replace(rules, seq_length=65),
+        replace(rules, teacher=Convention(3, 3, 3)),
+        replace(rules, window_rows=7),
+    ]
+    assert len({rules.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+def test_segment_lengths_count_added_tokens():
+    plan = plan_rows(
+        [index_of([5], [3], [[]])], PackingRules(64, 64, BOS_EOS, Convention(3, 3, None))
+    )
+    student, teacher = segment_lengths(plan.segments, plan.rules)
+    assert (student.tolist(), teacher.tolist()) == ([7], [4])
+
+
+def test_suggested_teacher_length_leaves_the_student_the_limit(tmp_path):
+    dataset = write_dataset(tmp_path, make_documents([400] * 6), shard_sizes=[6])
+    length = suggest_teacher_seq_length(dataset.manifest, 256)
+    totals = dataset.manifest.totals
+    needed = 256 * totals["num_teacher_tokens"] / totals["num_student_tokens"]
+    assert length % 64 == 0
+    assert needed < length < needed * 1.125 + 64

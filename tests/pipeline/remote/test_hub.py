@@ -1,0 +1,124 @@
+"""A hub that never answers: a socket on this machine that listens and says nothing."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from pipeline.dataset.reading import read_manifest
+from pipeline.remote import first_contact
+from pipeline.remote.first_contact import NoAnswerError, answer_of, require_answer, store_of
+from pipeline.remote.hub import why_silent
+from pipeline.scoring.teacher_files import find_teacher
+from pipeline.tokenization import TokenizerError, load_tokenizer
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URL of a host that takes connections and never answers."""
+    assert first_contact.FIRST_ANSWER_SECONDS < 10
+    monkeypatch.setattr(first_contact, "FIRST_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(first_contact, "_answered", set())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def silent_hub(silent: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Return the URL of a hub that never answers; its client's cache is empty."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    point_hub_at(silent, monkeypatch)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    return silent
+
+
+def point_hub_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what HF_ENDPOINT does when the client is imported."""
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def one_line(raised: pytest.ExceptionInfo[Exception]) -> str:
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["owner/name", "gpt2", "gpt2@main"])
+def test_a_tokenizer_of_a_silent_hub(silent_hub: str, name: str) -> None:
+    with pytest.raises(TokenizerError) as raised:
+        load_tokenizer(name)
+    assert f"hub ({silent_hub}) gave no answer within 0.2 s: look at the network" in str(
+        raised.value
+    )
+    assert one_line(raised).endswith(
+        "cache on this machine holds no tokenizer.json or tokenizer.model or tekken.json"
+    )
+
+
+def test_a_teacher_of_a_silent_hub(silent_hub: str) -> None:
+    with pytest.raises(ValueError, match=r'teacher "owner/name": .*gave no answer') as raised:
+        find_teacher("owner/name")
+    assert silent_hub in one_line(raised)
+
+
+def test_nobody_listens(silent_hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    point_hub_at(f"http://127.0.0.1:{port}", monkeypatch)
+    assert "can't be reached (Connect" in str(why_silent("gpt2"))
+
+
+def test_a_store_that_never_answers(silent: str) -> None:
+    with pytest.raises(NoAnswerError, match=f"^{silent} gave no answer within 0.2 s") as raised:
+        read_manifest(f"{silent}/aligned")
+    one_line(raised)
+
+
+def test_a_store_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(first_contact, "_look_at", asked.append)
+    monkeypatch.setattr(first_contact, "_answered", set())
+    for name in ("a", "b"):
+        require_answer(f"gs://bucket/{name}")
+        require_answer(f"{tmp_path}/{name}")
+        require_answer(f"file://{tmp_path}/{name}")
+    assert asked == ["gs://bucket/a"]
+
+
+def test_what_a_client_raises() -> None:
+    def refuse() -> None:
+        raise TimeoutError("the client's own")
+
+    with pytest.raises(TimeoutError, match="the client's own"):
+        answer_of(refuse, of="a store")
+    assert answer_of(lambda: 7, of="a store") == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (FileNotFoundError("gone"), None),
+        (PermissionError("not yours"), None),
+        (RuntimeError("no credentials\nat all"), "gs://b can't be used: RuntimeError: no cred"),
+        (ImportError("install gcsfs"), "install gcsfs"),
+    ],
+)
+def test_what_is_an_answer(error: Exception, raised: str | None) -> None:
+    def ask() -> None:
+        raise error
+
+    if raised is None:
+        first_contact.first_answer(ask, of="gs://b")
+        return
+    with pytest.raises((NoAnswerError, ImportError), match=raised) as caught:
+        first_contact.first_answer(ask, of="gs://b")
+    one_line(caught)
+
+
+def test_stores() -> None:
+    assert store_of("s3://bucket/a/b") == "s3://bucket"
+    assert store_of("https://host:80/a") == "https://host:80"
+    assert store_of("corpus/a.jsonl") is None

@@ -1,0 +1,298 @@
+"""Stored losses against a teacher that runs while training: equal, or refused with the reason."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.guidance import aggregate_teacher_losses, select_tokens
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.packing.rules import Convention
+from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.training.command import main as train_main
+from pipeline.training.config import TrainConfig
+from pipeline.training.loop import train
+from pipeline.training.method import Method
+from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    online_losses,
+    retrain,
+    run_score,
+    score_arguments,
+    write_world,
+)
+
+HALF_STEP = 2.0**-11
+"""Relative distance of fp16 numbers to what they stand for."""
+
+FP32_NOISE = 2e-5
+"""Nats by which two orders of the same fp32 sums differ."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_world(tmp_path_factory.mktemp("scored"))
+    run_score(root)
+    return root
+
+
+@pytest.fixture
+def copied(world: Path, tmp_path: Path) -> Path:
+    """A world of its own, to damage."""
+    shutil.copytree(world, tmp_path / "world")
+    return tmp_path / "world"
+
+
+def open_rows(world: Path, **changes: object) -> AlignedRows:
+    options: dict[str, object] = {"seq_length": SEQ_LENGTH, "teacher_losses": "teacher"} | changes
+    return AlignedRows(StreamConfig(path=str(world / "data"), **options))  # type: ignore[arg-type]
+
+
+def all_rows(rows: AlignedRows) -> Rows:
+    return rows.__getitems__(range(len(rows)))
+
+
+def test_cached_and_online_losses_differ_by_fp16_rounding(world: Path) -> None:
+    rows = open_rows(world)
+    batch = all_rows(rows)
+    cached, online = batch["teacher_losses"], online_losses(world / "teacher", batch)
+    ends = [row.unique_consecutive()[-2] for row in batch["teacher_cu_seqlens"]]
+    is_text = torch.arange(cached.shape[1]) < torch.stack(ends)[:, None]
+    expected = is_text & (batch["teacher_position_ids"] > 0)
+    assert torch.equal(~cached.isnan(), expected)
+    assert int(expected.sum()) == rows.manifest.totals["num_teacher_tokens"]
+    difference = (cached - online)[expected].abs()
+    assert (difference <= HALF_STEP * online[expected] + FP32_NOISE).all()
+    assert difference.max() > FP32_NOISE  # stored in 16 bits, after all
+
+
+def test_cached_and_online_guidance_keep_the_same_tokens_but_for_ties(world: Path) -> None:
+    batch = all_rows(open_rows(world))
+    student = load_language_model(str(world / "student"))
+    with torch.inference_mode():
+        states = hidden_states(
+            student,
+            batch["input_ids"],
+            position_ids=batch["position_ids"],
+        )
+        labels = batch["labels"].long()
+        losses = linear_cross_entropy(states, output_weight(student), labels).losses
+    online = online_losses(world / "teacher", batch)
+    selections = []
+    for of_teacher in (batch["teacher_losses"], online):
+        guidance = aggregate_teacher_losses(of_teacher, batch["teacher_spans"], "max")
+        selections.append(select_tokens(losses, guidance, loss_mask=batch["loss_mask"]))
+    cached, fresh = selections
+    assert torch.equal(cached.mapped, fresh.mapped)
+    changed = cached.kept != fresh.kept
+    # A token may change sides only where rounding can carry it over the threshold.
+    assert fresh.guidance is not None
+    margin = ((losses - fresh.guidance) - fresh.threshold).abs()
+    can_change = margin <= 2 * (HALF_STEP * fresh.guidance.abs().nan_to_num() + FP32_NOISE) + (
+        HALF_STEP * float(fresh.guidance[fresh.mapped].max())
+    )
+    num_ties = int(changed.sum())
+    print(f"{num_ties} of {int(fresh.kept.sum())} kept tokens changed")
+    assert not (changed & ~can_change).any()
+    assert num_ties <= 0.01 * int(fresh.kept.sum())
+
+
+def test_cached_and_online_rows_are_the_same_otherwise(world: Path) -> None:
+    cached, online = open_rows(world), open_rows(world, teacher_losses=None)
+    assert len(cached) == len(online) > 40
+    for number in range(0, len(cached), 7):
+        fields = dict(cached[number].items())
+        del fields["teacher_losses"]
+        assert fields.keys() == online[number].keys()
+        assert all(torch.equal(tensor, online[number][name]) for name, tensor in fields.items())
+        # So that averages over all teacher tokens are of the same ones.
+        assert torch.equal(cached[number].teacher_has_loss, online[number].teacher_has_loss)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_cached_losses_reach_worker_processes(world: Path) -> None:
+    rows = open_rows(world)
+    loaded = collate_rows([Rows(b.buffer[0], b.layout) for b in load_batches(
+        rows, micro_batch_size=1, num_workers=2)])  # fmt: skip
+    torch.testing.assert_close(
+        loaded["teacher_losses"], all_rows(rows)["teacher_losses"], equal_nan=True, rtol=0, atol=0
+    )
+
+
+@pytest.mark.slow
+def test_cached_and_online_training_curves_agree(copied: Path, tmp_path: Path) -> None:
+    teacher = _train_teacher(copied, tmp_path)
+    run_score(copied, "--teacher", str(teacher))
+    config = TrainConfig(
+        data=str(copied / "data"),
+        student=str(copied / "student"),
+        output=tmp_path / "online",
+        teacher=str(teacher),
+        num_steps=20,
+        warmup_steps=2,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=4,
+        num_epochs=2,
+        learning_rate=1e-3,
+    )
+    train(config)
+    cached = replace(config, teacher=None, teacher_losses=str(teacher), output=tmp_path / "cached")
+    train(cached)
+    curves = [_losses(run.output) for run in (config, cached)]
+    assert len(curves[0]) == 20
+    np.testing.assert_allclose(curves[1], curves[0], rtol=2e-3)
+    assert curves[0][-1] < curves[0][0]
+
+
+def _train_teacher(world: Path, tmp_path: Path) -> Path:
+    """Train the teacher on its own tokens, so that it is one."""
+    tokenizer = byte_level(480)
+    build_dataset(tmp_path / "same", make_texts(40), student=tokenizer, teacher=tokenizer)
+    train(
+        TrainConfig(
+            data=str(tmp_path / "same"),
+            student=str(world / "teacher"),
+            output=tmp_path / "teacher_run",
+            method=Method("full"),
+            num_steps=30,
+            warmup_steps=2,
+            seq_length=SEQ_LENGTH,
+            global_batch_size=4,
+            num_epochs=20,
+            learning_rate=1e-2,
+        )
+    )
+    folder = tmp_path / "teacher_run" / "model"
+    shutil.copy(world / "teacher" / "tokenizer.json", folder)
+    return folder
+
+
+def _losses(output: Path) -> list[float]:
+    lines = (output / "log.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_other_lengths_are_refused_where_a_document_is_split_differently(world: Path) -> None:
+    with pytest.raises(ForeignLossesError) as refused:
+        open_rows(world, seq_length=48)
+    message = str(refused.value)
+    assert "was scored for rows of 64 student and 64 teacher tokens, which splits " in message
+    assert "rows of 48 student and 64 teacher tokens split them elsewhere" in message
+    assert "run beam_jobs.score again with --seq-length 48 --teacher-seq-length 64" in message
+
+
+def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> None:
+    run_score(copied, "--stride", "100", "--teacher-seq-length", "500", seq_length=None)
+    (windows,) = ((copied / "data").glob("teacher-*.json"),)
+    manifests = {json.loads(p.read_text())["rule"]["context"]["stride"]: p for p in windows}
+    cached = open_rows(copied, seq_length=512, teacher_losses=str(manifests[100]))
+    batch = all_rows(cached)
+    online = online_losses(copied / "teacher", batch)
+    has_loss = ~batch["teacher_losses"].isnan()
+    torch.testing.assert_close(
+        batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
+    )
+    with pytest.raises(ForeignLossesError, match="windows of 500 tokens that advance by 100"):
+        open_rows(copied, teacher_losses=str(manifests[100]))
+    with pytest.raises(DatasetError, match=r'2 teachers are named "teacher" in .* advance by 100'):
+        open_rows(copied)
+
+
+def test_another_convention_is_refused(world: Path) -> None:
+    with pytest.raises(ForeignLossesError, match=r"scored with first_token_id \d+, these rows"):
+        open_rows(world, teacher=Convention(5, 5))
+    with pytest.raises(ValueError, match="adds token 7 after a document"):
+        open_rows(world, teacher=Convention(5, 5, 7))
+
+
+def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
+    run_score(copied, "--teacher-context", "none")
+    found = {}
+    for path in (copied / "data").glob("teacher-*.json"):
+        found[json.loads(path.read_text())["rule"]["context"]["first_token_id"]] = str(path)
+    assert None in found
+    assert len(found) == 2
+    with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
+        open_rows(copied, teacher_losses=found[None])
+    rows = open_rows(copied, teacher_losses=found[None], teacher_context="none")
+    assert rows.plan.rules.teacher == Convention()
+    batch = all_rows(rows)
+    online = online_losses(copied / "teacher", batch)
+    has_loss = ~batch["teacher_losses"].isnan()
+    torch.testing.assert_close(
+        batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
+    )
+    num_pieces = rows.manifest.totals["num_teacher_tokens"] - int(has_loss.sum())
+    assert num_pieces >= rows.manifest.totals["num_documents"]
+
+
+def test_losses_of_other_data_are_refused(world: Path, tmp_path: Path) -> None:
+    build_dataset(tmp_path / "other" / "data", make_texts(40, seed=9))
+    (scores,) = (world / "data").glob("teacher-*.json")
+    with pytest.raises(ForeignLossesError, match=r"was made for dataset .*, this is .*: run"):
+        open_rows(tmp_path / "other", teacher_losses=str(scores))
+
+
+def test_incomplete_losses_are_refused(copied: Path) -> None:
+    (scores,) = (copied / "data").glob("teacher-*.json")
+    body = json.loads(scores.read_text())
+    sidecar = copied / "data" / body["sidecars"][1]["file"]
+    whole = sidecar.read_bytes()
+    sidecar.write_bytes(whole[:-2])
+    with pytest.raises(ForeignLossesError, match=rf"{sidecar.name} has {len(whole) - 2} bytes"):
+        open_rows(copied)
+    sidecar.unlink()
+    with pytest.raises(ForeignLossesError, match=rf"{sidecar.name} is missing: run beam_jobs"):
+        open_rows(copied)
+    del body["sidecars"][1]
+    scores.write_text(json.dumps(body))
+    with pytest.raises(ForeignLossesError, match="sidecars of 2 shards, the dataset has 3, docs-"):
+        open_rows(copied)
+    scores.unlink()
+    with pytest.raises(DatasetError, match=r'no scores are of teacher "teacher" in .*: name one'):
+        open_rows(copied)
+
+
+def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
+    (scores,) = (copied / "data").glob("teacher-*.json")
+    body = json.loads(scores.read_text())
+    body["sidecars"][2]["num_losses"] -= 1
+    scores.write_text(json.dumps(body))
+    with pytest.raises(ForeignLossesError, match=r"has losses of \d+ tokens where \d+ have a"):
+        open_rows(copied, teacher_losses="")
+
+
+def test_an_altered_sidecar_is_refused_when_it_is_read(copied: Path) -> None:
+    sidecar = next((copied / "data").glob("*.safetensors"))
+    data = bytearray(sidecar.read_bytes())
+    data[-1] ^= 1
+    sidecar.write_bytes(data)
+    rows = open_rows(copied, on_damage="quarantine")
+    with pytest.raises(DamagedShardError, match=rf"{sidecar.name} is not the sidecar that its"):
+        all_rows(rows)
+
+
+def test_the_trainer_wants_one_source_of_losses(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--data", str(world / "data"), "--student", "s", "--output", str(tmp_path)]
+    assert train_main([*common, "--teacher", "t", "--teacher-losses", "t"]) == 2
+    assert "choose one" in capsys.readouterr().err
+    assert train_main([*common, "--method", "kld", "--teacher-losses", "t"]) == 2
+    assert "--teacher-losses serves --method teacher and chunks; kld" in capsys.readouterr().err
+
+
+def test_a_teacher_that_changed_is_another_teacher(copied: Path) -> None:
+    before = len(list((copied / "data").glob("teacher-*.json")))
+    retrain(copied / "teacher")
+    assert score_arguments(copied)[2] == str(copied / "teacher")
+    run_score(copied)
+    assert len(list((copied / "data").glob("teacher-*.json"))) == before + 1

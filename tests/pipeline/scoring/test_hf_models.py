@@ -1,0 +1,59 @@
+"""Models over packed rows see nothing of other documents."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CohereConfig, CohereForCausalLM, LlamaForCausalLM
+
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+
+BOUNDS = torch.tensor([[0, 5, 11, 16, 16], [0, 3, 16, 16, 16]])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalLM:
+    return load_language_model(str(write_model(tmp_path_factory.mktemp("m"), byte_level(400))))
+
+
+def _positions(bounds: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.cat([torch.arange(n) for n in row.diff()]) for row in bounds])
+
+
+def test_packed_rows_equal_each_segment_alone(model: LlamaForCausalLM) -> None:
+    input_ids = torch.randint(400, (2, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        packed = hidden_states(model, input_ids, position_ids=_positions(BOUNDS))
+        num_compared = 0
+        for row, bounds in enumerate(BOUNDS.tolist()):
+            for start, end in pairwise(bounds):
+                if start == end:
+                    continue
+                alone = model.base_model(input_ids[row : row + 1, start:end]).last_hidden_state
+                torch.testing.assert_close(packed[row, start:end], alone[0])
+                num_compared += 1
+    assert num_compared == 5
+
+
+def test_chunked_losses_equal_the_model_s_own(model: LlamaForCausalLM) -> None:
+    input_ids = torch.randint(400, (1, 16), generator=torch.Generator().manual_seed(2))
+    bounds = torch.tensor([[0, 16]])
+    hidden = hidden_states(model, input_ids, position_ids=_positions(bounds))
+    labels = input_ids.roll(-1, 1)
+    losses = linear_cross_entropy(hidden, output_weight(model), labels).losses
+    logits = model(input_ids).logits
+    own = torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="none")
+    torch.testing.assert_close(losses[0], own)
+
+
+def test_changed_logits_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = CohereForCausalLM(CohereConfig(vocab_size=32, logit_scale=0.0625, **sizes, **heads))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"CohereForCausalLM changes its logits \(logit_scale"):
+        load_language_model(str(tmp_path))

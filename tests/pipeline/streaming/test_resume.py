@@ -1,0 +1,184 @@
+"""A run that is stopped anywhere goes on with the samples it has not seen, whatever its layout."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from pipeline.packing.rules import Convention
+from pipeline.streaming import (
+    AlignedRows,
+    StreamConfig,
+    StreamMismatchError,
+    StreamState,
+    load_batches,
+)
+from tests.support.streaming_data import make_documents, write_dataset
+
+GLOBAL_BATCH_SIZE = 12
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """About 50 rows in three shards."""
+    folder = tmp_path_factory.mktemp("resume") / "data"
+    documents = make_documents([(37 * number) % 90 + 5 for number in range(70)])
+    write_dataset(folder, documents, shard_sizes=[30, 20, 20])
+    return folder
+
+
+def open_rows(folder, **options):
+    """Open two epochs of small rows."""
+    defaults = {
+        "seq_length": 64,
+        "teacher_seq_length": 96,
+        "window_rows": 5,
+        "shuffle_shards": 1,
+        "global_batch_size": GLOBAL_BATCH_SIZE,
+        "num_epochs": 2,
+        "seed": 11,
+    }
+    return AlignedRows(StreamConfig(path=str(folder), **(defaults | options)))
+
+
+def global_batches(rows, *, num_replicas, micro_batch_size, consumed_samples=0, num_workers=0):
+    """Return each step's rows over all replicas, as a sorted list of tuples."""
+    share = GLOBAL_BATCH_SIZE // (micro_batch_size * num_replicas)
+    steps = []
+    loaders = [
+        iter(
+            load_batches(
+                rows,
+                micro_batch_size=micro_batch_size,
+                replica=replica,
+                num_replicas=num_replicas,
+                consumed_samples=consumed_samples,
+                num_workers=num_workers,
+            )
+        )
+        for replica in range(num_replicas)
+    ]
+    for _ in range((len(rows) - consumed_samples) // GLOBAL_BATCH_SIZE):
+        batches = [next(loader).buffer for loader in loaders for _ in range(share)]
+        steps.append(sorted(map(tuple, torch.cat(batches).tolist())))
+    assert all(next(loader, None) is None for loader in loaders), "equal steps on every replica"
+    return steps
+
+
+def test_resume_at_every_step_and_resize(folder):
+    rows = open_rows(folder)
+    layouts = [(4, 3), (6, 2), (3, 2), (1, 12), (2, 3)]
+    expected = global_batches(rows, num_replicas=1, micro_batch_size=12)
+    steps_per_epoch = rows.samples_per_epoch // GLOBAL_BATCH_SIZE
+    assert len(expected) == 2 * steps_per_epoch > 7
+    assert expected[:steps_per_epoch] != expected[steps_per_epoch:]
+    for step in range(len(expected) + 1):
+        num_replicas, micro_batch_size = layouts[step % len(layouts)]
+        restarted = open_rows(folder)
+        saved = json.loads(json.dumps(asdict(rows.state(step * GLOBAL_BATCH_SIZE))))
+        rest = global_batches(
+            restarted,
+            num_replicas=num_replicas,
+            micro_batch_size=micro_batch_size,
+            consumed_samples=restarted.restore(StreamState(**saved)),
+        )
+        assert rest == expected[step:], f"resumed at step {step} with {num_replicas} replicas"
+
+
+def test_resize_from_four_to_six_to_three_within_a_run(folder):
+    rows = open_rows(folder)
+    expected = global_batches(rows, num_replicas=1, micro_batch_size=12)
+    seen, consumed = [], 0
+    for num_replicas, micro_batch_size, num_steps in ((4, 3, 3), (6, 1, 2), (3, 4, 99)):
+        part = global_batches(
+            rows,
+            num_replicas=num_replicas,
+            micro_batch_size=micro_batch_size,
+            consumed_samples=consumed,
+            num_workers=1,
+        )[:num_steps]
+        seen += part
+        consumed += len(part) * GLOBAL_BATCH_SIZE
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seq_length": 65}, r"made with seq_length 64, this run has 65"),
+        ({"teacher_seq_length": 100}, r"made with teacher_seq_length 96, this run has 100"),
+        ({"seed": 12}, r"made with seed 11, this run has 12: use the run's seed"),
+        ({"shuffle_shards": 2}, r"made with shuffle_shards 1, this run has 2"),
+        ({"student": Convention()}, r"made with rules .*: use the run's conventions"),
+        ({"window_rows": 6}, r"made with rules .*window_rows"),
+        (
+            {"global_batch_size": 11},
+            r"made with samples_per_epoch \d+, this run has \d+: use the g",
+        ),
+    ],
+)
+def test_another_run_is_refused_with_the_reason(folder, options, message):
+    saved = open_rows(folder).state(24)
+    with pytest.raises(StreamMismatchError, match=message):
+        open_rows(folder, **options).restore(saved)
+
+
+def test_a_batch_size_that_does_not_divide_what_was_consumed_is_refused(folder):
+    rows = open_rows(folder)
+    with pytest.raises(StreamMismatchError, match=r"has consumed 6 samples.*no multiple of .* 12"):
+        rows.restore(replace(rows.state(0), consumed_samples=6))
+
+
+def test_other_data_is_refused(folder, tmp_path):
+    write_dataset(tmp_path / "other", make_documents([50] * 70, seed=9), shard_sizes=[70])
+    saved = open_rows(folder).state(0)
+    with pytest.raises(StreamMismatchError, match=r"made with fingerprint .*name the dataset"):
+        open_rows(tmp_path / "other").restore(saved)
+
+
+TRAINING = """
+import json, multiprocessing, os, signal, sys
+from dataclasses import asdict
+from pathlib import Path
+from pipeline.streaming import *
+
+folder, progress = map(Path, sys.argv[1:3])
+victim, die_at = sys.argv[3], int(sys.argv[4])
+rows = AlignedRows(StreamConfig(path=str(folder), seq_length=64, teacher_seq_length=96,
+    window_rows=5, shuffle_shards=1, global_batch_size=12, num_epochs=2, seed=11))
+consumed = 0
+if progress.exists():
+    last = json.loads(progress.read_text().splitlines()[-1])
+    consumed = rows.restore(StreamState(**last["state"]))
+loader = iter(load_batches(rows, micro_batch_size=12, consumed_samples=consumed, num_workers=1))
+for step, batch in enumerate(loader):
+    if step == die_at:
+        worker = multiprocessing.active_children()[0]
+        os.kill(os.getpid() if victim == "main" else worker.pid, signal.SIGKILL)
+    consumed += 12
+    entry = {"rows": sorted(batch.buffer.tolist()), "state": asdict(rows.state(consumed))}
+    with progress.open("a") as file:
+        file.write(json.dumps(entry) + "\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "exit_code"), [("main", -signal.SIGKILL), ("worker", 1)])
+def test_a_killed_run_goes_on_where_it_was(folder, tmp_path, victim, exit_code):
+    program = [sys.executable, "-c", TRAINING, str(folder), str(tmp_path / "seen"), victim]
+    for die_at, expected_code in ((2, exit_code), (1, exit_code), (10_000, 0)):
+        done = subprocess.run(
+            [*program, str(die_at)], timeout=120, check=False, stderr=subprocess.PIPE
+        )
+        assert done.returncode == expected_code, done.stderr
+    seen = [json.loads(line)["rows"] for line in (tmp_path / "seen").read_text().splitlines()]
+    expected = global_batches(open_rows(folder), num_replicas=1, micro_batch_size=12)
+    assert [[tuple(row) for row in step] for step in seen] == expected

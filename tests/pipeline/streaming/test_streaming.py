@@ -1,0 +1,452 @@
+"""Rows: equal to a slow reference, each token once per epoch, whoever reads them."""
+
+import pickle
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pipeline.dataset.webdataset_documents import decoded_documents
+from pipeline.packing.order import ReplicaBatches, RowOrder
+from pipeline.packing.plan import FORCED
+from pipeline.packing.rules import Convention
+from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from schemas.document import AlignedDocument, Tokens
+from tests.support.datasets import build_dataset, word_pieces
+from tests.support.reference_rows import reference_row
+from tests.support.streaming_data import (
+    FIRST_ID,
+    STUDENT_BOS,
+    STUDENT_EOS,
+    TEACHER_EOS,
+    brute_force_spans,
+    make_documents,
+    write_dataset,
+)
+
+# The DataLoader forks, and torch has threads.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning",
+    "ignore:This DataLoader will create:UserWarning",
+)
+
+SEQ, TEACHER_SEQ = 96, 128
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Three uneven shards of documents from 1 to 400 tokens."""
+    lengths = [*np.random.default_rng(5).integers(1, 130, 47).tolist(), 400, 1, 2]
+    folder = tmp_path_factory.mktemp("streaming") / "data"
+    return write_dataset(folder, make_documents(lengths), shard_sizes=[20, 1, 29])
+
+
+def open_rows(dataset, **options):
+    """Open the dataset with small rows and windows."""
+    defaults = {"seq_length": SEQ, "teacher_seq_length": TEACHER_SEQ, "window_rows": 6}
+    options = defaults | {"shuffle_shards": 1} | options
+    return AlignedRows(StreamConfig(path=str(dataset.folder), **options))
+
+
+def test_the_docstring_s_example(tmp_path):
+    student = Tokens(np.array([11, 12]), np.array([[0, 2], [2, 4]]))
+    teacher = Tokens(np.array([21, 22, 23]), np.array([[0, 1], [1, 3], [3, 4]]))
+    spans = np.array([[0, 2], [1, 3]])
+    document = AlignedDocument("abcd", "0" * 64, 4, student, teacher, spans)
+    dataset = write_dataset(tmp_path / "data", [document], shard_sizes=[1])
+    rows = open_rows(
+        dataset,
+        seq_length=6,
+        teacher_seq_length=6,
+        student=Convention(1, 1, 2),
+        teacher=Convention(9, 9, None),
+    )
+    expected = {
+        "input_ids": [1, 11, 12, 2, 0, 0],
+        "labels": [11, 12, 2, 0, 0, 0],
+        "loss_mask": [1, 1, 1, 0, 0, 0],
+        "position_ids": [0, 1, 2, 3, 0, 1],
+        "teacher_spans": [[1, 3], [2, 4], [0, 0], [0, 0], [0, 0], [0, 0]],
+        "teacher_input_ids": [9, 21, 22, 23, 0, 0],
+        "teacher_position_ids": [0, 1, 2, 3, 0, 1],
+        "cu_seqlens": [0, 4, 6],
+        "teacher_cu_seqlens": [0, 4, 6],
+        "num_quarantined_tokens": 0,
+    }
+    assert {name: tensor.tolist() for name, tensor in rows[0].items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        (None, None),
+        (Convention(), Convention()),
+        (Convention(1, None, 2), Convention(None, 7, 8)),
+        (Convention(None, 5, None), Convention(6, 6, None)),
+    ],
+)
+def test_rows_equal_the_reference(dataset, student, teacher):
+    rows = open_rows(dataset, student=student, teacher=teacher)
+    assert len(rows.order.group_row_starts) > 2, "the order has groups to mix"
+    for sample in range(len(rows)):
+        number = rows.order.row(0, sample)
+        expected = reference_row(rows.plan, number, dataset.documents, rows.layout.max_segments)
+        row = rows[sample]
+        assert list(row) == list(rows.layout.shapes)
+        for name, values in expected.items():
+            assert np.array_equal(row[name].numpy(), values), (sample, name)
+
+
+@pytest.mark.parametrize("largest_id", [200, 60_000, 150_000])
+def test_rows_equal_the_reference_for_every_stored_width(tmp_path, largest_id):
+    documents = make_documents([40, 90, 200])
+    for document in documents:
+        document.student.input_ids[:] = document.student.input_ids[::-1] % largest_id
+        document.student.input_ids[-1] = largest_id
+    spans = documents[1].teacher_spans
+    spans[spans[:, 1] > spans[:, 0], 1] += 300  # widths beyond one byte
+    end = np.repeat(documents[1].student.byte_offsets[-1:], 400, axis=0)
+    documents[1] = replace(documents[1], teacher=Tokens(np.arange(400), end))
+    dataset = write_dataset(tmp_path / "data", documents, shard_sizes=[3])
+    rows = open_rows(dataset, seq_length=128, teacher_seq_length=450)
+    for sample in range(len(rows)):
+        number = rows.order.row(0, sample)
+        expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
+        for name, values in expected.items():
+            assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
+
+
+@pytest.mark.parametrize("make_student", [lambda: None, word_pieces], ids=["tiling", "with gaps"])
+def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path, make_student):
+    build_dataset(tmp_path / "data", student=make_student())
+    rows = AlignedRows(
+        StreamConfig(path=str(tmp_path / "data"), seq_length=48, teacher_seq_length=64)
+    )
+    found = decoded_documents(str(tmp_path / "data"))
+    documents = [sample["document"] for sample in found]
+    assert len(rows) > 10
+    for sample in range(len(rows)):
+        number = rows.order.row(0, sample)
+        expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
+        for name, values in expected.items():
+            assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
+
+
+def test_a_forced_cut_loses_no_token_and_unmaps_what_it_parts(tmp_path):
+    (document,) = make_documents([300])
+    shifted = document.student.byte_offsets.copy()
+    shifted[:-1, 1] = shifted[1:, 0] = shifted[1:, 0] * 10 + 1
+    student = Tokens(document.student.input_ids, shifted)
+    num_bytes = int(shifted[-1, 1]) * 10
+    student.byte_offsets[-1, 1] = num_bytes
+    starts = np.arange(0, num_bytes // 10 * 10, 10)[:280]
+    ends = np.append(starts[1:], num_bytes)
+    teacher = Tokens(np.arange(10, 10 + len(starts)), np.stack([starts, ends], 1))
+    spans = brute_force_spans(student.byte_offsets, teacher.byte_offsets)
+    document = AlignedDocument("odd", "0" * 64, num_bytes, student, teacher, spans)
+    dataset = write_dataset(tmp_path / "data", [document], shard_sizes=[1])
+    rows = open_rows(dataset, seq_length=64, teacher_seq_length=512)
+    assert rows.plan.num_forced_segments > 3
+    assert bool(np.all(rows.plan.segments["flags"] & FORCED))
+    for sample in range(len(rows)):
+        expected = reference_row(
+            rows.plan, rows.order.row(0, sample), [document], rows.layout.max_segments
+        )
+        for name, values in expected.items():
+            assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
+    _check_every_token_once(rows, [rows[sample] for sample in range(len(rows))], [document])
+
+
+def test_every_token_once_and_every_mapped_token_with_its_teacher_tokens(dataset):
+    rows = open_rows(dataset)
+    batches = [rows[sample] for sample in range(len(rows))]
+    _check_every_token_once(rows, batches, dataset.documents)
+    teacher_of = {
+        int(token): document.teacher.input_ids[a:b].tolist()
+        for document in dataset.documents
+        for token, (a, b) in zip(
+            document.student.input_ids, document.teacher_spans.tolist(), strict=True
+        )
+    }
+    num_mapped = 0
+    for row in batches:
+        for place in range(SEQ):
+            label, kept = int(row["labels"][place]), float(row["loss_mask"][place])
+            start, stop = row["teacher_spans"][place].tolist()
+            if kept and label >= FIRST_ID:
+                assert row["teacher_input_ids"][start:stop].tolist() == teacher_of.pop(label)
+                num_mapped += stop > start
+            else:
+                assert start == stop == 0
+    assert not teacher_of, "with a context token every text token is a label once"
+    assert num_mapped > 1000
+
+
+def _check_every_token_once(rows, batches, documents):
+    for name, side in (("input_ids", "student"), ("teacher_input_ids", "teacher")):
+        seen = torch.cat([row[name].flatten() for row in batches]).numpy()
+        expected = np.concatenate([getattr(d, side).input_ids for d in documents])
+        assert np.array_equal(np.sort(seen[seen >= FIRST_ID]), np.sort(expected))
+    assert rows.samples_per_epoch == sum(1 for _ in batches)
+
+
+def test_added_tokens_follow_the_tokenizers_by_default(dataset):
+    rows = open_rows(dataset)
+    seen = torch.cat([rows[sample]["input_ids"] for sample in range(len(rows))])
+    teacher = torch.cat([rows[sample]["teacher_input_ids"] for sample in range(len(rows))])
+    num_segments = len(rows.plan.segments)
+    assert int((seen == STUDENT_BOS).sum()) == num_segments
+    assert int((seen == STUDENT_EOS).sum()) == len(dataset.documents)
+    assert int((teacher == TEACHER_EOS).sum()) == num_segments
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 6])
+def test_exactly_once_over_replicas_and_workers(dataset, num_replicas, num_workers):
+    rows = open_rows(dataset, global_batch_size=24)
+    replicas = [
+        list(
+            load_batches(
+                rows,
+                micro_batch_size=2,
+                replica=replica,
+                num_replicas=num_replicas,
+                num_workers=num_workers,
+            )
+        )
+        for replica in range(num_replicas)
+    ]
+    steps = {len(batches) for batches in replicas}
+    assert steps == {len(rows) // (2 * num_replicas)}, "every replica takes as many steps"
+    seen = torch.cat([batch["input_ids"] for batches in replicas for batch in batches])
+    direct = torch.cat([rows[sample]["input_ids"][None] for sample in range(len(rows))])
+    assert _sorted_rows(seen) == _sorted_rows(direct)
+    assert len(rows.plan) - len(rows) < 24
+
+
+def _sorted_rows(tensor):
+    return sorted(map(tuple, tensor.tolist()))
+
+
+def test_global_batches_do_not_depend_on_the_replicas(dataset):
+    rows = open_rows(dataset, global_batch_size=12)
+
+    def global_batches(micro_batch_size, num_replicas):
+        replicas = [
+            [
+                sample
+                for batch in ReplicaBatches(
+                    len(rows), 0, micro_batch_size, 12, replica, num_replicas
+                )
+                for sample in batch
+            ]
+            for replica in range(num_replicas)
+        ]
+        share = 12 // num_replicas
+        return [
+            sorted(sample for own in replicas for sample in own[step * share : (step + 1) * share])
+            for step in range(len(rows) // 12)
+        ]
+
+    expected = global_batches(12, 1)
+    assert len(expected) > 2
+    for layout in ((1, 1), (2, 2), (2, 6), (4, 3), (1, 12)):
+        assert global_batches(*layout) == expected
+
+
+def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
+    rows = open_rows(dataset, num_epochs=3)
+    size = rows.samples_per_epoch
+    epochs = [[rows.order.row(epoch, place) for place in range(size)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(len(rows.plan))) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+    other = open_rows(dataset, seed=1).order
+    assert [other.row(0, place) for place in range(size)] != epochs[0]
+    again = open_rows(dataset).order
+    assert [again.row(2, place) for place in range(size)] == epochs[2]
+    group = np.searchsorted(rows.order.group_row_starts, epochs[0], "right")
+    assert np.count_nonzero(np.diff(group)) == len(rows.order.group_row_starts) - 2
+
+
+def test_the_order_is_the_one_of_this_release(dataset):
+    """A changed order would silently break the resuming of every run: raise the plan's FORMAT."""
+    order = RowOrder("name", 7, np.array([0, 5, 9]), (range(1), range(1)))
+    assert [order.row(0, place) for place in range(9)] == GOLDEN_EPOCH_0
+    assert [order.row(1, place) for place in range(9)] == GOLDEN_EPOCH_1
+
+
+GOLDEN_EPOCH_0 = [2, 4, 1, 0, 3, 7, 5, 6, 8]
+GOLDEN_EPOCH_1 = [2, 4, 3, 1, 0, 7, 8, 5, 6]
+
+
+def test_large_groups_are_divided(dataset, monkeypatch):
+    whole = open_rows(dataset, shuffle_shards=3).order
+    monkeypatch.setattr("pipeline.packing.order.MAX_GROUP_ROWS", 20)
+    divided = open_rows(dataset, shuffle_shards=3).order
+    sizes = np.diff(divided.group_row_starts)
+    assert len(whole.group_row_starts) == 2
+    assert len(sizes) > 2
+    assert sizes.max() < 20 + 3 * 6  # a group ends with a window
+    num_rows = int(divided.group_row_starts[-1])
+    assert sorted(divided.row(1, place) for place in range(num_rows)) == list(range(num_rows))
+
+
+def test_batches_from_workers_stay_valid_while_they_are_kept(dataset):
+    rows = open_rows(dataset, global_batch_size=2, num_epochs=3)
+    kept = list(load_batches(rows, micro_batch_size=2, num_workers=2))
+    assert len(kept) == len(rows) // 2 > 50
+    for number, batch in enumerate(kept):
+        expected = rows.__getitems__([2 * number, 2 * number + 1])
+        assert torch.equal(batch.buffer, expected.buffer)
+
+
+def test_groups_read_a_bounded_set_of_shards(dataset):
+    rows = open_rows(dataset)
+    starts = rows.plan.shard_document_starts
+    for group, shards in enumerate(rows.order.group_shards):
+        first, last = rows.order.group_row_starts[group : group + 2]
+        own = rows.plan.segments[rows.plan.row_starts[first] : rows.plan.row_starts[last]]
+        needed = set((np.searchsorted(starts, own["document"], "right") - 1).tolist())
+        assert needed <= set(shards)
+
+
+def test_a_batch_is_one_tensor_and_passes_as_one(dataset):
+    rows = open_rows(dataset)
+    batch = collate_rows([rows[0], rows[1], rows[2]])
+    direct = rows.__getitems__([0, 1, 2])
+    assert batch.buffer.is_contiguous()
+    assert torch.equal(batch.buffer, direct.buffer)
+    storage = batch.buffer.untyped_storage().data_ptr()
+    for name, tensor in batch.items():
+        assert tensor.untyped_storage().data_ptr() == storage, name
+        assert tensor.shape[0] == 3
+    assert collate_rows(direct) is direct
+    assert torch.equal(batch.to("cpu").buffer, batch.buffer)
+    assert batch["loss_mask"].dtype == torch.float32
+    with pytest.raises(KeyError, match="no field 'tokens' but input_ids"):
+        batch["tokens"]
+
+
+def test_rows_of_two_layouts_are_not_mixed(dataset):
+    """Buffers of equal size with other fields were stacked, and read by the first row's layout."""
+    rows = open_rows(dataset)
+    teacher, segments = rows.layout.teacher_seq_length, rows.layout.max_segments
+    # Two places less of the teacher's make room for the bounds of two more segments.
+    other = replace(rows.layout, teacher_seq_length=teacher - 2, max_segments=segments + 2)
+    assert other.num_words == rows.layout.num_words
+    with pytest.raises(ValueError, match=f"rows of two layouts in one batch.*={teacher - 2}"):
+        collate_rows([rows[0], Rows(rows[1].buffer, other)])
+    again = open_rows(dataset)
+    assert torch.equal(collate_rows([rows[0], again[0]])["labels"][0], rows[0]["labels"])
+
+
+def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
+    """Against segments of the plan: padding counts its positions from 0, too."""
+    for teacher in (Convention(None, None, None), Convention(9, 9, None)):
+        rows = open_rows(dataset, teacher=teacher)
+        batch = rows.__getitems__(range(len(rows)))
+        found = batch.teacher_has_loss
+        assert found.dtype == torch.bool
+        expected = torch.zeros_like(found)
+        for row, bounds in enumerate(batch["teacher_cu_seqlens"].tolist()):
+            padding = int((batch["teacher_input_ids"][row] != 0).sum())
+            expected[row, :padding] = True
+            expected[row, [bound for bound in bounds if bound < padding]] = False
+        assert torch.equal(found, expected)
+        assert int((batch["teacher_position_ids"] > 0).sum()) > int(found.sum())
+        assert torch.equal(rows[3].teacher_has_loss, found[3])
+
+
+def test_a_loader_without_our_collate_function_says_so(dataset):
+    with pytest.raises(KeyError, match=r"collate_fn=pipeline\.streaming\.collate_rows"):
+        next(iter(DataLoader(open_rows(dataset), batch_size=2)))
+
+
+def test_a_pickled_dataset_reads_the_same(dataset):
+    rows = open_rows(dataset)
+    expected = rows[3].buffer
+    copy = pickle.loads(pickle.dumps(rows))
+    assert torch.equal(copy[3].buffer, expected)
+
+
+def test_samples_past_the_end_are_refused(dataset):
+    rows = open_rows(dataset, num_epochs=2)
+    assert len(rows) == 2 * rows.samples_per_epoch
+    with pytest.raises(IndexError, match=r"raise num_epochs"):
+        rows[len(rows)]
+    with pytest.raises(IndexError, match=r"sample -1 is not in"):
+        rows[-1]
+
+
+def test_a_dataset_smaller_than_a_batch_is_refused(dataset):
+    with pytest.raises(ValueError, match=r"rows, less than one global batch of 4096"):
+        open_rows(dataset, global_batch_size=4096)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((96, 0, 5, 12, 0, 1), "global_batch_size 12 is no multiple of micro_batch_size 5 by 1"),
+        ((96, 6, 2, 12, 0, 1), "consumed_samples 6 is no multiple of global_batch_size 12"),
+        ((95, 0, 2, 12, 0, 1), "num_samples 95 is no multiple"),
+        ((96, 0, 2, 12, 3, 3), r"replica 3 is not in 0 … 2"),
+    ],
+)
+def test_batches_that_do_not_divide_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        ReplicaBatches(*sizes)
+
+
+def test_plans_are_made_once_and_found_by_what_they_depend_on(dataset, caplog):
+    caplog.set_level("INFO", logger="pipeline.packing.saved_plans")
+    options = {"seq_length": 120, "teacher_seq_length": 160}
+    first = open_rows(dataset, **options)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["planned"]
+    second = open_rows(dataset, **options)
+    assert len(caplog.records) == 1
+    assert np.array_equal(first.plan.segments, second.plan.segments)
+    open_rows(dataset, **options, student=Convention())
+    assert len(caplog.records) == 2
+
+
+def test_a_read_only_dataset_is_planned_in_the_cache_folder(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.packing.saved_plans.os.access", lambda path, mode: False)
+    rows = open_rows(dataset, seq_length=101, cache_folder=tmp_path)
+    assert len(list((tmp_path / "plans").glob("*/plan.json"))) == 1
+    assert len(rows) > 10
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_share_one_plan(dataset):
+    code = (
+        "from pipeline.streaming import *\n"
+        f"rows = AlignedRows(StreamConfig(path={str(dataset.folder)!r}, seq_length=77,"
+        " teacher_seq_length=99))\n"
+        "print(len(rows), int(rows[0].buffer.sum()))"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(set(outputs)) == 1
+    assert not list((dataset.folder / "plans").glob(".*")), "no temporary folder is left"
+
+
+def test_memory_stays_flat_over_ten_epochs(dataset):
+    rows = open_rows(dataset, num_epochs=12)
+
+    def read(epochs):
+        for sample in range(
+            epochs.start * rows.samples_per_epoch, epochs.stop * rows.samples_per_epoch
+        ):
+            rows[sample]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    warm = read(range(2))
+    assert read(range(2, 12)) - warm < 4 * 1024  # KiB

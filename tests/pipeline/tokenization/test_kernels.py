@@ -1,0 +1,66 @@
+"""The proof that tokens spell a text, against joining their bytes."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.tokenization.kernels import flatten_bytes, offsets_from_vocabulary
+
+VOCABULARY = [b"a", b" ", b" b", b"\xc3\xa9", b"12345678", b"123456789", b"x" * 17, b"", b"ab"]
+PIECES = st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=8)
+
+
+def lay_out(documents: list[tuple[list[int], bytes]]) -> tuple[list[list[list[int]]], list[bool]]:
+    """Each document's byte offsets, and whether they are proven."""
+    counts = [len(ids) for ids, _ in documents]
+    cu_tokens = np.cumsum([0, *counts], dtype=np.int64)
+    input_ids = np.array([token for ids, _ in documents for token in ids], np.uint32)
+    token_bytes, cu_token_bytes = flatten_bytes(VOCABULARY)
+    byte_offsets = np.empty((len(input_ids), 2), np.int32)
+    proven = np.zeros(len(documents), np.bool_)
+    offsets_from_vocabulary(
+        input_ids,
+        cu_tokens,
+        *flatten_bytes([text for _, text in documents]),
+        np.ones(len(documents), np.bool_),
+        token_bytes,
+        cu_token_bytes,
+        np.diff(cu_token_bytes).astype(np.int32),
+        byte_offsets,
+        proven,
+    )
+    return [part.tolist() for part in np.split(byte_offsets, cu_tokens[1:-1])], proven.tolist()
+
+
+@st.composite
+def spelled(draw: st.DrawFn) -> tuple[list[int], bytes]:
+    """Ids with the text that they spell: without its first space, with a byte changed, or so."""
+    ids = draw(PIECES)
+    text = b"".join(VOCABULARY[token] for token in ids)
+    change = draw(st.sampled_from(["nothing", "first space", "a byte", "length"]))
+    if change == "first space":
+        return ids, text.removeprefix(b" ")
+    if change == "length":
+        return ids, text + b"a"
+    if change == "a byte" and text:
+        place = draw(st.integers(0, len(text) - 1))
+        return ids, text[:place] + bytes([text[place] ^ draw(st.integers(1, 255))]) + text[
+            place + 1 :
+        ]
+    return ids, text
+
+
+@given(st.lists(spelled(), min_size=1, max_size=4))
+@settings(max_examples=300)
+def test_tokens_are_proven_where_they_spell_the_text(
+    documents: list[tuple[list[int], bytes]],
+) -> None:
+    offsets, proven = lay_out(documents)
+    for (ids, text), own, fits in zip(documents, offsets, proven, strict=True):
+        pieces = [VOCABULARY[token] for token in ids]
+        joined = b"".join(pieces)
+        assert fits == (all(pieces) and text in (joined, joined.removeprefix(b" ")))
+        if fits:
+            covered = [text[start:end] for start, end in own]
+            assert covered[1:] == pieces[1:]
+            assert b"".join(covered) == text

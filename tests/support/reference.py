@@ -1,0 +1,107 @@
+"""Slow, obvious oracles: each says what is right in the plainest way there is."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from tests.support.tokenizer_zoo import Definition
+
+Range = tuple[int, int]
+UNMAPPED = None
+
+
+def reference_spans(student: Sequence[Range], teacher: Sequence[Range]) -> list[Range | None]:
+    """Return the teacher tokens that share a byte with each student token, over sets of bytes."""
+    spans: list[Range | None] = []
+    for start, end in student:
+        covered = set(range(start, end))
+        touching = [j for j, (a, b) in enumerate(teacher) if covered & set(range(a, b))]
+        spans.append((touching[0], touching[-1] + 1) if touching else UNMAPPED)
+    return spans
+
+
+def algorithm_1(student: Sequence[Range], teacher: Sequence[Range]) -> list[Range | None]:
+    """Return the paper's Algorithm 1: two binary searches for each student token."""
+    teacher = [token for token in teacher if token[0] < token[1]]
+    starts, ends = [a for a, _ in teacher], [b for _, b in teacher]
+    spans: list[Range | None] = []
+    for start, end in student:
+        first, stop = bisect_right(ends, start), bisect_left(starts, end)
+        spans.append((first, stop) if first < stop and start < end else UNMAPPED)
+    return spans
+
+
+def is_cut(student: Sequence[Range], teacher: Sequence[Range], i: int, j: int) -> bool:
+    """Return whether all tokens before (i, j) end by some byte from which all others start."""
+    if not (0 < i < len(student) and 0 < j < len(teacher)):
+        return False
+    left = [end for _, end in (*student[:i], *teacher[:j])]
+    right = [start for start, _ in (*student[i:], *teacher[j:])]
+    return max(left) <= min(right)
+
+
+def reference_cuts(
+    student: Sequence[Range], teacher: Sequence[Range], stride: int
+) -> list[tuple[int, int]]:
+    """Return the last cut of every `stride` student tokens, by trying every pair."""
+    cuts = []
+    for block in range(0, len(student), stride):
+        found = [
+            (i, j)
+            for i in range(block, min(block + stride, len(student)))
+            for j in range(len(teacher))
+            if is_cut(student, teacher, i, j)
+        ]
+        cuts += found[-1:]
+    return cuts
+
+
+def reference_ratios(student: Range, teacher: Sequence[Range]) -> tuple[float, float]:
+    """Return IoU and IoS of a student token and its teacher tokens, over sets of bytes."""
+    own = set(range(*student))
+    mapped = set(range(teacher[0][0], teacher[-1][1]))
+    return len(own & mapped) / len(own | mapped), len(own & mapped) / len(own)
+
+
+def reference_chunks(num_tokens: int, num_chunks: int) -> list[list[int]]:
+    """Return the tokens of each of `num_chunks` equal chunks: token t lies in chunk t·C // T."""
+    chunks: list[list[int]] = [[] for _ in range(num_chunks)]
+    for token in range(num_tokens):
+        chunks[token * num_chunks // num_tokens].append(token)
+    return chunks
+
+
+def spelled_offsets(pieces: Sequence[bytes], text: bytes) -> list[Range] | None:
+    """Return ranges of tokens that spell the text, or None where they don't.
+
+    One space too many in front covers no byte.
+    """
+    joined = b"".join(pieces)
+    prefix = int(joined == b" " + text)
+    if joined[prefix:] != text:
+        return None
+    ends = [sum(map(len, pieces[: i + 1])) - prefix for i in range(len(pieces))]
+    starts = [end - len(piece) for end, piece in zip(ends, pieces, strict=True)]
+    return [(max(start, 0), max(end, 0)) for start, end in zip(starts, ends, strict=True)]
+
+
+def piece_bytes(definition: Definition, token_id: int) -> bytes:
+    """Return what a token of a byte-level or SentencePiece-like BPE stands for."""
+    for token in definition["added_tokens"]:
+        if token["id"] == token_id:
+            return bytes(token["content"].encode())
+    piece = next(p for p, i in definition["model"]["vocab"].items() if i == token_id)
+    if definition["model"]["byte_fallback"]:
+        is_byte = piece.startswith("<0x") and len(piece) == 6
+        return bytes.fromhex(piece[3:5]) if is_byte else piece.replace("▁", " ").encode()
+    return bytes(_gpt2_bytes()[character] for character in piece)
+
+
+def _gpt2_bytes() -> dict[str, int]:
+    """GPT-2's `bytes_to_unicode`, inverted."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
+    printable += range(ord("®"), ord("ÿ") + 1)
+    table = {chr(byte): byte for byte in printable}
+    for byte in range(256):
+        if byte not in printable:
+            table[chr(256 + len(table) - len(printable))] = byte
+    return table

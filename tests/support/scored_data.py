@@ -1,0 +1,69 @@
+"""Datasets that a tiny teacher has scored, for tests to read and to damage."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from beam_jobs.score.command import main
+from pipeline.guidance.cross_entropy import score_tokens
+from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.streaming import Rows
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.hf_folders import write_model
+
+SEQ_LENGTH = 64
+THREADS = torch.get_num_threads()
+"""The jobs run in this process: another number of threads would also slow what follows."""
+
+
+def write_world(root: Path) -> Path:
+    """Write a dataset of 40 documents, most longer than a row, a teacher and a student."""
+    build_dataset(root / "data", make_texts(40))
+    write_model(root / "teacher", byte_level(480), seed=1)
+    write_model(root / "student", byte_level(400), seed=2)
+    return root
+
+
+def score_arguments(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> list[str]:
+    """Return the command line that scores the world's dataset with its untrained teacher."""
+    lengths = [] if seq_length is None else ["--seq-length", str(seq_length)]
+    # Not what is fastest here: stored losses are compared with those of training, in float32.
+    dtype = [] if "--dtype" in more else ["--dtype", "float32"]
+    fixed = ["--allow-untrained-teacher", "--threads", str(THREADS), *dtype]
+    return [str(root / "data"), "--teacher", str(root / "teacher"), *lengths, *fixed, *more]
+
+
+def run_score(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> None:
+    """Score the world's dataset."""
+    assert main(score_arguments(root, *more, seq_length=seq_length)) == 0
+
+
+def sidecars(root: Path) -> dict[str, bytes]:
+    """Return the bytes of everything that scoring wrote, by name."""
+    return {path.name: path.read_bytes() for path in sorted((root / "data").glob("*teacher-*"))}
+
+
+def online_losses(teacher: Path, batch: Rows) -> torch.Tensor:
+    """Return the losses of a batch's teacher tokens as training computes them."""
+    model = load_language_model(str(teacher))
+    with torch.inference_mode():
+        states = hidden_states(
+            model,
+            batch["teacher_input_ids"],
+            position_ids=batch["teacher_position_ids"],
+        )
+        return score_tokens(
+            states,
+            output_weight(model),
+            batch["teacher_input_ids"].long(),
+            teacher_loss_mask=batch["teacher_position_ids"] > 0,
+        )
+
+
+def retrain(folder: Path) -> None:
+    """Change a model's weights a little."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.01)
+    model.save_pretrained(folder)
