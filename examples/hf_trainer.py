@@ -27,6 +27,7 @@ from pipeline.guidance import (
 )
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.packed_attention import packed_arguments
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows
 
 
@@ -61,6 +62,7 @@ class GuidedTrainer(Trainer):
     ) -> Any:
         """Return the mean loss over the kept tokens of one micro-batch."""
         batch = Rows(inputs["rows"], self.rows.layout)
+        student = self.accelerator.unwrap_model(model)
         # Through `model`, which may be wrapped, and without labels: they are shifted already.
         output = model(
             input_ids=batch["input_ids"].long(),
@@ -68,10 +70,11 @@ class GuidedTrainer(Trainer):
             use_cache=False,  # with a cache, documents of a row would see each other
             output_hidden_states=True,
             logits_to_keep=1,  # the logits of all places are never needed at once
+            **packed_arguments(student, batch["position_ids"]),
         )
         losses = linear_cross_entropy(
             output.hidden_states[-1],
-            output_weight(self.accelerator.unwrap_model(model)),
+            output_weight(student),
             batch["labels"].long(),
             loss_mask=batch["loss_mask"],
         ).losses

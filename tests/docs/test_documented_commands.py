@@ -8,6 +8,7 @@ import pytest
 
 from beam_jobs.align.options import parse_options
 from beam_jobs.runners import make_beam_options
+from pipeline.training.options import parse_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +21,27 @@ def commands() -> list[tuple[str, str]]:
                 if line.startswith("vocag align"):
                     found.append((path.name, line))
     return found
+
+
+def train_commands() -> list[str]:
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
+    return [
+        line.removeprefix("$ ") for line in re.findall(r"^(?:\$ )?vocag train --.+", text, re.M)
+    ]
+
+
+@pytest.mark.parametrize("line", train_commands())
+def test_a_documented_training_is_accepted(line: str) -> None:
+    arguments = shlex.split(line.replace("…", ""), comments=True)[2:]
+    if "--output" not in arguments:
+        assert "…" in line
+        arguments += ["--student", "s", "--output", "o"]
+    assert parse_config(arguments).data == "aligned"
+
+
+def test_documents_show_trainings() -> None:
+    assert len(train_commands()) >= 4
 
 
 def test_documents_show_commands_for_every_runner() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,26 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
     saved, own = weights(tmp_path / "student"), weights(tmp_path / "run/model")
     for name, tensor in own.items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
+    """It crashed on a model of transformers."""
+    page = (EXAMPLES.parent / "docs" / "streaming.md").read_text("utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    for there, here in (
+        ('"OUTPUT"', repr(str(world / "data"))),
+        ("seq_length=2048, global_batch_size=64", f"seq_length={SEQ_LENGTH}, global_batch_size=4"),
+        ("num_workers=2", "num_workers=0"),
+    ):
+        assert there in code
+        code = code.replace(there, here)
+    student = AutoModelForCausalLM.from_pretrained(world / "student")
+    names: dict[str, Any] = {"student": student}
+    exec(code, names)
+    guided = GuidedStudent(load_language_model(str(world / "student")), Method("full"))
+    expected = guided(names["batch"])
+    mean = float(expected.loss_sum.detach() / expected.num_tokens)
+    assert float(names["loss"].detach()) == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.slow

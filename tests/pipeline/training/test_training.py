@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,6 +242,62 @@ def test_learning_rate_warms_up_and_ends(tmp_path: Path) -> None:
     assert max(rates) == rates[10] == rates[9] == pytest.approx(1e-3)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 1e-4 < rates[99] < 1.02e-4
+
+
+def test_schedules_end_where_they_say(tmp_path: Path) -> None:
+    common = {"data": "", "student": "", "output": tmp_path, "method": Method("full")}
+    steps = {"num_steps": 101, "warmup_steps": 1, "learning_rate": 1e-3, "min_lr_fraction": 0.2}
+    rates = {}
+    for schedule in ("constant", "linear", "cosine"):
+        config = TrainConfig(**common, **steps, schedule=schedule)
+        rates[schedule] = [learning_rate(config, step) for step in (0, 1, 26, 51, 101)]
+    assert rates["constant"] == pytest.approx([1e-3] * 5)
+    assert rates["linear"] == pytest.approx([1e-3, 1e-3, 8e-4, 6e-4, 2e-4])
+    half = 0.5 * 0.5**0.5
+    assert rates["cosine"] == pytest.approx([1e-3, 1e-3, (0.6 + 0.8 * half) * 1e-3, 6e-4, 2e-4])
+    with pytest.raises(ValueError, match="--schedule square: choose of cosine, linear, constant"):
+        TrainConfig(**common, schedule="square")
+
+
+def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: Path) -> None:
+    """Scores made with a length of their own could not be trained with."""
+    config = _config(world, tmp_path, Method("teacher"), teacher_seq_length=96)
+    rows = AlignedRows(config.stream(config.data))
+    assert rows[0]["teacher_input_ids"].shape == (96,)
+    assert train(replace(config, num_steps=3))["teacher_loss"] > 0
+    with pytest.raises(ValueError, match=r"--teacher-seq-length: rows have 600 tokens, .* for 512"):
+        train(replace(config, teacher_seq_length=600, output=tmp_path / "long"))
+
+
+def test_several_held_out_sets_are_logged_by_name(world: Path, tmp_path: Path) -> None:
+    sets = (f"first={world / 'heldout'}", str(world / "pair"))
+    values = train(_config(world, tmp_path, Method("full"), num_steps=3, heldout=sets))
+    measured = {name: value for name, value in values.items() if name.startswith("heldout")}
+    assert list(measured) == ["heldout_bits_per_byte/first", "heldout_bits_per_byte/pair"]
+    alone = train(_config(world, tmp_path / "one", Method("full"), num_steps=3, heldout=sets[:1]))
+    assert alone["heldout_bits_per_byte"] == measured["heldout_bits_per_byte/first"]
+    with pytest.raises(ValueError, match="have one name: write NAME=DATASET"):
+        _config(world, tmp_path, Method("full"), heldout=(str(world / "pair"), "x/pair"))
+
+
+def test_weights_and_biases_gets_every_step(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    train(_config(world, tmp_path / "run", Method("full"), num_steps=3, wandb="tests"))
+    (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert log.stat().st_size > 0
+
+
+def test_a_missing_package_is_named(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(ValueError, match="--wandb tests needs a package: pip install wandb"):
+        train(_config(world, tmp_path, Method("full"), wandb="tests"))
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 def test_a_checkpoint_of_other_options_is_refused(world: Path, tmp_path: Path) -> None:
