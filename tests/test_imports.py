@@ -161,7 +161,7 @@ def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
         ("pipeline/x.py", "import tokenizers"),
         ("pipeline/x.py", "from transformers import AutoTokenizer"),
         ("pipeline/x.py", "import pickle"),
-        ("pipeline/baselines/x.py", "from gigatoken import Tokenizer"),
+        ("pipeline/guidance/baselines/x.py", "from gigatoken import Tokenizer"),
         ("beam_jobs/x.py", "from megatron_plugin import bridge"),
         ("beam_jobs/x.py", "from sentencepiece import SentencePieceProcessor"),
         ("megatron_plugin/x.py", "import apache_beam"),

@@ -2,7 +2,13 @@
 
 from pipeline.guidance.aggregation import Aggregation, aggregate_teacher_losses
 from pipeline.guidance.checks import NonFiniteLossError
-from pipeline.guidance.loss import Expectation, LossResult, guided_loss, metric_values
+from pipeline.guidance.loss import (
+    Expectation,
+    LossResult,
+    guided_loss,
+    mapped_tokens,
+    metric_values,
+)
 from pipeline.guidance.selection import PAPER_RULE, Selection, SelectionRule, select_tokens
 
 __all__ = [
@@ -15,6 +21,7 @@ __all__ = [
     "SelectionRule",
     "aggregate_teacher_losses",
     "guided_loss",
+    "mapped_tokens",
     "metric_values",
     "select_tokens",
 ]

@@ -47,7 +47,8 @@ def test_a_worker_gets_the_differing_characters_from_the_launcher(
 ) -> None:
     path = str(tmp_path / Path(TEACHER).name)
     stored = store_tokenizer(load_tokenizer(TEACHER), path, scratch=str(tmp_path))
-    monkeypatch.setattr("pipeline.tokenization.remembered_differing", None)  # fails where called
+    # Fails where it is called.
+    monkeypatch.setattr("pipeline.tokenization.tokenizer.remembered_differing", None)
     monkeypatch.setattr(tokenizer_files, "_loaded", {})
     told = replace(stored, differing=((0xE9, 0xEA),))
     worker = load_stored(told)

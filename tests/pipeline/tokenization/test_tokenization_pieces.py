@@ -104,7 +104,7 @@ def test_a_tokenizer_takes_long_documents_in_pieces(monkeypatch: pytest.MonkeyPa
     tokenizer = load("qwen_like")
     before = tokenizer.num_reference_documents
     expected = tokenizer.tokenize_batch([b"short", text, "e\u0301".encode()])
-    monkeypatch.setattr("pipeline.tokenization.LONG_TEXT_BYTES", 2000)
+    monkeypatch.setattr("pipeline.tokenization.tokenizer.LONG_TEXT_BYTES", 2000)
     monkeypatch.setattr("pipeline.tokenization.pieces.LONG_TEXT_BYTES", 2000)
     found = tokenizer.tokenize_batch([b"short", text, "e\u0301".encode()])
     assert_equal(found, expected)

@@ -482,7 +482,7 @@ def test_command_on_a_sound_dataset(pristine: Path, capsys: pytest.CaptureFixtur
 def test_command_with_findings(
     dataset: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.validate.SHOWN_PER_CHECK", 2)
+    monkeypatch.setattr("pipeline.validate.command.SHOWN_PER_CHECK", 2)
     index = read_index(dataset)
     for start in index.payload_offset[:5].tolist():
         edit_bytes(dataset / TAR, start + 1, lambda byte: byte ^ 1)
