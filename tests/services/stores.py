@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 from fsspec import AbstractFileSystem
-from gcsfs.core import GCSFileSystem
-from s3fs import S3FileSystem
 
 ENVIRONMENTS = Path(sys.prefix) / "services"
 BUCKET = "vocag"
 SHARD_BYTES = 1 << 19  # some shards of a small corpus: every object costs several requests
 START_SECONDS = 60
 RUN_SECONDS = 600
+SET_UP = "`make test-services` sets up what these tests need"
 
 _NO_CACHE: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
 
@@ -81,6 +80,7 @@ class ObjectStore:
 @contextlib.contextmanager
 def google_storage() -> Iterator[ObjectStore]:
     """Run gcp-storage-emulator with one empty bucket."""
+    client = pytest.importorskip("gcsfs.core", reason=f"gcsfs is not installed: {SET_UP}")
     port = free_port()
     command = [
         _executable("gcs", "gcp-storage-emulator"), "start", "--host=localhost", f"--port={port}",
@@ -94,13 +94,14 @@ def google_storage() -> Iterator[ObjectStore]:
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # gRPC, which the emulator lacks
     }
     with _server(command, port):
-        files = GCSFileSystem(endpoint_url=endpoint, token="anon", **_NO_CACHE)
+        files = client.GCSFileSystem(endpoint_url=endpoint, token="anon", **_NO_CACHE)
         yield ObjectStore(f"gs://{BUCKET}", environment, files)
 
 
 @contextlib.contextmanager
 def amazon_s3() -> Iterator[ObjectStore]:
     """Run moto's server with one empty bucket."""
+    client = pytest.importorskip("s3fs", reason=f"s3fs is not installed: {SET_UP}")
     port = free_port()
     endpoint = f"http://localhost:{port}"
     environment = {
@@ -110,7 +111,7 @@ def amazon_s3() -> Iterator[ObjectStore]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     with _server([_executable("s3", "moto_server"), "-p", str(port)], port):
-        files = S3FileSystem(endpoint_url=endpoint, key="test", secret="test", **_NO_CACHE)
+        files = client.S3FileSystem(endpoint_url=endpoint, key="test", secret="test", **_NO_CACHE)
         files.mkdir(BUCKET)
         yield ObjectStore(f"s3://{BUCKET}", environment, files)
 
@@ -151,5 +152,5 @@ def _accepts(process: subprocess.Popen[bytes], port: int) -> bool:
 def _executable(environment: str, name: str) -> Path:
     path = ENVIRONMENTS / environment / "bin" / name
     if not path.exists():
-        pytest.fail(f"{path} is not installed; `make test-services` installs it")
+        pytest.skip(f"{path} is not installed: {SET_UP}")
     return path
