@@ -50,7 +50,7 @@ $python -m pipeline.figures runs "${runs[@]}" --output "$demo/selectors.html"
 $python -m pipeline.figures runs "${runs[@]}" --output "$demo/selectors.svg" | tail -n 1
 # What the teacher would choose in a text that neither has seen, for the student that it guided.
 $python -m pipeline.figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
-  --student-tokenizer "$($python "$here/packaged_tokenizer.py" mistral)" --output "$demo/kept.html" \
+  --output "$demo/kept.html" \
   "Compute the eigenvalues of a real symmetric matrix. The matrix is first reduced to tridiagonal \
 form, then the QR algorithm finds the eigenvalues in ascending order. If the matrix is not \
 symmetric, only its lower triangle is read. The sum of the eigenvalues is the trace of the matrix, \

@@ -38,6 +38,19 @@ examples:
   # then compare
   vocag figures runs runs/full runs/random runs/teacher --output selectors.svg
 
+methods, --method (docs/guidance.md has the equations):
+  teacher         tokens on which the student is furthest behind the teacher: the paper
+  full            every token: plain continual pretraining, no teacher
+  random, student_loss, student_entropy
+                  chance, or the student's own judgement: what a teacher must beat, no teacher
+  teacher_loss    tokens that the teacher finds easiest
+  rho1, rho1_self, kld
+                  Rho-1 with a reference model, its self-reference, and distillation by
+                  distributions: a teacher of the student's own vocabulary
+  uld             distillation by sorted probabilities, any vocabulary
+  chunks, chunks_random
+                  equal chunks in place of alignment, by the teacher or by chance
+
 output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
 AutoModelForCausalLM and AutoTokenizer load."""
 
