@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.scoring.hf_models import hidden_states, output_weight
-from pipeline.streaming import AlignedRows, Rows
+from pipeline.streaming import AlignedRows, Convention, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks
 
@@ -16,24 +16,39 @@ BITS_PER_BYTE = "heldout_bits_per_byte"
 _ROWS_AT_ONCE = 8
 
 
-def evaluate(config: TrainConfig, student: PreTrainedModel, ranks: Ranks) -> dict[str, float]:
+def evaluate(
+    config: TrainConfig, student: PreTrainedModel, ranks: Ranks, convention: Convention
+) -> dict[str, float]:
     """Return the bits per byte of every held-out set: with one, its name is left out.
 
+    Args:
+        config: names the sets.
+        student: what is measured.
+        ranks: this process among those that share the work.
+        convention: the tokens around the student's training text; they stand around held-out text
+            too, whatever its dataset recorded.
+
     Example:
-        >>> evaluate(config, student, ranks)
+        >>> evaluate(config, student, ranks, rows.plan.rules.student)
         {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
     """
     sets = config.heldout_sets
     return {
         BITS_PER_BYTE if len(sets) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
-            config, student, path, ranks
+            config, student, path, ranks, convention
         )
         for name, path in sets.items()
     }
 
 
 @torch.inference_mode()
-def bits_per_byte(config: TrainConfig, student: PreTrainedModel, path: str, ranks: Ranks) -> float:
+def bits_per_byte(
+    config: TrainConfig,
+    student: PreTrainedModel,
+    path: str,
+    ranks: Ranks,
+    convention: Convention,
+) -> float:
     """Return the student's mean code length of a dataset's text and its documents' ends.
 
     Comparable between any tokenizers: the sum over all tokens, by the bytes of the text.
@@ -42,9 +57,9 @@ def bits_per_byte(config: TrainConfig, student: PreTrainedModel, path: str, rank
         ValueError: the first token of a text has no loss.
     """
     # The held-out set may have another teacher.
-    stream = config.stream(path)
-    rows = AlignedRows(replace(stream, teacher_seq_length=None, teacher_context=None))
-    if rows.plan.rules.student.first_token_id is None:
+    stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None)
+    rows = AlignedRows(replace(stream, student=convention, student_bos=None, student_eos=None))
+    if convention.first_token_id is None:
         raise ValueError(f"{path}: without a context token the first token has no loss")
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)

@@ -156,7 +156,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         values["seconds"] = time.perf_counter() - started
         step += 1
         if config.heldout and (step == config.num_steps or _is_due(step, config.evaluate_every)):
-            values |= evaluate(config, run.student, ranks)
+            values |= evaluate(config, run.student, ranks, run.rows.plan.rules.student)
         if log is not None:
             log.write(step, values)
             _keep(run, step, last)

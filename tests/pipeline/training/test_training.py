@@ -30,6 +30,7 @@ from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import ForeignTokenizerError
+from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model
 
@@ -162,7 +163,8 @@ def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
     num_bytes = sum(document.num_text_bytes for document in documents)
     # Whole documents in a row, as the slow count has them.
     alone = Ranks(torch.device("cpu"))
-    measured = bits_per_byte(config, student, str(world / "heldout"), alone)
+    around = rows.plan.rules.student
+    measured = bits_per_byte(config, student, str(world / "heldout"), alone, around)
     assert measured == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
 
 
@@ -267,6 +269,21 @@ def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: 
     assert train(replace(config, num_steps=3))["teacher_loss"] > 0
     with pytest.raises(ValueError, match=r"--teacher-seq-length: rows have 600 tokens, .* for 512"):
         train(replace(config, teacher_seq_length=600, output=tmp_path / "long"))
+
+
+def test_held_out_text_stands_among_the_tokens_of_the_training_text(
+    world: Path, tmp_path: Path
+) -> None:
+    """Whatever was recorded when it was aligned: the student knows no other tokens."""
+    manifest = build_dataset(tmp_path / "other", make_texts(6, seed=1))
+    other = replace(manifest.student, convention=ConventionRecord(5, 5, None))
+    changed = encode_manifest(replace(manifest, student=other))
+    (tmp_path / "other" / MANIFEST_FILE).write_bytes(changed)
+    sets = (str(world / "heldout"), str(tmp_path / "other"))
+    values = train(_config(world, tmp_path / "run", Method("full"), num_steps=3, heldout=sets))
+    measured = {name: value for name, value in values.items() if name.startswith("heldout")}
+    assert len(measured) == 2
+    assert len(set(measured.values())) == 1
 
 
 def test_several_held_out_sets_are_logged_by_name(world: Path, tmp_path: Path) -> None:
