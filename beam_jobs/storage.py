@@ -178,7 +178,8 @@ def _look_at(path: str) -> None:
 class _UncachedFile(io.FileIO):
     """A file whose pages start on their way to the disk once written, and then leave the cache."""
 
-    def write(self, data: Buffer, /) -> int | None:
+    # typeshed takes FileIO for an IO[bytes] as well, whose `write` never returns None
+    def write(self, data: Buffer, /) -> int | None:  # type: ignore[override]
         written = super().write(data)
         with suppress(OSError):  # advice: a file system that takes none holds the same bytes
             os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -5,33 +5,38 @@ from hashlib import sha256
 
 import apache_beam as beam
 
+_Strings = beam.PCollection[str]
+_Gathered = beam.PCollection[tuple[int, Iterable[str]]]
 
-class Gather(beam.PTransform):
+
+class Gather(beam.PTransform[_Strings, _Gathered]):
     """Bring all elements to one place; what went in is settled and is not computed again."""
 
-    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+    def expand(self, elements: _Strings) -> _Gathered:
         """Return one element, (0, all values)."""
-        return (
+        gathered: _Gathered = (
             elements
             | "ToOneKey" >> beam.Map(_with_one_key).with_output_types(tuple[int, str])
             | "Group" >> beam.GroupByKey()
         )
+        return gathered
 
 
-class Spread(beam.PTransform):
+class Spread(beam.PTransform[_Strings, _Strings]):
     """Hand each element to whichever worker is free; what went in is settled.
 
     Beam's Reshuffle does the same, but 2.77 pickles a timestamp beside each element.
     """
 
-    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+    def expand(self, elements: _Strings) -> _Strings:
         """Return the same elements."""
-        return (
+        spread: _Strings = (
             elements
             | "ToOwnKey" >> beam.Map(_with_own_key).with_output_types(tuple[int, str])
             | "Group" >> beam.GroupByKey()
             | "DropKey" >> beam.FlatMap(_values).with_output_types(str)
         )
+        return spread
 
 
 def _with_one_key(value: str) -> tuple[int, str]:

@@ -140,7 +140,7 @@ def supervise_workers(workers: Workers) -> Iterator[None]:
         registered[python_urns.SUBPROCESS_SDK] = theirs
 
 
-class _WorkerHandler(GrpcWorkerHandler):  # type: ignore[misc]
+class _WorkerHandler(GrpcWorkerHandler):
     """One worker process, as Beam's runner sees it."""
 
     def __init__(

@@ -110,9 +110,9 @@ class _Parts:
         tar, index_path = self._path("tar"), self._path("index.parquet")
         with storage.open_to_write(index_path) as file:
             file.write(index)
-        names = [path.rsplit("/", 1)[1] for path in (tar, index_path)]
+        tar_name, index_name = (path.rsplit("/", 1)[1] for path in (tar, index_path))
         shard = shard_record(written, "", "", index)
-        self.finished.append(Part(*names, shard, written.statistics.to_json()))
+        self.finished.append(Part(tar_name, index_name, shard, written.statistics.to_json()))
         self._file = self._writer = None
 
     def _path(self, suffix: str) -> str:
@@ -124,7 +124,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
     documents, letters = _separate(records)
     progress = worker_progress(job.run_folder)
     progress.add(aligned_documents=len(letters))
-    reference_documents = [0, 0]
+    by_reference = (0, 0)
     bytes_left = sum(len(record.body) for record in documents)
     with _Parts(bucket, job) as parts:
         for batch in _batches(documents, min(BATCH_BYTES, job.shard_bytes // 16)):
@@ -132,7 +132,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
             bytes_left -= sum(len(record.body) for record in batch)
             parts.add(aligned, bytes_left)
             letters += _failures(aligned, batch)
-            reference_documents = [a + b for a, b in zip(reference_documents, counts, strict=True)]
+            by_reference = (by_reference[0] + counts[0], by_reference[1] + counts[1])
             progress.add(
                 aligned_documents=len(batch), student_tokens=len(aligned.student.input_ids)
             )
@@ -145,7 +145,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
             name,
             num_bytes,
             dict(sorted(Counter(letter.reason.value for letter in letters).items())),
-            *reference_documents,
+            *by_reference,
             attempt=job.attempt,
         )
 

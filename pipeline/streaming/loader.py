@@ -61,7 +61,7 @@ class RowLoader:
         # keeps this many batches under way, and hands out the next one before it returns a batch.
         num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
         slots = torch.stack([self._new_buffer() for _ in range(num_slots)])
-        slots.share_memory_()  # type: ignore[no-untyped-call]
+        slots.share_memory_()
         loader: DataLoader[int] = DataLoader(
             _SlotFiller(self._read, slots),
             batch_size=None,
