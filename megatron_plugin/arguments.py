@@ -11,6 +11,7 @@ from typing import get_args
 from pipeline.dataset.conventions import add_convention_options
 from pipeline.guidance import PAPER_RULE, Aggregation, Expectation, SelectionRule
 from pipeline.guidance.selection import RANKED_BY_TEACHER, Scope, Selector, UnmappedStrategy
+from pipeline.streaming.damage import OnDamage
 
 CACHED = "cached"
 _DTYPES = ("fp32", "bf16")
@@ -126,7 +127,7 @@ class VocagOptions:
     aggregation: Aggregation
     rule: SelectionRule
     expectation: Expectation
-    on_damage: str
+    on_damage: OnDamage
     shuffle_shards: int
     cache_folder: Path
     cache_gigabytes: int
@@ -186,7 +187,8 @@ def options_of(given: Namespace) -> VocagOptions:
         )
     if not given.vocag_teacher:
         _require_no_teacher_options(given)
-    selector = given.vocag_selector or ("teacher" if given.vocag_teacher else "full")
+    default: Selector = "teacher" if given.vocag_teacher else "full"
+    selector: Selector = given.vocag_selector or default
     return VocagOptions(
         data=given.vocag_data,
         validation_data=given.vocag_validation_data,
@@ -270,7 +272,7 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
     add_convention_options(add, prefix="--vocag-")
     add(
         "--vocag-on-damage",
-        choices=("raise", "quarantine"),
+        choices=get_args(OnDamage),
         default="raise",
         help="a sample that can't be read stops the job, or is masked and counted (default: raise)",
     )

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,11 +115,14 @@ class _Link:
             dist.PrefixStore("bridge", store), rank, size, START_TIMEOUT
         )
 
-    def send(self, tensor: Tensor, to: int, tag: int) -> Any:
-        return self._group.send([tensor], to, tag)
+    # torch's stubs leave out a backend's own messages.
+    def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
+        work: dist.Work = self._group.send([tensor], to, tag)  # type: ignore[attr-defined]
+        return work
 
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Any:
-        return self._group.recv([tensor], source, tag)
+    def receive(self, tensor: Tensor, source: int, tag: int) -> dist.Work:
+        work: dist.Work = self._group.recv([tensor], source, tag)  # type: ignore[attr-defined]
+        return work
 
 
 class StudentBridge:
@@ -141,7 +143,7 @@ class StudentBridge:
             f"teacher replica {t} (rank {rank} of the job)"
             for t, rank in zip(served_by, ranks, strict=True)
         )
-        self._sends: list[tuple[Any, Tensor]] = []
+        self._sends: list[tuple[dist.Work, Tensor]] = []
 
     @property
     def num_parts(self) -> int:
@@ -166,9 +168,8 @@ class StudentBridge:
                 reply = torch.empty(num_rows * places + 2)
                 replies.append((self._link.receive(reply, teacher, _REPLY), reply))
         waited = f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"
-        return PendingScores(
-            replies, tuple(rows.input_ids.shape), self._timeout, self._peer(waited)
-        )
+        shape = len(rows), rows.input_ids.shape[1]
+        return PendingScores(replies, shape, self._timeout, self._peer(waited))
 
     def close(self) -> None:
         """Tell the teachers that no request follows."""
@@ -182,7 +183,7 @@ class StudentBridge:
 class PendingScores:
     """A request that is under way."""
 
-    replies: list[tuple[Any, Tensor]]
+    replies: list[tuple[dist.Work, Tensor]]
     shape: tuple[int, int]
     timeout: timedelta
     peer: AbstractContextManager[None]

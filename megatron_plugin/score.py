@@ -84,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     records = _score_shards(teacher, files, rule, context)
     if dist.get_rank() == 0:
-        manifest = ScoreManifest(files.manifest.fingerprint, rule, options.teacher, records)
+        scores = ScoreManifest(files.manifest.fingerprint, rule, options.teacher, records)
         path = Path(files.root, score_manifest_name(rule.fingerprint))
-        _write(path, encode_score_manifest(manifest))
+        _write(path, encode_score_manifest(scores))
         logger.info("next: train with --vocag-teacher cached --vocag-teacher-losses %s", path)
     dist.barrier()
     dist.destroy_process_group()

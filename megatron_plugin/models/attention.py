@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch before 2.10
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]  # attend_documents asks whether it is there
 
 
 @dataclass
@@ -117,8 +117,8 @@ class PackedAttention(MegatronModule):
         """
         assert attention_mask is None, "the documents' bounds take the mask's place"
         num_places, num_rows = query.shape[:2]
-        flat = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
-        attended_tnd = attend_documents(*flat, packed_seq_params, scale=self.softmax_scale)
+        q, k, v = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
+        attended_tnd = attend_documents(q, k, v, packed_seq_params, scale=self.softmax_scale)
         rows = attended_tnd.flatten(1).view(num_rows, num_places, -1)
         return rows.transpose(0, 1).contiguous()
 
@@ -140,7 +140,7 @@ def attend_documents(
     """
     grouped = query.shape[1] != key.shape[1]
     if query.is_cuda and query.dtype != torch.float32 and varlen_attn is not None:
-        return varlen_attn(
+        attended = varlen_attn(
             query,
             key,
             value,
@@ -152,6 +152,8 @@ def attend_documents(
             window_size=(-1, 0),
             enable_gqa=grouped,
         )
+        assert isinstance(attended, Tensor), "a tuple only where more is asked for"
+        return attended
     heads_first = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
     documents = []
     for start, stop in pairwise(segments.bounds):

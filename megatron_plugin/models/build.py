@@ -84,10 +84,12 @@ def build_frozen_model(
     )
     config.finalize()
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    model = GPTModelBuilder(config).build_model(groups)
+    model: torch.nn.Module = GPTModelBuilder(config).build_model(groups)
     load_model([model], weights)
     model.requires_grad_(False).eval().to(device)
-    return Float16Module(config.transformer, model) if precision.is_half else model
+    if precision.is_half:
+        model = Float16Module(config.transformer, model)
+    return model
 
 
 def _frozen_config(

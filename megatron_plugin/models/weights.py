@@ -63,7 +63,8 @@ class Weights:
         if isinstance(found, Tensor):
             return found
         with _named(found), safe_open(found, framework="pt") as file:
-            return file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
 
     def fingerprint(self) -> str:
         """Return 64 hex digits that name the weights and their config; reads every byte."""
@@ -146,7 +147,8 @@ def checkpoint_args(folder: Path) -> Namespace:
     with _one_process():
         from megatron.core.dist_checkpointing import load_common_state_dict
 
-        return load_common_state_dict(folder)["args"]
+        args: Namespace = load_common_state_dict(folder)["args"]
+        return args
 
 
 @contextmanager

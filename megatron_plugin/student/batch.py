@@ -118,7 +118,7 @@ class MicroBatch:
         """
         mask, sound = self.loss_mask.clone(), torch.ones_like(broken)
         places = [self.rows[name] for name in ("cu_seqlens", "teacher_cu_seqlens")]
-        found = {}
+        found: dict[tuple[int, int], int] = {}
         for row, position in broken.nonzero().tolist():
             segment = int(torch.searchsorted(places[1][row], position, right=True)) - 1
             found.setdefault((row, segment), position)

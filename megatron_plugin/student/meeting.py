@@ -28,7 +28,9 @@ class StudentMeeting:
                 checkpoint, another done with its part.
         """
         self._timeout = timedelta(minutes=teacher_minutes + distributed_minutes)
-        self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+        group = dist.new_group(backend="gloo", timeout=self._timeout)
+        assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+        self._group = group
 
     def wait(self) -> None:
         """Return when every student rank is here.

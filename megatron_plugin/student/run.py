@@ -81,7 +81,7 @@ class StudentRun:
             # Megatron divides by it even where nothing is evaluated.
             "eval_interval": 1000,
         }
-        # `pretrain` builds the datasets on every rank if this says so.
+        # `pretrain` builds the datasets on every rank if an attribute of the function says so.
         self.datasets = partial(self._datasets)
         self.datasets.is_distributed = True  # type: ignore[attr-defined]
 
@@ -209,7 +209,7 @@ class StudentRun:
                 # Samples are numbers; the run's own length ends it.
                 num_epochs=1 << 30,
                 shuffle_shards=options.shuffle_shards,
-                on_damage=options.on_damage,  # type: ignore[arg-type]
+                on_damage=options.on_damage,
                 cache_folder=options.cache_folder,
                 cache_bytes=options.cache_gigabytes << 30,
                 teacher_losses=losses,

@@ -59,8 +59,9 @@ def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) 
 
 def _require_same_rotation(args: Namespace, before: Namespace) -> None:
     """Check what no weight's shape shows: how positions rotate."""
-    configs = [getattr(each, "vocag_model_config", None) for each in (before, args)]
-    if None in configs:
+    found = [getattr(each, "vocag_model_config", None) for each in (before, args)]
+    configs = [config for config in found if config is not None]
+    if len(configs) < len(found):
         return
     was, now = (shape_of_config(config).inverse_frequencies() for config in configs)
     if not was.equal(now):

@@ -39,9 +39,11 @@ def _reading_ahead(schedule: Schedule, guide: Guide) -> Schedule:
         def read(iterator: Batches) -> Batches:
             return iter(guide([next(iterator) for _ in range(num_microbatches)]))
 
-        # Several where this rank has several chunks of the model.
-        several = isinstance(data_iterator, list)
-        ahead = [read(each) for each in data_iterator] if several else read(data_iterator)
+        ahead: Batches | list[Batches]
+        if isinstance(data_iterator, list):  # this rank has several chunks of the model
+            ahead = [read(each) for each in data_iterator]
+        else:
+            ahead = read(data_iterator)
         return schedule(data_iterator=ahead, num_microbatches=num_microbatches, **others)
 
     return run

@@ -103,7 +103,7 @@ class Teacher:
             if pipelined
             else forward_backward_no_pipelining
         )
-        return schedule(
+        losses: list[Tensor] = schedule(
             forward_step_func=self._forward_step,
             data_iterator=parts,
             model=[self._model],
@@ -113,6 +113,7 @@ class Teacher:
             forward_only=True,
             collect_non_loss_data=True,
         )
+        return losses
 
     def _forward_step(
         self, parts: Iterator[TeacherRows], model: torch.nn.Module
@@ -179,6 +180,7 @@ def _token_losses(
     of a label l is logsumexp over the parts minus the logit of l, which one part knows.
     """
     weight = output_layer.weight if output_weight is None else output_weight
+    assert isinstance(weight, Tensor)
     group = parallel_state.get_tensor_model_parallel_group()
     first = group.rank() * weight.shape[0]
     num_own = min(max(vocab_size - first, 1), weight.shape[0])

@@ -82,7 +82,7 @@ def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch
 
 
 def _student_replicas(args: Namespace, world: World) -> int:
-    model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    model: int = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     return (world.job_size - world.size) // model
 
 
@@ -101,10 +101,11 @@ def _waiting_group() -> dist.ProcessGroup:
     ranks_of_replicas: list[list[int] | None] = [None] * dist.get_world_size()
     own = dist.get_process_group_ranks(parallel_state.get_model_parallel_group())
     dist.all_gather_object(ranks_of_replicas, own)
-    found = None
+    found: dist.ProcessGroup | None = None
     for ranks in sorted({tuple(ranks) for ranks in ranks_of_replicas if ranks}):
         group = dist.new_group(list(ranks), timeout=_IDLE, backend="gloo")
-        found = group if dist.get_rank() in ranks else found
+        if isinstance(group, dist.ProcessGroup):  # others than its members get a number
+            found = group
     assert found is not None
     return found
 
