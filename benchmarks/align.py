@@ -75,8 +75,8 @@ class Setup:
 
     def job(self, corpus: Corpus, output: Path, *extra: str) -> list[str | Path]:
         """Return the arguments of Python for an align job in memory, unless `extra` says else."""
-        inputs = [part for path in corpus.files for part in ("--input", path)]
-        tokenizers = ["--student", self.student, "--teacher", self.teacher]
+        inputs: list[str | Path] = [part for path in corpus.files for part in ("--input", path)]
+        tokenizers: list[str | Path] = ["--student", self.student, "--teacher", self.teacher]
         return ["-m", "beam_jobs.align", "--runner=DirectRunner", *inputs, "--output", output,
                 *tokenizers, *extra]  # fmt: skip
 
@@ -138,7 +138,7 @@ def reference(setup: Setup, report: Report) -> None:
 def beam(setup: Setup, report: Report) -> None:
     """The align job in memory against the library path, each a process from start to end."""
     corpus = setup.corpus(200)
-    tokenizers = ["--student", setup.student, "--teacher", setup.teacher]
+    tokenizers: list[str | Path] = ["--student", setup.student, "--teacher", setup.teacher]
     script = Path(__file__).with_name("library_path.py")
     printed: list[str] = []
 

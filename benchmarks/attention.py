@@ -75,9 +75,11 @@ def compare(
         return torch.cat(states, dim=1)
 
     def masked() -> Tensor:
-        return model.model(
+        output = model.model(
             input_ids=input_ids, position_ids=places, attention_mask=mask, use_cache=False
-        ).last_hidden_state
+        )
+        states: Tensor = output.last_hidden_state
+        return states
 
     def packed() -> Tensor:
         return hidden_states(model, input_ids, position_ids=places)
@@ -92,8 +94,8 @@ def compare(
     for _ in range(options.rounds):
         for name, (attention, run) in ways.items():
             keep_documents_apart(model, attention)
-            seconds = time_step(model, run)
-            best[name] = min(best.get(name, seconds), seconds)
+            taken = time_step(model, run)
+            best[name] = min(best.get(name, taken), taken)
     print(f"\nrow of {length} tokens, {len(lengths)} documents, {options.dtype}")
     wall, cpu = best["a document at a time"]
     for name, (seconds, cpu_seconds) in best.items():

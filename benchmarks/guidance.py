@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -137,7 +138,8 @@ def measure_in_child(
     for name in ("device", "tokens", "vocab_size", "hidden_size", "threads"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     output = subprocess.run([*command, "--dtype", dtype], check=True, capture_output=True).stdout
-    return json.loads(output)
+    measured: dict[str, float] = json.loads(output)
+    return measured
 
 
 def measure(options: argparse.Namespace, task: str, rival: str) -> dict[str, float]:
@@ -179,7 +181,7 @@ def aggregation(options: argparse.Namespace, report: Report) -> None:
                 rival(losses, spans).nan_to_num(-1),
                 aggregate_teacher_losses(losses, spans).nan_to_num(-1),
             )
-            seconds, _ = best_times(lambda r=rival, s=spans: r(losses, s), options.rounds * 5)
+            seconds, _ = best_times(partial(rival, losses, spans), options.rounds * 5)
             print(f"  max over {name:6} spans {rival.__name__:25} {seconds * 1e3:8.2f} ms")
 
 
@@ -289,7 +291,9 @@ def reset_peak_bytes(device: str) -> int:
 def peak_bytes(device: str) -> int:
     if device == "cpu":
         status = Path("/proc/self/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found is not None, status
+        return int(found[1]) * 1024
     return torch.cuda.max_memory_allocated()
 
 

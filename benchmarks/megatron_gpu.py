@@ -81,7 +81,8 @@ def _num_weights(folder: Path) -> int:
     """Return the weights that take part in products: all but the embedding's look-up."""
     config = json.loads((folder / "config.json").read_text())
     total = sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 2
-    return total - config["vocab_size"] * config["hidden_size"]
+    embedding: int = config["vocab_size"] * config["hidden_size"]
+    return total - embedding
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def plain_loop(files: Sequence[Path], student: Encoder, teacher: Encoder, target
             text = data.decode()
             student_ids, student_offsets = student(text)
             teacher_ids, teacher_offsets = teacher(text)
-            arrays = {
+            arrays: dict[str, Sequence[int] | Ranges] = {
                 "student_ids": student_ids,
                 "student_offsets": student_offsets,
                 "teacher_ids": teacher_ids,
@@ -69,8 +69,8 @@ def load_encoder(path: Path) -> Encoder:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
 
     def encode_pieces(text: str) -> tuple[list[int], Ranges]:
-        pieces = processor.encode(text, out_type="immutable_proto").pieces
-        return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
+        encoding = processor.encode(text, return_type="offset_mapping")
+        return encoding["ids"], encoding["offsets"]
 
     return encode_pieces
 

@@ -141,7 +141,7 @@ def hashes(chosen: Sequence[SourceDocument]) -> NDArray[np.uint8]:
 
 def narrow(values: NDArray[np.generic]) -> NDArray[np.generic]:
     """Return values in the narrowest unsigned dtype that holds them."""
-    largest = int(values.max(initial=0))  # type: ignore[attr-defined]
+    largest = int(values.max(initial=0))
     return values.astype(np.uint8 if largest < 256 else np.uint16 if largest < 65536 else np.uint32)
 
 

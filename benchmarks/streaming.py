@@ -17,11 +17,11 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import webdataset
-from numpy.lib.format import write_array
 from torch.utils.data import DataLoader
 
 from pipeline.dataset.files import open_dataset
@@ -30,6 +30,7 @@ from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import Convention, PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from schemas.document import AlignedDocument
 from schemas.index import CUT_STRIDE, ShardIndex, decode_index, encode_index
 
 BATCH = 8
@@ -232,31 +233,29 @@ def read_into(paths: list[str]) -> None:
 
 def write_naive_shards(dataset: str, folder: Path) -> Iterator[str]:
     """Write the dataset's documents as shards with one int32 .npy member per array."""
-    path, tar = None, None
-    for sample in decoded_documents(dataset):
-        name = folder / Path(sample["__url__"]).name
-        if name != path:
-            if tar is not None:
-                tar.close()
-            path, tar = name, tarfile.open(name, "w")  # noqa: SIM115
-            yield str(path)
-        document = sample["document"]
-        arrays = {
-            "student_input_ids": document.student.input_ids,
-            "student_byte_offsets": document.student.byte_offsets,
-            "teacher_input_ids": document.teacher.input_ids,
-            "teacher_byte_offsets": document.teacher.byte_offsets,
-            "teacher_spans": document.teacher_spans,
-        }
-        for field, array in arrays.items():
-            member = io.BytesIO()
-            write_array(member, array.astype(np.int32))
-            info = tarfile.TarInfo(f"{sample['__key__']}.{field}.npy")
-            info.size = member.tell()
-            member.seek(0)
-            tar.addfile(info, member)
-    if tar is not None:
-        tar.close()
+    documents = decoded_documents(dataset)
+    for name, samples in groupby(documents, key=lambda sample: Path(sample["__url__"]).name):
+        with tarfile.open(folder / name, "w") as tar:
+            for sample in samples:
+                _add_arrays(tar, sample["__key__"], sample["document"])
+        yield str(folder / name)
+
+
+def _add_arrays(tar: tarfile.TarFile, key: str, document: AlignedDocument) -> None:
+    arrays = {
+        "student_input_ids": document.student.input_ids,
+        "student_byte_offsets": document.student.byte_offsets,
+        "teacher_input_ids": document.teacher.input_ids,
+        "teacher_byte_offsets": document.teacher.byte_offsets,
+        "teacher_spans": document.teacher_spans,
+    }
+    for field, array in arrays.items():
+        member = io.BytesIO()
+        np.save(member, array.astype(np.int32))
+        info = tarfile.TarInfo(f"{key}.{field}.npy")
+        info.size = member.tell()
+        member.seek(0)
+        tar.addfile(info, member)
 
 
 def stretch_plan(config: StreamConfig, num_rows: int) -> None:
@@ -276,8 +275,8 @@ def stretch_plan(config: StreamConfig, num_rows: int) -> None:
 def simulated_index(num_documents: int) -> ShardIndex:
     """Return documents of log-normal length, 1,200 tokens on average, boundaries shared often."""
     rng = np.random.default_rng(0)
-    student = np.clip(rng.lognormal(np.log(1200) - 0.5, 1, num_documents), 16, 200_000)
-    student = student.astype(np.int64)
+    lengths = np.clip(rng.lognormal(np.log(1200) - 0.5, 1, num_documents), 16, 200_000)
+    student = lengths.astype(np.int64)
     teacher = np.maximum(1, student * rng.uniform(0.7, 0.9, num_documents)).astype(np.int64)
     counts = student // CUT_STRIDE
     starts = np.concatenate([[0], np.cumsum(counts)])

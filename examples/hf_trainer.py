@@ -97,7 +97,9 @@ def collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, and leave a folder that transformers loads."""
-    parser = HfArgumentParser((GuidedArguments, TrainingArguments))
+    parser = HfArgumentParser(
+        (GuidedArguments, TrainingArguments)  # type: ignore[arg-type]  # its type fits no dataclass
+    )
     guided, arguments = parser.parse_args_into_dataclasses(args=argv)
     rows = AlignedRows(
         StreamConfig(

@@ -28,7 +28,7 @@ def write_smollm2(output: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype="float32")
     # The weights are plain now, but transformers still takes the model for a quantised one.
     del model.config.quantization_config
-    model.hf_quantizer = None
+    model.hf_quantizer = None  # type: ignore[assignment]  # no weight, as torch would have it
     output.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(output)
     model.save_pretrained(output)
