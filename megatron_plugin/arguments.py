@@ -6,12 +6,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from pipeline.dataset.conventions import add_convention_options
 from pipeline.guidance import PAPER_RULE, Aggregation, Expectation, SelectionRule
 from pipeline.guidance.selection import RANKED_BY_TEACHER, Scope, Selector, UnmappedStrategy
-from pipeline.streaming.damage import OnDamage
+
+if TYPE_CHECKING:  # the wing's kernels, which an export has no use for, take half a second
+    from pipeline.streaming.damage import OnDamage
 
 CACHED = "cached"
 _DTYPES = ("fp32", "bf16")
@@ -272,7 +274,7 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
     add_convention_options(add, prefix="--vocag-")
     add(
         "--vocag-on-damage",
-        choices=get_args(OnDamage),
+        choices=("raise", "quarantine"),
         default="raise",
         help="a sample that can't be read stops the job, or is masked and counted (default: raise)",
     )

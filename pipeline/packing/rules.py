@@ -46,7 +46,8 @@ class Convention:
     def added_tokens(self) -> tuple[int, int, int]:
         """How many tokens are added (0 or 1): first, continued, end."""
         ids = (self.first_token_id, self.continued_token_id, self.end_token_id)
-        return tuple(int(token is not None) for token in ids)  # type: ignore[return-value]
+        first, continued, end = (int(token is not None) for token in ids)
+        return first, continued, end
 
 
 @dataclass(frozen=True)

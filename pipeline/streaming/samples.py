@@ -177,7 +177,7 @@ class SampleReader:
             if shape != (length,):
                 raise ValueError(f"{name} has shape {shape}, the index says {length} tokens")
             tensors.append((start, dtype.itemsize))
-        return tuple(tensors)  # type: ignore[return-value]
+        return tuple(tensors)  # type: ignore[return-value]  # as many as _TENSORS
 
     def _names(self, document: int) -> tuple[str, str, str]:
         """Return a document's shard, key and id, for messages; reads the shard's index.

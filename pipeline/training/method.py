@@ -64,6 +64,7 @@ class Method:
     @property
     def rule(self) -> SelectionRule:
         """The selection rule."""
+        # A method that the table leaves out has its selector's name.
         selector = _SELECTORS.get(self.name, self.name)
         return SelectionRule(selector, self.share, self.unmapped, self.scope, self.seed)  # type: ignore[arg-type]
 

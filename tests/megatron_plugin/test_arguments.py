@@ -228,8 +228,8 @@ def test_a_random_students_config_is_its_arguments():
 
 
 def test_help_lists_both_megatrons_arguments_and_ours():
-    run = "from tests.megatron import cpu_shim; from megatron_plugin import pretrain_gpt as gpt"
-    run += "; gpt.main()"
+    run = "from tests.megatron_plugin import cpu_shim"
+    run += "; from megatron_plugin import pretrain_gpt as gpt; gpt.main()"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", run, "--help"],
         cwd=ROOT,
