@@ -7,13 +7,17 @@ import sys
 from importlib import import_module
 
 COMMANDS = {
-    "align": ("beam_jobs.align", "beam", "documents in, verified aligned shards out"),
-    "score": ("beam_jobs.score", "beam,hf", "a teacher's losses, once, beside the shards"),
+    "align": ("beam_jobs.align.command", "beam", "documents in, verified aligned shards out"),
+    "score": ("beam_jobs.score.command", "beam,hf", "a teacher's losses, once, beside the shards"),
     "train": ("pipeline.training.command", "hf", "a student on aligned rows, under a teacher"),
-    "validate": ("pipeline.validate", "", "check a dataset byte by byte"),
-    "explore": ("pipeline.explore", "", "what is in a dataset: totals, previews, rows"),
+    "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
+    "explore": ("pipeline.explore.command", "", "what is in a dataset: totals, previews, rows"),
     "export": ("megatron_plugin.export_hf", "megatron", "a trained student to Hugging Face"),
-    "figures": ("pipeline.figures", "", "the paper's figures: vocabularies, tokens, alignment"),
+    "figures": (
+        "pipeline.figures.command",
+        "",
+        "the paper's figures: vocabularies, tokens, alignment",
+    ),
 }
 
 

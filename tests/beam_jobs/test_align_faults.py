@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.align import align, buckets, main
-from beam_jobs.align import steps as sharding
+from beam_jobs.align import align, buckets, main, steps
 from beam_jobs.errors import OptionsError
 from beam_jobs.runs import open_run
 from tests.support.corpus import (
@@ -30,14 +29,15 @@ from tests.support.corpus import (
 
 KILLED_AT = """
 import os, signal, sys
-from beam_jobs import {module}
-original, calls = {module}.{function}, []
+from importlib import import_module
+module = import_module("beam_jobs.{module}")
+original, calls = module.{function}, []
 def die(*arguments, **keywords):
     calls.append(1)
     if len(calls) == {call}:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*arguments, **keywords)
-{module}.{function} = die
+module.{function} = die
 from beam_jobs.align import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -97,10 +97,10 @@ def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("module", "function", "call", "leaves_manifest"),
     [
-        ("blocks", "_pack", 200, False),  # while reading
-        ("buckets", "align_batch", 30, False),  # in the middle of a shard
+        ("align.blocks", "_pack", 200, False),  # while reading
+        ("align.buckets", "align_batch", 30, False),  # in the middle of a shard
         ("storage", "publish", 7, False),  # some shards have their final names
-        ("sharding", "encode_manifest", 1, False),  # all have, the manifest is missing
+        ("align.steps", "encode_manifest", 1, False),  # all have, the manifest is missing
         ("storage", "remove_folder", 1, True),  # nothing is left but to clean up
     ],
 )
@@ -127,7 +127,7 @@ def test_documents_that_changed_between_two_starts_are_aligned_again(
     corpus = write_corpus(tmp_path / "corpus", num_documents=120)
     options = align_options(corpus, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(sharding, "encode_manifest", _raise)
+        patch.setattr(steps, "encode_manifest", _raise)
         assert main(command_line(options)) == 1
     assert list((tmp_path / "out").glob("*.tar"))
     num_committed = len(list(run_folder(tmp_path / "out").glob("commit-*.json")))
@@ -148,7 +148,7 @@ def test_a_damaged_temporary_is_made_again(
     corpus, reference = reference_dataset()
     options = align_options(corpus, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(sharding, "number_shards", _raise)
+        patch.setattr(steps, "number_shards", _raise)
         assert main(command_line(options)) == 1
     folder = run_folder(tmp_path)
     num_committed = len(list(folder.glob("commit-*.json")))
@@ -234,7 +234,7 @@ def test_an_unfinished_run_of_another_configuration_is_refused(
     (folder / "in" / "a.jsonl").write_bytes(json_line("a", make_text(1)))
     corpus = Corpus(folder, {}, Counter())
     with monkeypatch.context() as patch:
-        patch.setattr(sharding, "encode_manifest", _raise)
+        patch.setattr(steps, "encode_manifest", _raise)
         assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1
     with pytest.raises(OptionsError, match="an unfinished run of another configuration: text_fi"):
         align(align_options(corpus, tmp_path / "out", text_field="id"))

@@ -28,7 +28,7 @@ from tests.support.scored_data import run_score, score_arguments, sidecars, writ
 
 KILLED_AFTER = """
 import os, signal, sys
-from beam_jobs import scoring
+from beam_jobs.score import steps as scoring
 original, calls = scoring._write, []
 def die(job, path, data):
     calls.append(1)
@@ -36,7 +36,7 @@ def die(job, path, data):
         os.kill(os.getpid(), signal.SIGKILL)
     original(job, path, data)
 scoring._write = die
-from beam_jobs.score import main
+from beam_jobs.score.command import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -269,4 +269,4 @@ def test_a_stride_without_overlap_is_refused(world: Path) -> None:
 
 
 def test_vocag_score_is_a_command() -> None:
-    assert COMMANDS["score"][:2] == ("beam_jobs.score", "beam,hf")
+    assert COMMANDS["score"][:2] == ("beam_jobs.score.command", "beam,hf")

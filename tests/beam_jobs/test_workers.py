@@ -28,7 +28,7 @@ if "beam_jobs.align" in sys.orig_argv:
     import os, signal, threading
 """
 CALL_COUNTED = """
-    from beam_jobs import {module}
+    from beam_jobs.align import {module}
     original, calls = {module}.{function}, []
     def counted(*arguments, **keywords):
         calls.append(1)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import pipeline.kernel_cache
+from pipeline.commands import COMMANDS
+from pipeline.commands import main as run_command
 from pipeline.kernel_cache import provide_kernel_cache
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +85,11 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     provide_kernel_cache()
     assert os.environ["NUMBA_CACHE_DIR"] != str(ours)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_starts(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command([command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out

@@ -287,7 +287,10 @@ def test_the_trainer_wants_one_source_of_losses(
     assert train_main([*common, "--teacher", "t", "--teacher-losses", "t"]) == 2
     assert "choose one" in capsys.readouterr().err
     assert train_main([*common, "--method", "kld", "--teacher-losses", "t"]) == 2
-    assert "--teacher-losses serves --method teacher and chunks; kld" in capsys.readouterr().err
+    assert (
+        "--teacher-losses serves --method teacher and teacher_loss and chunks; kld"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_teacher_that_changed_is_another_teacher(copied: Path) -> None:

@@ -17,7 +17,8 @@ REPOSITORY = Path(shard_tests.__file__).parents[3]
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the module docstring's command from `folder`, as a user with the package would."""
-    found = re.search(r"^    pytest (.*) --shards OUTPUT$", shard_tests.__doc__ or "", re.M)
+    documented = (shard_tests.__doc__ or "").replace("\\\n", "")
+    found = re.search(r"^    pytest (.*) --shards OUTPUT$", documented, re.M)
     assert found
     return subprocess.run(
         [sys.executable, "-m", "pytest", *found[1].split(), "-p", "no:cacheprovider", *arguments],
