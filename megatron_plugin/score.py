@@ -187,7 +187,7 @@ def _teacher_options(options: Namespace, context: ContextRule) -> TeacherOptions
         seq_length=context.teacher_seq_length,
         micro_batch_size=options.micro_batch_size,
         dtype=options.dtype,
-        timeout_minutes=0.0,
+        timeout_minutes=1.0,  # of a student's waiting: there is none
         allow_untrained=options.allow_untrained_teacher,
     )
 

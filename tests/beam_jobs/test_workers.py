@@ -55,6 +55,8 @@ def run_align(output: Path, hook: str, *arguments: str) -> "subprocess.Completed
         text=True,
         timeout=100,
         check=False,
+        # Tests that run in a shell's background inherit a SIGINT that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def inputs(tmp_path_factory):
 def score(inputs, data, *more):
     arguments = [str(data), "--teacher", str(inputs.teacher), "--allow-untrained-teacher"]
     lengths = ["--seq-length", str(SEQ_LENGTH), "--teacher-seq-length", "64"]
-    assert score_main([*arguments, *lengths, *more]) == 0
+    assert score_main([*arguments, *lengths, "--dtype", "float32", *more]) == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
