@@ -301,9 +301,11 @@ def test_a_silent_teacher_ends_the_job(inputs, layout):
     waited = "student replica 0 waited 0.2 minutes at most for teacher replica 0"
     assert f"{waited} (rank {num_ranks - 1} of the job)" in output
     if layout:
-        # The other rank is in no collective of Megatron's, whose timeout knows no teacher.
+        # The other rank is in no collective of Megatron's, whose timeout knows no teacher: it says
+        # so, unless torchrun has ended it before it could.
         other = {"tensor": 1, "pipeline": 0}[layout]
-        assert f"student rank {other} waited for the leaders" in output
+        spoke = f"student rank {other} waited for the leaders" in output
+        assert spoke or "closing signal SIGTERM" in output
 
 
 def test_a_cut_bridge_ends_the_job(inputs):
