@@ -287,8 +287,11 @@ def test_a_killed_world_ends_the_job(inputs, victim):
 def test_a_silent_teacher_ends_the_job(inputs, layout):
     changes = {f"{layout}_model_parallel_size": 2} if layout else {}
     num_ranks = 3 if layout else 2
+    # Else torchrun ends the other ranks within 0.1 s of the first one's end, before they can speak.
+    patience = {"PET_MONITOR_INTERVAL": "5"}
     with started(
         inputs,
+        patience,
         num_ranks=num_ranks,
         train_iters=100000,
         vocag_teacher_timeout_minutes=0.2,
@@ -301,11 +304,9 @@ def test_a_silent_teacher_ends_the_job(inputs, layout):
     waited = "student replica 0 waited 0.2 minutes at most for teacher replica 0"
     assert f"{waited} (rank {num_ranks - 1} of the job)" in output
     if layout:
-        # The other rank is in no collective of Megatron's, whose timeout knows no teacher: it says
-        # so, unless torchrun has ended it before it could.
+        # The other rank is in no collective of Megatron's, whose timeout knows no teacher.
         other = {"tensor": 1, "pipeline": 0}[layout]
-        spoke = f"student rank {other} waited for the leaders" in output
-        assert spoke or "closing signal SIGTERM" in output
+        assert f"student rank {other} waited for the leaders" in output
 
 
 def test_a_cut_bridge_ends_the_job(inputs):
