@@ -30,7 +30,7 @@ STALE_SECONDS = 300.0
 _SETTLE_SECONDS = 2.0
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _open_locked(path: str, folder: str) -> TextIO:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            _logger.warning("%s knows no locks: start no other job with this output", folder)
+            logger.warning("%s knows no locks: start no other job with this output", folder)
         if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             file.truncate(0)
             return file
@@ -117,7 +117,7 @@ def _require_free(path: str, folder: str) -> None:
     if other["host"] == socket.gethostname() and not _is_alive(other["process"]):
         return
     if age >= STALE_SECONDS:
-        _logger.warning("taking over %s: %s, and no more for %.0f s", folder, _who(other), age)
+        logger.warning("taking over %s: %s, and no more for %.0f s", folder, _who(other), age)
         return
     raise OptionsError(
         f"{_refuse(other, folder)}; if that job was killed, this command works "
@@ -129,7 +129,7 @@ def _renew(path: str, owner: dict[str, Any], ended: threading.Event) -> None:
     while not ended.wait(RENEW_SECONDS):
         other = _read(path)
         if other is not None and other["id"] != owner["id"]:
-            _logger.warning("%s took over %s; stop one of the two jobs", _who(other), path)
+            logger.warning("%s took over %s; stop one of the two jobs", _who(other), path)
             return
         _write(path, owner)
 

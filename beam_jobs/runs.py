@@ -28,7 +28,7 @@ LOCK_FILE = "lock"
 
 _RUN_PREFIX = ".vocag-"
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def warn_of_lost_files(output: str) -> None:
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
         lost = find_lost_files(output, decode_manifest(storage.read_bytes(path), where=path))
-        _logger.warning(
+        logger.warning(
             "%s has a manifest, but %d of its files are gone or cut, such as %s: it is made again",
             output,
             len(lost),

@@ -63,7 +63,7 @@ from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
@@ -328,7 +328,7 @@ def _make(
 def _load(source: str, options: AlignOptions) -> Tokenizer:
     tokenizer = load_tokenizer(source, special_strings=options.special_strings, fast=options.fast)
     if tokenizer.slow_reason:
-        _logger.warning("%s takes the reference path: %s", source, tokenizer.slow_reason)
+        logger.warning("%s takes the reference path: %s", source, tokenizer.slow_reason)
     return tokenizer
 
 

@@ -16,7 +16,7 @@ LEAST_ADDRESS_SPACE = 1500 << 20
 BASE_MEMORY = 850 * 10**6
 """Python, Beam, two tokenizers, their memory of words, and the batches under way."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def choose_shuffle(options: AlignOptions) -> Shuffle:
@@ -66,7 +66,7 @@ def require_disk(output: str, run_folder: str, need: int) -> None:
     if room < need / 2:
         raise OptionsError(f"{message}; free some, or choose another --output")
     if room < need:
-        _logger.warning("%s; it may run out of space", message)
+        logger.warning("%s; it may run out of space", message)
 
 
 def require_address_space() -> None:

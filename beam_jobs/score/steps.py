@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SUMMARY_FILE = "summary.json"
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ChangedError(ValueError):
@@ -219,7 +219,7 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
         if earlier is not None:
             progress.add(reused_tokens=claim.num_teacher_tokens)
             return ShardScored(shard, earlier, True, len(index), {}, 0.0)
-        _logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
+        logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
     tokens = read_teacher_tokens(files, shard, index)
     scored = teacher.scorer.score(
         tokens,

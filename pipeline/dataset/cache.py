@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from schemas.errors import DamagedShardError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 4 << 20
 _WAIT_SECONDS = 0.05
@@ -101,7 +101,7 @@ class ShardCache:
         except (
             Exception
         ) as error:  # Remote filesystems raise what they like; `open` raises it again.
-            log.warning("prefetch of %s failed: %s", file.url, error)
+            logger.warning("prefetch of %s failed: %s", file.url, error)
 
     def _fetch(self, file: RemoteFile, path: Path) -> None:
         if file.num_bytes > self.max_bytes:

@@ -38,7 +38,7 @@ from schemas.manifest import TokenizerRecord
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
 _MAX_PROVEN_BYTES = 8 << 20
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def export_tokenizer(
     proof = _Proof(own, definition, record)
     documents = list(proof.known_texts(_documents(files, max_documents)))
     if not documents:
-        _logger.warning(
+        logger.warning(
             "no document of %s keeps or spells its text: the exported tokenizer is proven on "
             "probe texts only",
             files.root,
@@ -119,7 +119,7 @@ def export_tokenizer(
         # the tokenizer's configuration does.
         place, loaded = "tokenizer", _load(tokenizer)
         proof.compare_documents(loaded, documents)
-        _logger.warning(
+        logger.warning(
             "transformers would change the tokenizer beside a %s model (%s): it lies in the folder "
             '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
             "--tokenizer in vLLM)",
@@ -130,7 +130,7 @@ def export_tokenizer(
     written["generation_config.json"] = _generation_config(definition, record)
     differing, num_probes = proof.compare_probes(loaded)
     if differing:
-        _logger.warning(
+        logger.warning(
             "the exported tokenizer splits %d of %d probe texts otherwise than the dataset's (none "
             "of its %d compared documents): %s",
             len(differing),

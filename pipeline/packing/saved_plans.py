@@ -51,7 +51,7 @@ class SampleTable:
         return len(self.payload_offset)
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Raised when the arrays or the packing change, so that an old plan is not taken for a new one."""
@@ -101,7 +101,7 @@ def _plan(files: DatasetFiles, rules: PackingRules, folder: Path) -> None:
     columns: dict[str, list[NDArray[np.integer]]] = {}
     plan = plan_rows(_indices(files, columns), rules)
     student_padding, teacher_padding = plan.padding()
-    log.info(
+    logger.info(
         "planned %d rows of %d documents in %.1f s: %.2f %% student padding, %.2f %% teacher "
         "padding, %d forced segments",
         len(plan),

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.scoring.packed_attention import PACKED_ATTENTION, packed_arguments
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ROWS = ((5, 14, 3), (12, 2, 1, 7))  # tokens of each document
 _WINDOW = 6
@@ -56,7 +56,7 @@ def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -
         for candidate in (PACKED_ATTENTION, own) if attention is None else (attention,):
             failure = _try_attention(model, candidate, own)
             if failure is None:
-                _logger.info("%s: packed rows by %s", type(model).__name__, candidate)
+                logger.info("%s: packed rows by %s", type(model).__name__, candidate)
                 return
             model.set_attn_implementation(own)
             failures.append(f"{candidate}: {failure}")
@@ -110,7 +110,7 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
     if candidate == PACKED_ATTENTION and num_windows and torch.equal(whole, alone):
         return "its sliding window can't be made short enough to be tried"
     if not alone.isfinite().all():
-        _logger.warning(
+        logger.warning(
             "%s gives a document alone losses that are not finite: packed rows can't be held "
             "against them",
             type(model).__name__,

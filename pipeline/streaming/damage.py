@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OnDamage = Literal["raise", "quarantine"]
 
@@ -57,7 +57,7 @@ class DamageLog:
         if document in self.samples:
             return
         self.samples[document] = sample
-        log.warning("left out sample %d: %s", len(self.samples), sample.reason)
+        logger.warning("left out sample %d: %s", len(self.samples), sample.reason)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         # One short write in append mode is not mixed with those of other processes.
         descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

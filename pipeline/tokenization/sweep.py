@@ -41,7 +41,7 @@ FORMAT = 1
 
 _BATCH = 256
 _BATCHES_AT_ONCE = 64
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
         return remembered
     start = time.monotonic()
     found = find()
-    _logger.info("%d characters differ, in %.1f s", len(found), time.monotonic() - start)
+    logger.info("%d characters differ, in %.1f s", len(found), time.monotonic() - start)
     _write(path, found)
     return found
 
@@ -180,4 +180,4 @@ def _write(path: Path, found: DifferingCharacters) -> None:
             json.dump(found.ranges, file)
         os.replace(file.name, path)
     except OSError as error:
-        _logger.info("%s can't be written (%s): the next process tries again", path, error)
+        logger.info("%s can't be written (%s): the next process tries again", path, error)

@@ -81,7 +81,7 @@ PROBES: tuple[str, ...] = (
 
 _NUM_CANDIDATES = 12
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -273,7 +273,7 @@ class Tokenizer:
         if difference is not None:
             self._fast = None
             self.slow_reason = f"gigatoken's {difference}"
-            _logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
+            logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
 
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
         """Compare both paths, and the encoders themselves: a document may hide a difference.

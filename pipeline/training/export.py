@@ -14,7 +14,7 @@ from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.config import TrainConfig
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def prove_tokenizer(
@@ -36,7 +36,7 @@ def prove_tokenizer(
         with fsspec.open(f"{files.root}/{record.file}", "rb") as file:
             data: bytes = file.read()
         name = Path(record.file).name
-        _logger.warning(
+        logger.warning(
             "the trained models get the dataset's own %s, which vocag reads and transformers would "
             "read otherwise: %s",
             name,
