@@ -36,7 +36,7 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 
     Example:
         >>> run_folder_of("aligned", {"name": "corpus"})
-        'aligned/.vocag-1d1f6a07e2a4b2fc'
+        'aligned/.vocag-f49c293b139871fd'
     """
     canonical = json.dumps(configuration, sort_keys=True).encode()
     return storage.join(output, f"{_RUN_PREFIX}{sha256(canonical).hexdigest()[:16]}")

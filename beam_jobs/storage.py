@@ -127,7 +127,7 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
         FileNotFoundError: neither the temporary nor a complete final file exists.
 
     Example:
-        >>> publish("out/.run/a.tar", "out/corpus-000000-of-000001.tar", 512, scratch="out/.run")
+        >>> publish("out/.run/a.tar", "out/corpus-000000-of-000001.tar", 512, scratch=run_folder)
     """
     if num_bytes_of(temporary) != num_bytes:
         if num_bytes_of(final) != num_bytes:

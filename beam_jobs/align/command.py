@@ -103,7 +103,9 @@ def align(options: AlignOptions) -> Manifest:
         TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
 
     Example:
-        >>> align(AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")).totals
+        >>> options = AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")
+        >>> align(options).totals["num_documents"]  # doctest: +SKIP
+        1000
     """
     started, clock = time.time(), time.monotonic()
     options = replace(options, output=storage.absolute(options.output))

@@ -89,7 +89,8 @@ def read_rows(
         DamagedTableError: at the first row that can't be read.
 
     Example:
-        >>> next(read_rows(Piece("/a.csv", "a.csv", "csv", "none"), ["text"], max_cell_bytes=99))
+        >>> piece = Piece("/a.csv", "a.csv", "csv", "none")
+        >>> next(read_rows(piece, ["text"], max_cell_bytes=99))  # doctest: +SKIP
         (0, {'text': 'the first row'})
     """
     position = 0

@@ -66,7 +66,8 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
         JobError: the Beam job failed.
 
     Example:
-        >>> score(ScoreOptions("aligned", "models/teacher", seq_length=2048)).source
+        >>> options = ScoreOptions("aligned", "models/teacher", seq_length=2048)
+        >>> score(options).source  # doctest: +SKIP
         'models/teacher'
     """
     started, clock = time.time(), time.monotonic()

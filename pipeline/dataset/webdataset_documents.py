@@ -34,7 +34,8 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
         DatasetError: no finished dataset. Reading raises DamagedShardError and DamagedSampleError.
 
     Example:
-        >>> documents = decoded_documents("OUTPUT").compose(webdataset.shuffle(1000))
+        >>> documents = decoded_documents("OUTPUT")  # doctest: +SKIP
+        >>> documents = documents.compose(webdataset.shuffle(1000))
         >>> next(iter(documents))["document"].student.input_ids.dtype
         dtype('int64')
     """

@@ -44,8 +44,9 @@ def aggregate_teacher_losses(
         ValueError: shapes disagree or a span leaves the row.
 
     Example:
-        >>> aggregate_teacher_losses(torch.tensor([[nan, 2.0, 3.0]]), torch.tensor([[[0, 3]]]),
-        "max") tensor([[3.]])
+        >>> losses = torch.tensor([[float("nan"), 2.0, 3.0]])
+        >>> aggregate_teacher_losses(losses, torch.tensor([[[0, 3]]]), "max")
+        tensor([[3.]])
 
     Source: Eq. 2.
     """

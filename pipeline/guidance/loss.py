@@ -133,8 +133,8 @@ def metric_values(metrics: dict[str, Tensor]) -> dict[str, float]:
     """Divide summed metrics; NaN where nothing was counted.
 
     Example:
-        >>> metric_values({"kept_fraction": torch.tensor([40.0, 100.0])})
-        {'kept_fraction': 0.4}
+        >>> metric_values({"kept_fraction": torch.tensor([50.0, 100.0])})
+        {'kept_fraction': 0.5}
     """
     stacked = torch.stack(list(metrics.values())).cpu()
     return dict(zip(metrics, (stacked[:, 0] / stacked[:, 1]).tolist(), strict=True))

@@ -67,7 +67,7 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
         NoAnswerError: no answer, or none that is about the file.
 
     Example:
-        >>> require_answer("gs://bucket/aligned/manifest.json")
+        >>> require_answer("gs://bucket/aligned/manifest.json")  # doctest: +SKIP
     """
     store = store_of(url)
     if store is not None and store not in _answered:

@@ -49,7 +49,7 @@ def load_language_model(
         OSError: nothing there.
 
     Example:
-        >>> load_language_model("models/teacher").config.vocab_size
+        >>> load_language_model("models/teacher").config.vocab_size  # doctest: +SKIP
         151936
     """
     path = Path(source)

@@ -96,7 +96,7 @@ class AlignedRows(Dataset[Rows]):
             ValueError: impossible configuration.
 
         Example:
-            >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))
+            >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
         """
         files = open_dataset(config.path)
         self.manifest = config.choose_conventions(files.manifest, files.root)

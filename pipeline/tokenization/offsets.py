@@ -66,7 +66,7 @@ def to_character_units(byte_offsets: Ranges, text: str) -> NDArray[np.int64]:
     """Return character ranges, int64 [T, 2], that cover the given byte ranges, as the paper counts.
 
     Example:
-        >>> to_character_units(np.array([[0, 1], [1, 2], [2, 4]]), "é!").tolist()
+        >>> to_character_units(np.array([[0, 1], [1, 2], [2, 3]]), "é!").tolist()
         [[0, 1], [0, 1], [1, 2]]
     """
     starts = byte_positions(text)

@@ -84,7 +84,9 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
         SystemExit: argparse's own errors, and --help.
 
     Example:
-        >>> parse_config(["--data", "a", "--student", "s", "--output", "o", "--method", "full"])
+        >>> arguments = ["--data", "a", "--student", "s", "--output", "o", "--method", "full"]
+        >>> parse_config(arguments).method.name
+        'full'
     """
     values = vars(_parser().parse_args(argv))
     names = [entry.name for entry in fields(Method) if entry.name not in ("name", "seed")]

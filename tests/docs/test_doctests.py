@@ -1,0 +1,156 @@
+"""The examples of the docstrings: those that stand alone are run, the others' calls must fit.
+
+An example stands alone if it or its module defines every name that it uses. Where one speaks of
+things that only the reader has (`student_losses`, `manifest`), and where its line ends with
+`# doctest: +SKIP` because it needs a dataset, a file or the hub, it shows a call: nothing is run,
+but the call must be one that the function takes.
+"""
+
+import ast
+import builtins
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from doctest import ELLIPSIS, SKIP, DocTest, DocTestFinder, DocTestRunner
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("schemas", "pipeline", "beam_jobs")
+ROOT = Path(__file__).parents[2]
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in (*PACKAGES, "vocag_cli.py")
+    for path in sorted((ROOT / package).rglob("*.py") if package in PACKAGES else [ROOT / package])
+    if ">>> " in path.read_text("utf-8")
+]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a module's docstrings, each docstring's together."""
+
+    alone: tuple[DocTest, ...]
+    shown: tuple[DocTest, ...]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_that_stand_alone_do_what_they_say(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
+    for test in find_examples(module).alone:
+        told: list[str] = []
+        result = DocTestRunner(optionflags=ELLIPSIS).run(test, out=told.append)
+        assert result.failed == 0, "".join(told)
+        assert result.attempted == len(test.examples)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_calls_that_are_only_shown_fit_what_they_call(module: str) -> None:
+    for test in find_examples(module).shown:
+        name = name_in_use(test)
+        assert name in {last_name(node) for node in walk(test)}, f"{test.name} does not show it"
+        for call in find_calls(test):
+            if last_name(call.func) == name:
+                require_fit(find_object(test), call, test.name)
+
+
+def test_most_examples_are_run() -> None:
+    found = [find_examples(module) for module in MODULES]
+    assert sum(len(examples.alone) for examples in found) >= 60
+    assert sum(len(examples.shown) for examples in found) >= 60
+
+
+def test_a_wrong_example_is_noticed() -> None:
+    wrong = DocTestFinder().find(_Wrong, "wrong", globs={"_Wrong": _Wrong})
+    (alone,) = [test for test in wrong if test.examples]
+    assert DocTestRunner().run(alone, out=len).failed == 1
+    with pytest.raises(AssertionError, match=r"total\(1, nothing=2\)"):
+        require_fit(_Wrong.total, find_calls(alone)[0], "wrong")
+
+
+class _Wrong:
+    @staticmethod
+    def total(a: int, b: int) -> int:
+        """Return a sum.
+
+        Example:
+            >>> _Wrong.total(1, nothing=2)
+            3
+        """
+        return a + b
+
+
+@cache
+def find_examples(module: str) -> Examples:
+    """Import a module, and divide its docstrings by whether their examples stand alone."""
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in (*PACKAGES, "vocag_cli"):
+            raise
+        pytest.skip(f"{module} needs {error.name}")
+    tests = [test for test in DocTestFinder().find(imported, module) if test.examples]
+    alone = tuple(test for test in tests if stands_alone(test))
+    return Examples(alone, tuple(test for test in tests if test not in alone))
+
+
+def stands_alone(test: DocTest) -> bool:
+    """Return whether a docstring's examples use only names that they or their module define."""
+    if any(example.options.get(SKIP) for example in test.examples):
+        return False
+    nodes = list(walk(test))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    imported = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = {name.id for name in names if isinstance(name.ctx, ast.Store)} | arguments | imported
+    return {name.id for name in names} <= defined | test.globs.keys() | vars(builtins).keys()
+
+
+def find_object(test: DocTest) -> object:
+    """Return what a docstring documents."""
+    value: object = importlib.import_module(str(test.globs["__name__"]))
+    for part in test.name.removeprefix(f"{test.globs['__name__']}.").split("."):
+        value = inspect.getattr_static(value, part)
+    return value.__func__ if isinstance(value, classmethod | staticmethod) else value
+
+
+def name_in_use(test: DocTest) -> str:
+    """Return the name under which an example shows what it documents."""
+    *_, owner, name = test.name.split(".")
+    return owner if name in ("__init__", "forward") else name
+
+
+def find_calls(test: DocTest) -> list[ast.Call]:
+    return [node for node in walk(test) if isinstance(node, ast.Call)]
+
+
+def walk(test: DocTest) -> Iterator[ast.AST]:
+    for example in test.examples:
+        yield from ast.walk(ast.parse(example.source))
+
+
+def last_name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def require_fit(documented: object, call: ast.Call, name: str) -> None:
+    """Fail where a function does not take the arguments that a call gives it."""
+    assert callable(documented), f"{name} is called, and is no function"
+    signature = inspect.signature(documented)
+    bound = next(iter(signature.parameters), "") in ("self", "cls")
+    given = [*([None] if bound else []), *call.args]
+    named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    open_ended = len(named) < len(call.keywords) or any(isinstance(a, ast.Starred) for a in given)
+    try:
+        (signature.bind_partial if open_ended else signature.bind)(*given, **named)
+    except TypeError as error:
+        raise AssertionError(f"{name} is shown as {ast.unparse(call)}: {error}") from error
