@@ -2,7 +2,7 @@
 
 transformers (5) separates the documents of a row by positions that start again, if it is given no
 mask and no cache. It does so with a mask of T x T places, so a row of many documents costs as much
-as one long document. `packed_attention` is registered with it as another implementation that is
+as one long document. `packed_attention` is another implementation (see `register`) that is
 told the documents' bounds: it attends document by document, while everything else of a model runs
 over whole rows. Two ways, with the same result:
 
@@ -79,6 +79,18 @@ def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, 
         "max_length_q": longest,
         "max_length_k": longest,
     }
+
+
+def register() -> None:
+    """Let transformers know `packed_attention` by its name; again is no harm.
+
+    Example:
+        >>> register()
+        >>> AttentionInterface()[PACKED_ATTENTION] is packed_attention
+        True
+    """
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
 def packed_attention(
@@ -223,7 +235,3 @@ def _varlen_kernel() -> Callable[..., Any] | None:
         return None
     known = inspect.signature(varlen_attn).parameters
     return varlen_attn if {"window_size", "enable_gqa", "scale"} <= known.keys() else None
-
-
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)

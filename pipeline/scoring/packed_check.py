@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.packed_attention import PACKED_ATTENTION, packed_arguments
+from pipeline.scoring.packed_attention import PACKED_ATTENTION, packed_arguments, register
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -
     Example:
         >>> keep_documents_apart(AutoModelForCausalLM.from_config(config))
     """
+    register()
     own, training = str(model.config._attn_implementation), model.training
     failures = []
     model.train(False)
