@@ -133,9 +133,9 @@ def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Pat
 
 def _bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
     """Return the library's forward pass over the shard's batches, already on the device."""
-    scorer, files = ready.scorer, ready.files
-    index = files.read_index(0, with_names=True)
-    tokens, pieces = read_teacher_tokens(files, 0, index), ready.context.pieces(index)
+    scorer, dataset = ready.scorer, ready.dataset
+    index = dataset.read_index(0, with_names=True)
+    tokens, pieces = read_teacher_tokens(dataset, 0, index), ready.context.pieces(index)
     device = scorer._device
     batches = [
         torch.from_numpy(_make_batch(tokens, pieces, numbers, ready.context).input_ids).to(device)

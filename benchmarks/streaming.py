@@ -54,9 +54,9 @@ def main() -> None:
 def speed(options: argparse.Namespace) -> None:
     """Compare rows in one process with webdataset over .npy members and with read()."""
     rows = AlignedRows(StreamConfig(path=options.dataset, seq_length=options.seq_length))
-    files = open_dataset(options.dataset)
-    paths = [files.shard(shard).url for shard in range(len(files.manifest.shards))]
-    num_tokens = files.manifest.totals["num_student_tokens"]
+    dataset = open_dataset(options.dataset)
+    paths = [dataset.shard(shard).url for shard in range(len(dataset.manifest.shards))]
+    num_tokens = dataset.manifest.totals["num_student_tokens"]
     with tempfile.TemporaryDirectory() as folder:
         naive = list(write_naive_shards(options.dataset, Path(folder)))
         rivals: dict[str, Callable[[], object]] = {
@@ -71,7 +71,7 @@ def speed(options: argparse.Namespace) -> None:
         print(
             f"  {name:32} {num_tokens / value / 1e6:8.1f} Mtok/s   ours / this {value / ours:6.2f}"
         )
-    stored = files.manifest.totals["num_bytes"] / num_tokens
+    stored = dataset.manifest.totals["num_bytes"] / num_tokens
     print(f"  bytes per student token: {stored:.1f} stored, {row_bytes(rows):.1f} in a row")
 
 
@@ -113,9 +113,9 @@ def workers(options: argparse.Namespace) -> None:
 
 def padding(options: argparse.Namespace) -> None:
     """Report padding at several teacher lengths."""
-    files = open_dataset(options.dataset)
+    dataset = open_dataset(options.dataset)
     config = StreamConfig(path=options.dataset, seq_length=options.seq_length)
-    suggested = config.rules(files.manifest).teacher_seq_length
+    suggested = config.rules(dataset.manifest).teacher_seq_length
     for teacher_seq_length in sorted({suggested, options.seq_length}):
         rows = AlignedRows(
             StreamConfig(
@@ -260,11 +260,11 @@ def _add_arrays(tar: tarfile.TarFile, key: str, document: AlignedDocument) -> No
 
 def stretch_plan(config: StreamConfig, num_rows: int) -> None:
     """Repeat a dataset's plan on disk until it has as many rows; its documents repeat too."""
-    files = open_dataset(config.path)
-    rules = config.rules(files.manifest)
-    planned, _ = load_plan(files, rules, cache_folder=config.cache_folder)
+    dataset = open_dataset(config.path)
+    rules = config.rules(dataset.manifest)
+    planned, _ = load_plan(dataset, rules, cache_folder=config.cache_folder)
     times = -(-num_rows // len(planned))
-    folder = plan_folder(files, rules, cache_folder=config.cache_folder)
+    folder = plan_folder(dataset, rules, cache_folder=config.cache_folder)
     for name in ("segments", "window_shards"):
         np.save(folder / f"{name}.npy", np.tile(getattr(planned, name), times))
     for name in ("row_starts", "window_row_starts"):

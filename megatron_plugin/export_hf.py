@@ -139,19 +139,19 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer
     args = checkpoint_args(newest_iteration(checkpoint))
     data = args.vocag_data
     try:
-        files = open_dataset(data)
+        dataset = open_dataset(data)
     except DatasetError as error:
         raise DatasetError(
             f"the run's dataset {data} can't be read, so its tokenizer can't either ({error}): "
             "bring it back, or pass --no-tokenizer"
         ) from error
     manifest = choose_conventions(
-        files.manifest,
-        files.root,
+        dataset.manifest,
+        dataset.location,
         student_bos=getattr(args, "vocag_student_bos", None),
         student_eos=getattr(args, "vocag_student_eos", None),
     )
-    return export_tokenizer(files, config=config, record=manifest.student)
+    return export_tokenizer(dataset, config=config, record=manifest.student)
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], output: Path) -> None:

@@ -72,10 +72,10 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    files = open_dataset(options.data)
+    dataset = open_dataset(options.data)
     manifest = choose_conventions(
-        files.manifest,
-        files.root,
+        dataset.manifest,
+        dataset.location,
         student_bos=options.student_bos,
         student_eos=options.student_eos,
         teacher_context=options.teacher_context,

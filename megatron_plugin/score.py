@@ -35,7 +35,7 @@ from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.score_rows import pack_pieces, place_losses
 from megatron_plugin.teacher.setup import load_teacher
 from pipeline.dataset.conventions import add_convention_options, choose_conventions
-from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
 from pipeline.scoring.teacher_files import find_teacher
@@ -59,33 +59,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank of the job."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = _parser().parse_args(argv)
-    files = open_dataset(options.output)
+    dataset = open_dataset(options.output)
     manifest = choose_conventions(
-        files.manifest,
-        files.root,
+        dataset.manifest,
+        dataset.location,
         student_bos=options.student_bos,
         student_eos=options.student_eos,
         teacher_context=options.teacher_context,
     )
-    files = replace(files, manifest=manifest)
-    if not files.is_local:
+    dataset = replace(dataset, manifest=manifest)
+    if not dataset.is_local:
         raise ArgumentError(
             f"{options.output} is no folder that all ranks see: mount it, or run vocag score"
         )
-    rule = _teacher_rule(options, files)
+    rule = _teacher_rule(options, dataset)
     context = ContextRule.from_json(rule.context)
     _initialise(options)
     teacher = load_teacher(
         _teacher_options(options, context),
-        files.manifest,
+        dataset.manifest,
         data=options.output,
         seq_length=context.teacher_seq_length,
         device=torch.device("cuda"),
     )
-    records = _score_shards(teacher, files, rule, context)
+    records = _score_shards(teacher, dataset, rule, context)
     if dist.get_rank() == 0:
-        scores = ScoreManifest(files.manifest.fingerprint, rule, options.teacher, records)
-        path = Path(files.root, score_manifest_name(rule.fingerprint))
+        scores = ScoreManifest(dataset.manifest.fingerprint, rule, options.teacher, records)
+        path = Path(dataset.location, score_manifest_name(rule.fingerprint))
         _write(path, encode_score_manifest(scores))
         logger.info("next: train with --vocag-teacher cached --vocag-teacher-losses %s", path)
     dist.barrier()
@@ -93,14 +93,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _score_shards(
-    teacher: Teacher, files: DatasetFiles, rule: TeacherRule, context: ContextRule
+    teacher: Teacher, dataset: Dataset, rule: TeacherRule, context: ContextRule
 ) -> tuple[SidecarRecord, ...]:
     """Score this replica's shards; return the records of all, on every rank."""
     replica = parallel_state.get_data_parallel_rank()
     num_replicas = parallel_state.get_data_parallel_world_size()
     own: dict[int, SidecarRecord] = {}
-    for shard in range(replica, len(files.manifest.shards), num_replicas):
-        scored = _score_shard(teacher, files, shard, rule, context)
+    for shard in range(replica, len(dataset.manifest.shards), num_replicas):
+        scored = _score_shard(teacher, dataset, shard, rule, context)
         if scored is not None:
             own[shard] = scored
     gathered: list[dict[int, SidecarRecord] | None] = [None] * dist.get_world_size()
@@ -110,13 +110,13 @@ def _score_shards(
 
 
 def _score_shard(
-    teacher: Teacher, files: DatasetFiles, shard: int, rule: TeacherRule, context: ContextRule
+    teacher: Teacher, dataset: Dataset, shard: int, rule: TeacherRule, context: ContextRule
 ) -> SidecarRecord | None:
     """Score a shard and write its sidecar; return its record on the rank that has the losses."""
-    claim, fingerprint = files.manifest.shards[shard], rule.fingerprint
-    index = files.read_index(shard, with_names=True)
+    claim, fingerprint = dataset.manifest.shards[shard], rule.fingerprint
+    index = dataset.read_index(shard, with_names=True)
     pieces = context.pieces(index)
-    path = Path(files.root, sidecar_name(claim.file, fingerprint))
+    path = Path(dataset.location, sidecar_name(claim.file, fingerprint))
     earlier = None
     if path.is_file():
         earlier = accept_sidecar(
@@ -129,7 +129,7 @@ def _score_shard(
     dist.broadcast_object_list(decided, src=ranks[0], group=group)
     if decided[0] is not None:
         return decided[0]
-    tokens = read_teacher_tokens(files, shard, index)
+    tokens = read_teacher_tokens(dataset, shard, index)
     rows = pack_pieces(tokens, pieces, context, num_rows=teacher.micro_batch_size)
     scores = teacher.score(
         TeacherRows(torch.from_numpy(rows.input_ids), torch.from_numpy(rows.cu_seqlens))
@@ -165,16 +165,16 @@ def _initialise(options: Namespace) -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-def _teacher_rule(options: Namespace, files: DatasetFiles) -> TeacherRule:
+def _teacher_rule(options: Namespace, dataset: Dataset) -> TeacherRule:
     found = find_teacher(options.teacher)
     if found.is_gguf:
         raise ArgumentError(f"{options.teacher}: a GGUF file is scored with by vocag score only")
     context = ContextRule.of_dataset(
-        files.manifest,
+        dataset.manifest,
         seq_length=options.seq_length,
         teacher_seq_length=options.teacher_seq_length,
     )
-    tokenizer = files.manifest.teacher.sha256
+    tokenizer = dataset.manifest.teacher.sha256
     return TeacherRule(found.sha256, _DTYPES[options.dtype], tokenizer, context.to_json())
 
 

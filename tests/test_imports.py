@@ -169,7 +169,7 @@ def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
         ("pipeline/batches.py", "from pipeline.tokenization import Tokenizer"),
         ("pipeline/dataset/reading.py", "from pipeline.dataset.encoding import encode_batch"),
         ("pipeline/dataset/files.py", "from pipeline.tokenization import Tokenizer"),
-        ("pipeline/packing/plan.py", "from pipeline.dataset.files import DatasetFiles"),
+        ("pipeline/packing/plan.py", "from pipeline.dataset.files import Dataset"),
         ("pipeline/scoring/x.py", "from pipeline.streaming import StreamConfig"),
         ("pipeline/guidance/x.py", "from pipeline.scoring import contexts"),
         ("beam_jobs/storage.py", "from beam_jobs.align import options"),

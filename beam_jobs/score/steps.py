@@ -21,7 +21,7 @@ from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
 from beam_jobs.progress import worker_progress
-from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
@@ -53,7 +53,7 @@ class ScoreJob:
 
     Attributes:
         output: the dataset's folder.
-        run_folder: temporary files of this teacher's run, inside `output`.
+        run_folder: temporary dataset of this teacher's run, inside `output`.
         dataset: fingerprint of the dataset.
         source: the teacher as the user named it.
         rule: what determines the losses.
@@ -113,13 +113,13 @@ class ReadyTeacher:
 
     Attributes:
         scorer: loaded.
-        files: of the dataset.
+        dataset: what it scores.
         context: of the job's rule.
         matmul_rate: as in `ShardScored`.
     """
 
     scorer: Scorer
-    files: DatasetFiles
+    dataset: Dataset
     context: ContextRule
     matmul_rate: float
 
@@ -146,9 +146,9 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         job = self._job
         if job.threads:
             torch.set_num_threads(job.threads)
-        files = open_dataset(job.output)
+        dataset = open_dataset(job.output)
         found = find_teacher(job.source)
-        _require_same("dataset", job.output, files.manifest.fingerprint, job.dataset)
+        _require_same("dataset", job.output, dataset.manifest.fingerprint, job.dataset)
         _require_same("teacher", job.source, found.sha256, job.rule.weights_sha256)
         context = ContextRule.from_json(job.rule.context)
         scorer = load_scorer(
@@ -159,8 +159,8 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             batch_tokens=job.batch_tokens,
         )
         if not job.allow_untrained:
-            scorer.require_trained(_probe(files))
-        return ReadyTeacher(scorer, files, context, scorer.matmul_rate())
+            scorer.require_trained(_probe(dataset))
+        return ReadyTeacher(scorer, dataset, context, scorer.matmul_rate())
 
     def run_inference(
         self,
@@ -206,9 +206,9 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
         DatasetError: the shard is damaged.
         NonFiniteLossError: the teacher gave NaN or infinity.
     """
-    files, fingerprint = teacher.files, job.rule.fingerprint
-    claim = files.manifest.shards[shard]
-    index = files.read_index(shard, with_names=True)
+    dataset, fingerprint = teacher.dataset, job.rule.fingerprint
+    claim = dataset.manifest.shards[shard]
+    index = dataset.read_index(shard, with_names=True)
     pieces = teacher.context.pieces(index)
     progress = worker_progress(job.run_folder)
     path = storage.join(job.output, sidecar_name(claim.file, fingerprint))
@@ -220,7 +220,7 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
             progress.add(reused_tokens=claim.num_teacher_tokens)
             return ShardScored(shard, earlier, True, len(index), {}, 0.0)
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
-    tokens = read_teacher_tokens(files, shard, index)
+    tokens = read_teacher_tokens(dataset, shard, index)
     scored = teacher.scorer.score(
         tokens,
         pieces,
@@ -236,11 +236,11 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
     return ShardScored(shard, record, False, len(index), asdict(scored.work), teacher.matmul_rate)
 
 
-def _probe(files: DatasetFiles) -> Any:
+def _probe(dataset: Dataset) -> Any:
     """Return `PROBE_TEXT` in the dataset's own teacher tokens, int64."""
     from pipeline.scoring.scorer import PROBE_TEXT
 
-    tokenizer = load_dataset_tokenizers(files.root, files.manifest).teacher
+    tokenizer = load_dataset_tokenizers(dataset.location, dataset.manifest).teacher
     return tokenizer.tokenize_batch([PROBE_TEXT.encode()]).input_ids
 
 

@@ -24,7 +24,7 @@ def try_teacher(job: ScoreJob, *, limit: int) -> str:
     teacher = TeacherHandler(job).load_model()
     work, losses, num_documents = Work(), 0.0, 0
     num_losses = 0
-    for shard in range(len(teacher.files.manifest.shards)):
+    for shard in range(len(teacher.dataset.manifest.shards)):
         if num_documents == limit:
             break
         part = _score_first(teacher, shard, limit - num_documents)
@@ -33,7 +33,7 @@ def try_teacher(job: ScoreJob, *, limit: int) -> str:
         for name in ("num_tokens", "num_places", "num_operations", "seconds"):
             setattr(work, name, getattr(work, name) + getattr(part[3], name))
     rate = num_losses / max(work.seconds, 1e-9)
-    total = teacher.files.manifest.totals["num_teacher_tokens"]
+    total = teacher.dataset.manifest.totals["num_teacher_tokens"]
     mean = losses / num_losses if num_losses else math.nan
     return "\n".join(
         [
@@ -49,8 +49,8 @@ def try_teacher(job: ScoreJob, *, limit: int) -> str:
 
 def _score_first(teacher: ReadyTeacher, shard: int, limit: int) -> tuple[int, float, int, Work]:
     """Return documents, sum of losses, number of losses, and work of a shard's first documents."""
-    index = teacher.files.read_index(shard, with_names=True)
-    tokens = read_teacher_tokens(teacher.files, shard, index)
+    index = teacher.dataset.read_index(shard, with_names=True)
+    tokens = read_teacher_tokens(teacher.dataset, shard, index)
     pieces = teacher.context.pieces(index)
     count = min(limit, len(index))
     first = pieces.document < count

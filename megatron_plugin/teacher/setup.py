@@ -83,7 +83,7 @@ def _cut(options: TeacherOptions, shape: ModelShape) -> tuple[int, ...]:
 
 def _probe_tokens(data: str, manifest: Manifest) -> list[int]:
     """Return the probe text in the dataset's own teacher tokens."""
-    tokenizers = load_dataset_tokenizers(open_dataset(data).root, manifest)
+    tokenizers = load_dataset_tokenizers(open_dataset(data).location, manifest)
     batch = tokenizers.teacher.tokenize_batch([PROBE_TEXT.encode()])
     context = Convention.of_tokenizer(manifest.teacher, ends=False).first_token_id
     return [token for token in (context, *batch.input_ids.tolist()) if token is not None]

@@ -30,7 +30,7 @@ _WAIT_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class RemoteFile:
+class ListedFile:
     """A file that the manifest describes.
 
     Attributes:
@@ -59,7 +59,7 @@ class ShardCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
-    def open(self, file: RemoteFile) -> BinaryIO:
+    def open(self, file: ListedFile) -> BinaryIO:
         """Return the file, open for reading, fetching it first where it is not cached.
 
         Raises:
@@ -68,7 +68,7 @@ class ShardCache:
             OSError: the disk is full, or the remote side fails.
 
         Example:
-            >>> with cache.open(RemoteFile("gs://bucket/data/a.tar", 512, sha256)) as tar: ...
+            >>> with cache.open(ListedFile("gs://bucket/data/a.tar", 512, sha256)) as tar: ...
         """
         path = self.folder / file.sha256
         while True:
@@ -80,7 +80,7 @@ class ShardCache:
             os.utime(opened.fileno())
             return opened
 
-    def prefetch(self, files: Iterable[RemoteFile]) -> list[Future[None]]:
+    def prefetch(self, files: Iterable[ListedFile]) -> list[Future[None]]:
         """Fetch files in the background; a failure is logged and comes again when one is opened."""
         missing = [file for file in files if not (self.folder / file.sha256).exists()]
         return [self._executor().submit(self._fetch_quietly, file) for file in missing]
@@ -95,7 +95,7 @@ class ShardCache:
         """Leave the threads behind when a worker process gets a copy."""
         return self.__dict__ | {"_pool": None}
 
-    def _fetch_quietly(self, file: RemoteFile) -> None:
+    def _fetch_quietly(self, file: ListedFile) -> None:
         try:
             self._fetch(file, self.folder / file.sha256)
         except (
@@ -103,7 +103,7 @@ class ShardCache:
         ) as error:  # Remote filesystems raise what they like; `open` raises it again.
             logger.warning("prefetch of %s failed: %s", file.url, error)
 
-    def _fetch(self, file: RemoteFile, path: Path) -> None:
+    def _fetch(self, file: ListedFile, path: Path) -> None:
         if file.num_bytes > self.max_bytes:
             raise ValueError(
                 f"{file.url} has {file.num_bytes} bytes, the shard cache {self.folder} is limited "
@@ -121,7 +121,7 @@ class ShardCache:
             finally:
                 part.unlink(missing_ok=True)
 
-    def _download(self, file: RemoteFile, part: Path) -> None:
+    def _download(self, file: ListedFile, part: Path) -> None:
         """Write the file, twice at most: a transfer may be at fault where a hash differs."""
         for _ in range(2):
             digest, num_bytes = hashlib.sha256(), 0
@@ -186,7 +186,7 @@ class ShardCache:
         return path.with_suffix(".lock")
 
 
-def _chunks(file: RemoteFile) -> Iterator[bytes]:
+def _chunks(file: ListedFile) -> Iterator[bytes]:
     try:
         with fsspec.open(file.url, "rb") as source:
             while chunk := source.read(_CHUNK_BYTES):

@@ -17,7 +17,7 @@ NOTHING = "none"
 
 def choose_conventions(
     manifest: Manifest,
-    root: str,
+    location: str,
     *,
     student_bos: str | None = None,
     student_eos: str | None = None,
@@ -27,7 +27,7 @@ def choose_conventions(
 
     Args:
         manifest: the dataset's.
-        root: its folder or URL, where the tokenizers' copies lie; they are read for names only.
+        location: its folder or URL, where the tokenizers' copies lie; they are read for names only.
         student_bos: stands before a student's text: a token, its id, or "none"; None keeps what
             the dataset has.
         student_eos: stands after a document's last student token, likewise.
@@ -48,7 +48,7 @@ def choose_conventions(
         def load() -> Tokenizer:
             from pipeline.dataset.tokenizers import load_dataset_tokenizer
 
-            return load_dataset_tokenizer(root, record)
+            return load_dataset_tokenizer(location, record)
 
         return replace(
             record, convention=name_tokens(record.around_text, load, before=before, after=after)

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from transformers import AutoTokenizer
 
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import check_crc32
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
@@ -75,7 +75,7 @@ class ExportedTokenizer:
 
 
 def export_tokenizer(
-    files: DatasetFiles,
+    dataset: Dataset,
     *,
     config: Mapping[str, Any],
     record: TokenizerRecord | None = None,
@@ -84,7 +84,7 @@ def export_tokenizer(
     """Make the student's tokenizer for `transformers` and prove it on the dataset's texts.
 
     Args:
-        files: the dataset that the student was trained on.
+        dataset: the dataset that the student was trained on.
         config: the model's `config.json`; `AutoTokenizer` looks at it.
         record: the student's, with the tokens that rows put around a text where those are not the
             manifest's, as `choose_conventions` gives it.
@@ -98,16 +98,16 @@ def export_tokenizer(
         >>> str(export_tokenizer(open_dataset("aligned"), config=model.config.to_dict()))
         'tokenizer: ids equal on 200 documents of the dataset and on 24 texts known to be hard'
     """
-    record = record or files.manifest.student
-    own = load_dataset_tokenizer(files.root, record)
+    record = record or dataset.manifest.student
+    own = load_dataset_tokenizer(dataset.location, record)
     definition = _definition(own, record)
     proof = _Proof(own, definition, record)
-    documents = list(proof.known_texts(_documents(files, max_documents)))
+    documents = list(proof.known_texts(_documents(dataset, max_documents)))
     if not documents:
         logger.warning(
             "no document of %s keeps or spells its text: the exported tokenizer is proven on "
             "probe texts only",
-            files.root,
+            dataset.location,
         )
     tokenizer = _tokenizer_files(definition, record)
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
@@ -293,14 +293,14 @@ class _Proof:
         return any(name in text for name in self._control)
 
 
-def _documents(files: DatasetFiles, limit: int) -> Iterator[tuple[str, AlignedDocument]]:
+def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocument]]:
     """Yield the first documents of every shard, about as many of each."""
-    shards = files.manifest.shards[: max(limit, 1)]
+    shards = dataset.manifest.shards[: max(limit, 1)]
     each = -(-limit // max(len(shards), 1))
     num_bytes = 0
     for number, record in enumerate(shards):
-        index = files.read_index(number, with_names=True)
-        with fsspec.open(files.shard(number).url, "rb") as file:
+        index = dataset.read_index(number, with_names=True)
+        with fsspec.open(dataset.shard(number).url, "rb") as file:
             for row in range(min(each, len(index))):
                 file.seek(int(index.payload_offset[row]))
                 payload = file.read(int(index.payload_bytes[row]))

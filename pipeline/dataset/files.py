@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.dataset.cache import RemoteFile
+from pipeline.dataset.cache import ListedFile
 from pipeline.dataset.reading import read_manifest
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_index
@@ -21,26 +21,26 @@ _CHECKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class DatasetFiles:
+class Dataset:
     """Reads the files of one dataset.
 
     Attributes:
-        root: the folder: a path, or a URL that `fsspec` reads.
+        location: the folder: a path, or a URL that `fsspec` reads.
         manifest: what it holds.
     """
 
-    root: str
+    location: str
     manifest: Manifest
 
     @property
     def is_local(self) -> bool:
         """Whether the files lie on a file system of this machine."""
-        return isinstance(fsspec.core.url_to_fs(self.root)[0], LocalFileSystem)
+        return isinstance(fsspec.core.url_to_fs(self.location)[0], LocalFileSystem)
 
-    def shard(self, shard: int) -> RemoteFile:
+    def shard(self, shard: int) -> ListedFile:
         """Return a shard's tar as the manifest describes it; a local url is a plain path."""
         record = self.manifest.shards[shard]
-        return RemoteFile(self._url(record.file), record.num_bytes, record.sha256)
+        return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
 
     def read_index(self, shard: int, *, with_names: bool = False) -> ShardIndex:
         """Return a shard's index, verified by its hash.
@@ -107,10 +107,10 @@ class DatasetFiles:
         return None
 
     def _url(self, name: str) -> str:
-        return f"{self.root}/{name}"
+        return f"{self.location}/{name}"
 
 
-def open_dataset(path: str | os.PathLike[str]) -> DatasetFiles:
+def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Return the files of a dataset.
 
     Args:
@@ -125,10 +125,10 @@ def open_dataset(path: str | os.PathLike[str]) -> DatasetFiles:
         1319
     """
     manifest = read_manifest(os.fspath(path))
-    root = os.fspath(path).removesuffix(MANIFEST_FILE).rstrip("/")
-    filesystem, local_path = fsspec.core.url_to_fs(root)
+    location = os.fspath(path).removesuffix(MANIFEST_FILE).rstrip("/")
+    filesystem, local_path = fsspec.core.url_to_fs(location)
     if isinstance(filesystem, LocalFileSystem):
-        root = local_path
+        location = local_path
     for name in ("file", "sha256"):
         counts = Counter(getattr(record, name) for record in manifest.shards)
         twice = [value for value, count in counts.items() if count > 1]
@@ -137,4 +137,4 @@ def open_dataset(path: str | os.PathLike[str]) -> DatasetFiles:
                 f"{path}: the manifest lists shard {name} {twice[0]} {counts[twice[0]]} times; its "
                 "documents would be read twice: restore the manifest"
             )
-    return DatasetFiles(root, manifest)
+    return Dataset(location, manifest)

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import webdataset
 
-from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.reading import read_samples
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
@@ -39,22 +39,22 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
         >>> next(iter(documents))["document"].student.input_ids.dtype
         dtype('int64')
     """
-    files = open_dataset(path)
+    dataset = open_dataset(path)
 
     def read(shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for shard in shards:
-            yield from _read_shard(files, int(shard["url"]))
+            yield from _read_shard(dataset, int(shard["url"]))
 
-    numbers = [str(shard) for shard in range(len(files.manifest.shards))]
+    numbers = [str(shard) for shard in range(len(dataset.manifest.shards))]
     stages = [webdataset.split_by_node, webdataset.split_by_worker, read]
     if seed is not None:
         stages.insert(0, webdataset.shuffle(len(numbers), seed=seed))
     return webdataset.DataPipeline(webdataset.SimpleShardList(numbers), *stages)
 
 
-def _read_shard(files: DatasetFiles, shard: int) -> Iterator[dict[str, Any]]:
-    claim = files.shard(shard)
-    index = files.read_index(shard, with_names=True)
+def _read_shard(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
+    claim = dataset.shard(shard)
+    index = dataset.read_index(shard, with_names=True)
     try:
         with fsspec.open(claim.url, "rb") as file:
             for place, payload in read_samples(file, index, shard=claim.url):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.dataset.conventions import add_convention_options, choose_conventions
-from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
@@ -76,15 +76,15 @@ class PreviewOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the page where one is wanted."""
-        files = open_dataset(self.dataset)
+        dataset = open_dataset(self.dataset)
         documents = load_previews(
-            files,
+            dataset,
             num_documents=self.documents,
             document_id=self.id,
             max_tokens=self.max_tokens,
         )
         if self.html is not None:
-            self.html.write_text(render_preview(files.manifest, list(documents)), "utf-8")
+            self.html.write_text(render_preview(dataset.manifest, list(documents)), "utf-8")
             yield f"wrote {self.html}"
             return
         width = shutil.get_terminal_size((100, 24)).columns
@@ -132,10 +132,10 @@ class PlanOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
-        files = open_dataset(self.dataset)
+        dataset = open_dataset(self.dataset)
         manifest = choose_conventions(
-            files.manifest,
-            files.root,
+            dataset.manifest,
+            dataset.location,
             student_bos=self.student_bos,
             student_eos=self.student_eos,
             teacher_context=self.teacher_context,
@@ -143,10 +143,10 @@ class PlanOptions:
         rules = PackingRules.of_dataset(
             manifest, seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length
         )
-        plan = plan_rows(_indices(files), rules)
+        plan = plan_rows(_indices(dataset), rules)
         return describe_plan(
             plan,
-            files.manifest,
+            dataset.manifest,
             global_batch_size=self.global_batch_size,
             num_replicas=self.replicas,
         )
@@ -168,9 +168,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _indices(files: DatasetFiles) -> Iterator[ShardIndex]:
-    for shard in range(len(files.manifest.shards)):
-        yield files.read_index(shard)
+def _indices(dataset: Dataset) -> Iterator[ShardIndex]:
+    for shard in range(len(dataset.manifest.shards)):
+        yield dataset.read_index(shard)
 
 
 def _use_colour(choice: str) -> bool:

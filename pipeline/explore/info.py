@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -20,11 +20,11 @@ BAR_COLUMNS = 32
 MAX_SHARDS = 20
 
 
-def describe_dataset(files: DatasetFiles) -> Iterator[str]:
+def describe_dataset(dataset: Dataset) -> Iterator[str]:
     """Yield the lines of `explore info`."""
-    manifest = files.manifest
+    manifest = dataset.manifest
     statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
-    yield printable(f"{manifest.name}  {files.root}")
+    yield printable(f"{manifest.name}  {dataset.location}")
     yield f"fingerprint {manifest.fingerprint}"
     yield ""
     yield from _facts(_totals(manifest, statistics))

@@ -11,7 +11,7 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import check_crc32
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.drawing.blocks import (
@@ -30,12 +30,12 @@ from schemas.index import ShardIndex
 
 
 def load_previews(
-    files: DatasetFiles, *, num_documents: int, document_id: str | None, max_tokens: int
+    dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
     """Read documents to look at: one by its id, or the first of the dataset.
 
     Args:
-        files: the dataset.
+        dataset: the dataset.
         num_documents: how many, where no id is given.
         document_id: the one to show.
         max_tokens: student tokens shown of each.
@@ -44,36 +44,38 @@ def load_previews(
         DatasetError: no such document; a sample or index is damaged.
 
     Example:
-        >>> next(load_previews(files, num_documents=1, document_id=None, max_tokens=100)).key
+        >>> next(load_previews(dataset, num_documents=1, document_id=None, max_tokens=100)).key
         '000d5b0c3f2e4a8d9c1b7e6f5a4d3c2b'
     """
     num_left = num_documents
     key = None if document_id is None else document_key(document_id)
-    for shard in range(len(files.manifest.shards)):
-        index = files.read_index(shard, with_names=True)
+    for shard in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(shard, with_names=True)
         first, last = (0, num_left) if key is None else _find_row(index, key)
         rows = range(first, min(last, len(index)))
         for row in rows:
-            document = _read_document(files, shard, index, row)
-            yield lay_out(files, document, files.manifest.shards[shard].file, max_tokens=max_tokens)
+            document = _read_document(dataset, shard, index, row)
+            yield lay_out(
+                dataset, document, dataset.manifest.shards[shard].file, max_tokens=max_tokens
+            )
         num_left -= len(rows)
         if num_left <= 0 or (key is not None and rows):
             return
     if document_id is not None:
         raise DatasetError(
-            f'no document "{document_id}" in {files.root}: name an id as the input gave it '
+            f'no document "{document_id}" in {dataset.location}: name an id as the input gave it '
             "(preview without --id shows some)"
         )
 
 
 def lay_out(
-    files: DatasetFiles, document: AlignedDocument, shard: str, *, max_tokens: int
+    dataset: Dataset, document: AlignedDocument, shard: str, *, max_tokens: int
 ) -> PreviewDocument:
     """Return a document's tokens in blocks, the first `max_tokens` student tokens of it."""
     spans = document.teacher_spans[:max_tokens]
     whole = len(spans) == len(document.student)
     num_teacher = len(document.teacher) if whole else int(spans[:, 1].max(initial=0))
-    student, teacher = _texts(files, document, len(spans), num_teacher)
+    student, teacher = _texts(dataset, document, len(spans), num_teacher)
     student_tokens = _tokens(document.student, student, spans)
     teacher_tokens = _tokens(document.teacher, teacher, _invert(spans, num_teacher))
     blocks = [
@@ -95,7 +97,7 @@ def lay_out(
 
 
 def _texts(
-    files: DatasetFiles, document: AlignedDocument, num_student: int, num_teacher: int
+    dataset: Dataset, document: AlignedDocument, num_student: int, num_teacher: int
 ) -> tuple[list[bytes | None], list[bytes | None]]:
     """Return the bytes of the shown tokens of both sides; None where nothing knows them."""
     sides = ((document.student, num_student), (document.teacher, num_teacher))
@@ -106,7 +108,7 @@ def _texts(
             for tokens, num in sides
         )
         return student, teacher
-    tokenizers = load_dataset_tokenizers(files.root, files.manifest)
+    tokenizers = load_dataset_tokenizers(dataset.location, dataset.manifest)
     loaded: tuple[Tokenizer, Tokenizer] = (tokenizers.student, tokenizers.teacher)
     student, teacher = (
         [
@@ -167,11 +169,11 @@ def _find_row(index: ShardIndex, key: str) -> tuple[int, int]:
     return (keys.index(key), keys.index(key) + 1) if key in keys else (0, 0)
 
 
-def _read_document(files: DatasetFiles, shard: int, index: ShardIndex, row: int) -> AlignedDocument:
-    tar = files.shard(shard)
+def _read_document(dataset: Dataset, shard: int, index: ShardIndex, row: int) -> AlignedDocument:
+    tar = dataset.shard(shard)
     with fsspec.open(tar.url, "rb") as file:
         file.seek(int(index.payload_offset[row]))
         payload = file.read(int(index.payload_bytes[row]))
-    name = files.manifest.shards[shard].file
+    name = dataset.manifest.shards[shard].file
     check_crc32(payload, int(index.crc32[row]), shard=name, key=index.key[row])
     return decode_document(payload)

@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.packing.plan import RowPlan, plan_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
@@ -60,12 +60,12 @@ _PLANS_FOLDER = "plans"
 
 
 def load_plan(
-    files: DatasetFiles, rules: PackingRules, *, cache_folder: Path
+    dataset: Dataset, rules: PackingRules, *, cache_folder: Path
 ) -> tuple[RowPlan, SampleTable]:
     """Return a dataset's plan, memory-mapped, and plan it first where that was not done yet.
 
     Args:
-        files: the dataset.
+        dataset: the dataset.
         rules: lengths and conventions.
         cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
             in the dataset's folder under `plans/`.
@@ -76,30 +76,31 @@ def load_plan(
     Example:
         >>> plan, samples = load_plan(open_dataset("OUTPUT"), rules, cache_folder=Path("cache"))
     """
-    folder = plan_folder(files, rules, cache_folder=cache_folder)
+    folder = plan_folder(dataset, rules, cache_folder=cache_folder)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.exists():
-                _plan(files, rules, folder)
+                _plan(dataset, rules, folder)
     return _load(folder, rules)
 
 
-def plan_folder(files: DatasetFiles, rules: PackingRules, *, cache_folder: Path) -> Path:
+def plan_folder(dataset: Dataset, rules: PackingRules, *, cache_folder: Path) -> Path:
     """Return where a plan lies or would lie."""
-    name = f"{files.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
-    beside = Path(files.root) / _PLANS_FOLDER
-    if files.is_local and (
-        (beside / name).exists() or os.access(beside if beside.exists() else files.root, os.W_OK)
+    name = f"{dataset.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
+    beside = Path(dataset.location) / _PLANS_FOLDER
+    if dataset.is_local and (
+        (beside / name).exists()
+        or os.access(beside if beside.exists() else dataset.location, os.W_OK)
     ):
         return beside / name
     return cache_folder / _PLANS_FOLDER / name
 
 
-def _plan(files: DatasetFiles, rules: PackingRules, folder: Path) -> None:
+def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
     columns: dict[str, list[NDArray[np.integer]]] = {}
-    plan = plan_rows(_indices(files, columns), rules)
+    plan = plan_rows(_indices(dataset, columns), rules)
     student_padding, teacher_padding = plan.padding()
     logger.info(
         "planned %d rows of %d documents in %.1f s: %.2f %% student padding, %.2f %% teacher "
@@ -114,7 +115,7 @@ def _plan(files: DatasetFiles, rules: PackingRules, folder: Path) -> None:
     arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
     arrays |= {name: getattr(plan, name) for name in _PLAN_ARRAYS}
     about = {
-        "fingerprint": files.manifest.fingerprint,
+        "fingerprint": dataset.manifest.fingerprint,
         "rules": asdict(rules),
         "num_rows": len(plan),
     }
@@ -122,11 +123,11 @@ def _plan(files: DatasetFiles, rules: PackingRules, folder: Path) -> None:
 
 
 def _indices(
-    files: DatasetFiles, columns: dict[str, list[NDArray[np.integer]]]
+    dataset: Dataset, columns: dict[str, list[NDArray[np.integer]]]
 ) -> Iterator[ShardIndex]:
     """Yield the indices one by one; keep of each only what reading needs."""
-    for shard in range(len(files.manifest.shards)):
-        index = files.read_index(shard)
+    for shard in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(shard)
         for name, dtype in _SAMPLE_COLUMNS.items():
             columns.setdefault(name, []).append(getattr(index, name).astype(dtype))
         yield index

@@ -9,7 +9,7 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_samples
 from pipeline.scoring.contexts import Pieces
 from schemas.document import decode_document
@@ -39,11 +39,11 @@ class DocumentTokens:
     starts: NDArray[np.int64]
 
 
-def read_teacher_tokens(files: DatasetFiles, shard: int, index: ShardIndex) -> DocumentTokens:
+def read_teacher_tokens(dataset: Dataset, shard: int, index: ShardIndex) -> DocumentTokens:
     """Return the teacher tokens of a shard's documents, each verified against the index.
 
     Args:
-        files: the dataset.
+        dataset: the dataset.
         shard: its number.
         index: of the shard, with names.
 
@@ -52,11 +52,11 @@ def read_teacher_tokens(files: DatasetFiles, shard: int, index: ShardIndex) -> D
         DamagedSampleError: a sample is altered.
 
     Example:
-        >>> read_teacher_tokens(files, 0, files.read_index(0, with_names=True)).starts[:3]
+        >>> read_teacher_tokens(dataset, 0, dataset.read_index(0, with_names=True)).starts[:3]
         array([  0, 152, 331])
     """
-    claim = files.shard(shard)
-    record = files.manifest.shards[shard]
+    claim = dataset.shard(shard)
+    record = dataset.manifest.shards[shard]
     parts = [np.empty(0, np.int64)]
     try:
         with fsspec.open(claim.url, "rb") as file:

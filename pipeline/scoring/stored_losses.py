@@ -19,8 +19,8 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.cache import RemoteFile, ShardCache
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.cache import ListedFile, ShardCache
+from pipeline.dataset.files import Dataset
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
@@ -42,36 +42,36 @@ class ScoreFiles:
     """A score manifest and where its sidecars lie.
 
     Attributes:
-        root: the folder: a path, or a URL that `fsspec` reads.
+        location: the folder: a path, or a URL that `fsspec` reads.
         manifest: what lies there.
         path: of the manifest.
     """
 
-    root: str
+    location: str
     manifest: ScoreManifest
     path: str
 
-    def sidecar(self, record: SidecarRecord) -> RemoteFile:
+    def sidecar(self, record: SidecarRecord) -> ListedFile:
         """Return a sidecar as the score manifest describes it; a local url is a plain path."""
-        return RemoteFile(f"{self.root}/{record.file}", record.num_bytes, record.sha256)
+        return ListedFile(f"{self.location}/{record.file}", record.num_bytes, record.sha256)
 
 
 class TeacherLosses:
     """Reads losses by document; holds open sidecars. Copies for other processes open their own."""
 
     def __init__(
-        self, scores: ScoreFiles, files: DatasetFiles, plan: RowPlan, cache: ShardCache | None
+        self, scores: ScoreFiles, dataset: Dataset, plan: RowPlan, cache: ShardCache | None
     ) -> None:
         """Use `open_teacher_losses`.
 
         Args:
             scores: checked against the dataset.
-            files: the dataset.
+            dataset: the dataset.
             plan: says which shard holds which document.
             cache: for a remote dataset.
         """
         self.scores = scores
-        self._shards = files.manifest.shards
+        self._shards = dataset.manifest.shards
         self._shard_starts: list[int] = plan.shard_document_starts.tolist()
         self._cache = cache
         self._open: OrderedDict[int, ShardLosses] = OrderedDict()
@@ -129,7 +129,7 @@ class TeacherLosses:
             )
         return losses
 
-    def _open_file(self, claim: RemoteFile) -> BinaryIO:
+    def _open_file(self, claim: ListedFile) -> BinaryIO:
         if self._cache is not None:
             return self._cache.open(claim)
         try:
@@ -139,7 +139,7 @@ class TeacherLosses:
 
 
 def open_teacher_losses(
-    source: str, files: DatasetFiles, plan: RowPlan, *, cache: ShardCache | None = None
+    source: str, dataset: Dataset, plan: RowPlan, *, cache: ShardCache | None = None
 ) -> TeacherLosses:
     """Return stored losses, checked to be those that an online teacher would give for a plan.
 
@@ -147,7 +147,7 @@ def open_teacher_losses(
 
     Args:
         source: a score manifest, or the name of a teacher as in `find_scores`.
-        files: the dataset.
+        dataset: the dataset.
         plan: of the rows that they are for.
         cache: for a remote dataset.
 
@@ -156,24 +156,24 @@ def open_teacher_losses(
         DatasetError: no such scores.
 
     Example:
-        >>> open_teacher_losses("models/teacher", files, plan).read(0, 0, 2)
+        >>> open_teacher_losses("models/teacher", dataset, plan).read(0, 0, 2)
         array([2.5  , 0.125], dtype=float16)
     """
-    scores = find_scores(source, files.root)
-    require_dataset(scores, files.manifest)
+    scores = find_scores(source, dataset.location)
+    require_dataset(scores, dataset.manifest)
     _require_complete(scores)
     _require_contexts(scores, plan)
-    return TeacherLosses(scores, files, plan, cache)
+    return TeacherLosses(scores, dataset, plan, cache)
 
 
-def find_scores(source: str, root: str) -> ScoreFiles:
+def find_scores(source: str, location: str) -> ScoreFiles:
     """Return the scores that a user names.
 
     Args:
         source: path of a score manifest; or, of the scores beside a dataset's shards, what
             `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
             fingerprint; "": the only ones there are.
-        root: the dataset's folder.
+        location: the dataset's folder.
 
     Raises:
         DatasetError: none, or several of that name.
@@ -184,7 +184,7 @@ def find_scores(source: str, root: str) -> ScoreFiles:
     """
     if source.endswith(".json"):
         return _read_scores(source)
-    found = list_scores(root)
+    found = list_scores(location)
     named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
     if len(named) == 1:
         return named[0]
@@ -193,20 +193,20 @@ def find_scores(source: str, root: str) -> ScoreFiles:
     )
     which = f"{len(named)} teachers are named" if named else "no scores are of teacher"
     raise DatasetError(
-        f'{which} "{source}" in {root}: name one of {there or "none"} by its first digits, or '
+        f'{which} "{source}" in {location}: name one of {there or "none"} by its first digits, or '
         "run beam_jobs.score first"
     )
 
 
-def list_scores(root: str) -> list[ScoreFiles]:
+def list_scores(location: str) -> list[ScoreFiles]:
     """Return every teacher's scores that lie beside a dataset's shards.
 
     Raises:
         DatasetError: a score manifest is unreadable.
     """
-    filesystem, path = fsspec.core.url_to_fs(root)
+    filesystem, path = fsspec.core.url_to_fs(location)
     names = sorted(found.rsplit("/", 1)[-1] for found in filesystem.glob(f"{path}/teacher-*.json"))
-    return [_read_scores(f"{root}/{name}") for name in names]
+    return [_read_scores(f"{location}/{name}") for name in names]
 
 
 def require_dataset(scores: ScoreFiles, manifest: Manifest) -> None:
@@ -246,10 +246,10 @@ def _read_scores(path: str) -> ScoreFiles:
             f"{path} does not exist: no teacher has scored the dataset to its end; run "
             "beam_jobs.score, or again to resume it"
         ) from error
-    root = path.rsplit("/", 1)[0] if "/" in path else "."
-    filesystem, local = fsspec.core.url_to_fs(root)
-    root = local if "file" in filesystem.protocol else root
-    return ScoreFiles(root, decode_score_manifest(data, where=path), path)
+    location = path.rsplit("/", 1)[0] if "/" in path else "."
+    filesystem, local = fsspec.core.url_to_fs(location)
+    location = local if "file" in filesystem.protocol else location
+    return ScoreFiles(location, decode_score_manifest(data, where=path), path)
 
 
 def _is_named(manifest: ScoreManifest, name: str) -> bool:
@@ -265,7 +265,7 @@ def _describe(scores: ScoreFiles) -> str:
 
 
 def _require_complete(scores: ScoreFiles) -> None:
-    filesystem, _ = fsspec.core.url_to_fs(scores.root)
+    filesystem, _ = fsspec.core.url_to_fs(scores.location)
     for record in scores.manifest.sidecars:
         claim = scores.sidecar(record)
         try:

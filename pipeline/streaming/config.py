@@ -75,7 +75,7 @@ class StreamConfig:
                     f"{getattr(self, given[0])!r}: choose one"
                 )
 
-    def choose_conventions(self, manifest: Manifest, root: str) -> Manifest:
+    def choose_conventions(self, manifest: Manifest, location: str) -> Manifest:
         """Return a dataset's manifest with the tokens around a text that this run names.
 
         Raises:
@@ -83,7 +83,7 @@ class StreamConfig:
         """
         return choose_conventions(
             manifest,
-            root,
+            location,
             student_bos=self.student_bos,
             student_eos=self.student_eos,
             teacher_context=self.teacher_context,

@@ -41,10 +41,10 @@ from pathlib import Path
 import torch
 from numpy import float32, int32, nan
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.cache import ShardCache
-from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.guidance import NonFiniteLossError
 from pipeline.packing.order import ReplicaBatches, RowOrder, order_rows
 from pipeline.packing.plan import ENDS, FORCED, STARTS
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-class AlignedRows(Dataset[Rows]):
+class AlignedRows(TorchDataset[Rows]):
     """The samples of a run by number, over all its epochs.
 
     Attributes:
@@ -98,11 +98,11 @@ class AlignedRows(Dataset[Rows]):
         Example:
             >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
         """
-        files = open_dataset(config.path)
-        self.manifest = config.choose_conventions(files.manifest, files.root)
+        dataset = open_dataset(config.path)
+        self.manifest = config.choose_conventions(dataset.manifest, dataset.location)
         rules = config.rules(self.manifest)
         self.config = config
-        self.plan, table = load_plan(files, rules, cache_folder=config.cache_folder)
+        self.plan, table = load_plan(dataset, rules, cache_folder=config.cache_folder)
         self.layout = RowLayout(
             rules.seq_length,
             rules.teacher_seq_length,
@@ -111,20 +111,22 @@ class AlignedRows(Dataset[Rows]):
         )
         self.order = order_rows(
             self.plan,
-            f"{files.manifest.fingerprint} {rules.fingerprint}",
+            f"{dataset.manifest.fingerprint} {rules.fingerprint}",
             seed=config.seed,
             shuffle_shards=config.shuffle_shards,
         )
         self.samples_per_epoch = _whole_batches(len(self.plan), config.global_batch_size)
-        self.damage = DamageLog(config.on_damage, _quarantine_file(config, files, rules))
-        cache = _shard_cache(config, files, self.order)
-        self._reader = SampleReader(files, table, cache)
+        self.damage = DamageLog(config.on_damage, _quarantine_file(config, dataset, rules))
+        cache = _shard_cache(config, dataset, self.order)
+        self._reader = SampleReader(dataset, table, cache)
         self._losses: TeacherLosses | None = None
         if config.teacher_losses is not None:
-            self._losses = open_teacher_losses(config.teacher_losses, files, self.plan, cache=cache)
+            self._losses = open_teacher_losses(
+                config.teacher_losses, dataset, self.plan, cache=cache
+            )
         self._prefetched = (-1, -1)
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
-        for shard, error in files.find_damage(hashes=config.check_hashes).items():
+        for shard, error in dataset.find_damage(hashes=config.check_hashes).items():
             if config.on_damage == "raise":
                 raise error
             self._reader.give_up(shard, error)
@@ -332,16 +334,16 @@ def _whole_batches(num_rows: int, global_batch_size: int) -> int:
     return samples
 
 
-def _quarantine_file(config: StreamConfig, files: DatasetFiles, rules: PackingRules) -> Path:
-    beside = plan_folder(files, rules, cache_folder=config.cache_folder)
+def _quarantine_file(config: StreamConfig, dataset: Dataset, rules: PackingRules) -> Path:
+    beside = plan_folder(dataset, rules, cache_folder=config.cache_folder)
     return config.quarantine_file or beside.with_suffix(".quarantine.jsonl")
 
 
-def _shard_cache(config: StreamConfig, files: DatasetFiles, order: RowOrder) -> ShardCache | None:
+def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:
     """Return the cache of a remote dataset, large enough for two groups of shards."""
-    if files.is_local:
+    if dataset.is_local:
         return None
-    sizes = [record.num_bytes for record in files.manifest.shards]
+    sizes = [record.num_bytes for record in dataset.manifest.shards]
     largest = max(sum(sizes[shard] for shard in shards) for shards in order.group_shards)
     if 2 * largest > config.cache_bytes:
         raise ValueError(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import check_crc32
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
@@ -36,16 +36,16 @@ class SampleReader:
     """Reads samples by number; holds open shards. Copies for other processes open their own."""
 
     def __init__(
-        self, files: DatasetFiles, table: SampleTable, cache: ShardCache | None = None
+        self, dataset: Dataset, table: SampleTable, cache: ShardCache | None = None
     ) -> None:
-        """Read `files` through `cache`, or in place where they are local.
+        """Read `dataset` through `cache`, or in place where it is local.
 
         Args:
-            files: the dataset.
+            dataset: the dataset.
             table: its samples.
             cache: for a remote dataset.
         """
-        self._files = files
+        self._dataset = dataset
         self._table = table
         self._cache = cache
         self._shard_starts: list[int] = table.shard_document_starts.tolist()
@@ -123,7 +123,7 @@ class SampleReader:
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch remote shards in the background."""
         if self._cache is not None:
-            self._cache.prefetch([self._files.shard(shard) for shard in shards])
+            self._cache.prefetch([self._dataset.shard(shard) for shard in shards])
 
     def _shard(self, shard: int) -> NDArray[np.uint8]:
         opened = self._open.get(shard)
@@ -143,7 +143,7 @@ class SampleReader:
         return opened
 
     def _map(self, shard: int) -> NDArray[np.uint8]:
-        claim = self._files.shard(shard)
+        claim = self._dataset.shard(shard)
         with self._open_file(shard) as file:
             num_bytes = file.seek(0, 2)
             if num_bytes != claim.num_bytes:
@@ -154,7 +154,7 @@ class SampleReader:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def _open_file(self, shard: int) -> BinaryIO:
-        claim = self._files.shard(shard)
+        claim = self._dataset.shard(shard)
         if self._cache is not None:
             return self._cache.open(claim)
         try:
@@ -185,9 +185,9 @@ class SampleReader:
         Key and id are empty where the index can't be read either.
         """
         shard = self.shard_of(document)
-        record = self._files.manifest.shards[shard]
+        record = self._dataset.manifest.shards[shard]
         try:
-            index = self._files.read_index(shard, with_names=True)
+            index = self._dataset.read_index(shard, with_names=True)
         except (OSError, DamagedShardError):
             return record.file, "", ""
         place = document - self._shard_starts[shard]

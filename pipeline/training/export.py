@@ -29,11 +29,11 @@ def prove_tokenizer(
         >>> sorted(prove_tokenizer(config, rows, student))
         ['generation_config.json', 'tokenizer.json', 'tokenizer_config.json']
     """
-    files, record = open_dataset(config.data), rows.manifest.student
+    dataset, record = open_dataset(config.data), rows.manifest.student
     try:
-        return dict(export_tokenizer(files, config=student.config.to_dict(), record=record).files)
+        return dict(export_tokenizer(dataset, config=student.config.to_dict(), record=record).files)
     except TokenizerError as error:
-        with fsspec.open(f"{files.root}/{record.file}", "rb") as file:
+        with fsspec.open(f"{dataset.location}/{record.file}", "rb") as file:
             data: bytes = file.read()
         name = Path(record.file).name
         logger.warning(

@@ -32,9 +32,9 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         ValueError: its vocabulary or its length is too small for the data.
     """
     manifest, source = rows.manifest, config.student
-    root = open_dataset(config.data).root
+    location = open_dataset(config.data).location
     if config.random_init:
-        require_tokenizer(Path(source), root, manifest, side="student")
+        require_tokenizer(Path(source), location, manifest, side="student")
         torch.manual_seed(config.seed)
         shape = AutoConfig.from_pretrained(source)
         model = cast(Any, AutoModelForCausalLM).from_config(shape).float().to(device)
@@ -42,7 +42,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         keep_documents_apart(model)
     else:
         files = find_teacher(source, role="student")
-        files.require_tokenizer(root, manifest, side="student")
+        files.require_tokenizer(location, manifest, side="student")
         model = load_language_model(str(files.path), device=str(device))
     _require_vocabulary(model, manifest.student, source, side="student")
     _require_length(model, config.seq_length, source, "--seq-length")
@@ -68,7 +68,7 @@ def load_teacher(
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
-    files.require_tokenizer(open_dataset(config.data).root, manifest)
+    files.require_tokenizer(open_dataset(config.data).location, manifest)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
     _require_vocabulary(teacher, manifest.teacher, config.teacher, side="teacher")

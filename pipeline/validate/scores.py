@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import DatasetFiles
+from pipeline.dataset.files import Dataset
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import DocumentTokens, describe_sidecar, read_teacher_tokens
 from pipeline.scoring.stored_losses import ScoreFiles, list_scores, require_dataset
@@ -68,29 +68,31 @@ def check_scores(
     except DatasetError as error:
         report(CHECK, "", str(error))
         return findings
-    files = DatasetFiles(folder, manifest)
-    sound = [scores for scores in found if _check_one(scores, files, findings, report)]
+    dataset = Dataset(folder, manifest)
+    sound = [scores for scores in found if _check_one(scores, dataset, findings, report)]
     if teacher is not None:
         seed = secrets.randbelow(1 << 32) if seed is None else seed
-        _score_again(teacher, [s for s in sound if not findings], files, found, report, notes, seed)
+        _score_again(
+            teacher, [s for s in sound if not findings], dataset, found, report, notes, seed
+        )
     return findings
 
 
 def _check_one(
-    scores: ScoreFiles, files: DatasetFiles, findings: list[Finding], report: Report
+    scores: ScoreFiles, dataset: Dataset, findings: list[Finding], report: Report
 ) -> bool:
     """Check one teacher's scores; return whether sidecars could be read at all."""
     try:
-        require_dataset(scores, files.manifest)
+        require_dataset(scores, dataset.manifest)
         rule = ContextRule.from_json(scores.manifest.rule.context)
     except DatasetError as error:
         report(CHECK, "", str(error))
         return False
-    shards = files.manifest.shards
+    shards = dataset.manifest.shards
     for number, record in enumerate(scores.manifest.sidecars):
         try:
-            index = files.read_index(number)
-            data = _read(scores.root, record)
+            index = dataset.read_index(number)
+            data = _read(scores.location, record)
             losses = decode_sidecar(data, where=record.file)
         except OSError as error:
             report(CHECK, "", f"{record.file} can't be read: {describe(error)}")
@@ -160,7 +162,7 @@ def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray
 def _score_again(
     teacher: str,
     sound: list[ScoreFiles],
-    files: DatasetFiles,
+    dataset: Dataset,
     found: list[ScoreFiles],
     report: Report,
     notes: list[str],
@@ -172,8 +174,8 @@ def _score_again(
     own = [s for s in found if s.manifest.rule.weights_sha256 == weights.sha256]
     if not own:
         raise DatasetError(
-            f'none of the {len(found)} scores in {files.root} are of teacher "{teacher}": its '
-            "weights or configuration are others; name the model that scored them"
+            f'none of the {len(found)} scores in {dataset.location} are of teacher "{teacher}": '
+            "its weights or configuration are others; name the model that scored them"
         )
     for scores in own:
         if scores not in sound:
@@ -183,20 +185,20 @@ def _score_again(
         scorer = load_scorer(
             str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype, device=device
         )
-        sampled, message = _compare_sample(scores, files, scorer, Random(seed))
+        sampled, message = _compare_sample(scores, dataset, scorer, Random(seed))
         if message:
             report(CHECK, "", f"{scores.path}: {message}")
         notes.append(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")
 
 
 def _compare_sample(
-    scores: ScoreFiles, files: DatasetFiles, scorer: Scorer, choose: Random
+    scores: ScoreFiles, dataset: Dataset, scorer: Scorer, choose: Random
 ) -> tuple[str, str]:
     """Score some documents of a random shard again; return which, and what differs."""
-    number = choose.choice([n for n, s in enumerate(files.manifest.shards) if s.num_documents])
+    number = choose.choice([n for n, s in enumerate(dataset.manifest.shards) if s.num_documents])
     record = scores.manifest.sidecars[number]
-    index = files.read_index(number, with_names=True)
-    stored = decode_sidecar(_read(scores.root, record), where=record.file)
+    index = dataset.read_index(number, with_names=True)
+    stored = decode_sidecar(_read(scores.location, record), where=record.file)
     chosen = sorted(choose.sample(range(len(index)), min(SAMPLED_DOCUMENTS, len(index))))
     pieces = scorer.rule.pieces(index)
     kept = np.isin(pieces.document, chosen)
@@ -207,7 +209,7 @@ def _compare_sample(
         pieces.stop[kept],
         pieces.continues[kept],
     )
-    tokens: DocumentTokens = read_teacher_tokens(files, number, index)
+    tokens: DocumentTokens = read_teacher_tokens(dataset, number, index)
     again = scorer.score(tokens, sample, names=index.document_id).losses
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
@@ -224,6 +226,6 @@ def _compare_sample(
     )
 
 
-def _read(root: str, record: SidecarRecord) -> bytes:
-    with open_file(root, record.file) as file:
+def _read(location: str, record: SidecarRecord) -> bytes:
+    with open_file(location, record.file) as file:
         return bytes(file.read())

@@ -13,7 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from pipeline.dataset.cache import RemoteFile, ShardCache
+from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.errors import DamagedShardError
 from tests.support.streaming_data import make_documents, write_dataset
@@ -32,7 +32,7 @@ def remote():
 
     def store(name, data):
         filesystem.pipe_file(f"/cache-test/{name}", data)
-        return RemoteFile(f"memory://cache-test/{name}", len(data), sha256(data).hexdigest())
+        return ListedFile(f"memory://cache-test/{name}", len(data), sha256(data).hexdigest())
 
     yield store
     filesystem.rm("/cache-test", recursive=True)
@@ -81,7 +81,7 @@ def test_a_transfer_that_fails_once_is_repeated(remote, tmp_path, monkeypatch):
 def test_a_missing_file_is_named(remote, tmp_path):
     remote("a", b"")
     with pytest.raises(DamagedShardError, match=r"memory://cache-test/none is missing: restore"):
-        ShardCache(tmp_path, SIZE).open(RemoteFile("memory://cache-test/none", 3, "0" * 64))
+        ShardCache(tmp_path, SIZE).open(ListedFile("memory://cache-test/none", 3, "0" * 64))
 
 
 def test_the_least_recently_opened_files_make_room(remote, tmp_path):
@@ -145,7 +145,7 @@ def test_a_download_under_way_keeps_its_space(remote, tmp_path):
 def test_prefetching_fills_the_cache_and_logs_failures(remote, tmp_path, caplog):
     files = [remote(str(number), content(number)) for number in range(3)]
     cache = ShardCache(tmp_path, 10 * SIZE)
-    missing = RemoteFile("memory://cache-test/none", 3, "0" * 64)
+    missing = ListedFile("memory://cache-test/none", 3, "0" * 64)
     for future in cache.prefetch([*files, missing]):
         future.result(timeout=30)
     assert cached(tmp_path) == {file.sha256 for file in files}

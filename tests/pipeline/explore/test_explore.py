@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.dataset.files import DatasetFiles, open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.drawing.blocks import Block, PreviewDocument, find_blocks, show_bytes
 from pipeline.drawing.page_blocks import draw_block
 from pipeline.drawing.terminal_blocks import display_width, draw_document
@@ -35,9 +35,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def preview(folder: Path, document_id: str, max_tokens: int = 1000) -> PreviewDocument:
-    files = open_dataset(str(folder))
+    dataset = open_dataset(str(folder))
     documents = load_previews(
-        files, num_documents=1, document_id=document_id, max_tokens=max_tokens
+        dataset, num_documents=1, document_id=document_id, max_tokens=max_tokens
     )
     (document,) = documents
     return document
@@ -165,11 +165,11 @@ def test_a_piece_of_a_document_ends_with_its_last_span(dataset: Path) -> None:
 
 
 def test_documents_come_in_the_order_of_the_shards(dataset: Path) -> None:
-    files = open_dataset(str(dataset))
-    documents = list(load_previews(files, num_documents=3, document_id=None, max_tokens=9))
-    keys = [key for shard in range(2) for key in files.read_index(shard, with_names=True).key]
+    opened = open_dataset(str(dataset))
+    documents = list(load_previews(opened, num_documents=3, document_id=None, max_tokens=9))
+    keys = [key for shard in range(2) for key in opened.read_index(shard, with_names=True).key]
     assert [document.key for document in documents] == keys
-    assert len(list(load_previews(files, num_documents=2, document_id=None, max_tokens=9))) == 2
+    assert len(list(load_previews(opened, num_documents=2, document_id=None, max_tokens=9))) == 2
 
 
 # The terminal.
@@ -335,4 +335,4 @@ def test_info_survives_a_hostile_source(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / MANIFEST_FILE).write_text(json.dumps(body), "utf-8")
     assert main(["info", str(tmp_path)]) == 0
     assert "\x1b" not in capsys.readouterr().out
-    assert isinstance(open_dataset(str(tmp_path)), DatasetFiles)
+    assert isinstance(open_dataset(str(tmp_path)), Dataset)

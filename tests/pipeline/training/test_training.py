@@ -427,12 +427,12 @@ def test_command_line_has_an_option_for_every_field(
 
 
 def _documents(folder: Path) -> list[AlignedDocument]:
-    files = open_dataset(str(folder))
+    dataset = open_dataset(str(folder))
     documents = []
-    for shard, record in enumerate(files.manifest.shards):
+    for shard, record in enumerate(dataset.manifest.shards):
         with (folder / record.file).open("rb") as file:
             samples = read_samples(
-                file, files.read_index(shard, with_names=True), shard=record.file
+                file, dataset.read_index(shard, with_names=True), shard=record.file
             )
             documents += [decode_document(bytes(payload)) for _, payload in samples]
     return documents
