@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.align import json_values
-from beam_jobs.align.decompression import CutStreamError
+from beam_jobs.align.decompression import CutStreamError, zstd
 from beam_jobs.align.inputs import find_inputs
 from beam_jobs.align.json_values import holds_values, split_values
 from beam_jobs.align.listing import InputError
@@ -31,7 +31,7 @@ TEXTS = [f"text {n}: ∑ 'quoted' \"twice\", with\nlines\t{{[ \\" for n in range
 RECORDS = [{"id": f"doc-{n}", "text": text, "n": {"a": [n]}} for n, text in enumerate(TEXTS)]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
 }
@@ -173,13 +173,29 @@ def test_an_altered_stream_is_a_dead_letter(tmp_path: Path, suffix: str) -> None
     assert read(path)[-1].reason == Reason.UNREADABLE_INPUT
 
 
-@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_damaged_second_stream_is_no_padding(tmp_path: Path, suffix: str) -> None:
+    """`bz2.open` and `lzma.open` leave it out and say nothing."""
+    lines = [json.dumps(record).encode() + b"\n" for record in RECORDS]
+    first, second = COMPRESS[suffix](b"".join(lines[:20])), COMPRESS[suffix](b"".join(lines[20:]))
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(first + b"?" + second[1:])
+    *documents, last = read(path)
+    assert texts_of(documents) == TEXTS[:20]
+    assert last.reason == Reason.UNREADABLE_INPUT
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_small_file_of_a_huge_text_is_not_held_whole(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](bytes(64 << 20)))
-    assert path.stat().st_size < 1 << 15
+    assert path.stat().st_size < 1 << 17
+    tracemalloc.start()
     (letter,) = read(path, ReadingRules(max_document_bytes=1 << 20))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert letter.reason == Reason.TOO_LARGE
+    assert peak < 16 << 20
 
 
 @pytest.mark.parametrize("name", ["paper.tex", "README.md", "Makefile", "a.html.gz"])

