@@ -1,7 +1,8 @@
 """Draw previews in a terminal: student tokens above, teacher tokens below, block by block."""
 
-import unicodedata
 from collections.abc import Iterator
+
+import wcwidth
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
 from pipeline.drawing.formatting import format_count, format_share, printable
@@ -46,19 +47,13 @@ def draw_document(document: PreviewDocument, *, width: int, colour: bool) -> Ite
 
 
 def display_width(text: str) -> int:
-    """Return the columns that text takes in a terminal.
+    """Return the columns that text takes in a terminal: an emoji of several characters takes two.
 
     Example:
         >>> display_width("数a")
         3
     """
-    return sum(_columns(character) for character in text)
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return wcwidth.width(text)
 
 
 def _wrap(blocks: tuple[Block, ...], width: int) -> Iterator[list[Block]]:

@@ -189,6 +189,24 @@ def test_both_lines_of_a_block_stand_under_each_other(dataset: Path, width: int)
     assert drawn == document.num_student_tokens
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("🇫🇷", 2),
+        ("👩‍👩‍👧‍👦", 2),
+        ("👍🏽 ok", 5),
+        ("❤️", 2),
+        ("数a", 3),
+        ("◌\u0301", 1),
+        ("e\u0301|é", 3),
+        ("", 0),
+        ("<0xF0>", 6),
+    ],
+)
+def test_columns_of_a_text(text: str, columns: int) -> None:
+    assert display_width(text) == columns
+
+
 def test_colours_do_not_change_what_is_written(dataset: Path) -> None:
     document = preview(dataset, "coin")
     plain = list(draw_document(document, width=80, colour=False))
