@@ -15,13 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import orjson
 from transformers import AutoTokenizer
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import check_crc32
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
@@ -300,16 +298,13 @@ def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocum
     num_bytes = 0
     for number, record in enumerate(shards):
         index = dataset.read_index(number, with_names=True)
-        with fsspec.open(dataset.shard(number).url, "rb") as file:
-            for row in range(min(each, len(index))):
-                file.seek(int(index.payload_offset[row]))
-                payload = file.read(int(index.payload_bytes[row]))
-                check_crc32(payload, int(index.crc32[row]), shard=record.file, key=index.key[row])
-                document = decode_document(payload)
-                num_bytes += document.num_text_bytes
-                if num_bytes > _MAX_PROVEN_BYTES:
-                    return
-                yield record.file, document
+        first = range(min(each, len(index)))
+        for _, sample in dataset.samples(number, index, documents=first):
+            document = decode_document(sample)
+            num_bytes += document.num_text_bytes
+            if num_bytes > _MAX_PROVEN_BYTES:
+                return
+            yield record.file, document
 
 
 def _text(document: AlignedDocument, own: Tokenizer) -> str | None:

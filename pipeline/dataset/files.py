@@ -1,16 +1,18 @@
-"""The files of a dataset, local or remote, as its manifest names them."""
+"""A dataset's handle: its files, local or remote, as its manifest names them."""
 
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.reading import read_manifest, read_samples
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_index
 from schemas.manifest import MANIFEST_FILE, Manifest
@@ -22,7 +24,7 @@ _CHECKS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Dataset:
-    """Reads the files of one dataset.
+    """One dataset: where it is, what it holds, and its files, checked where they are read.
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.
@@ -37,18 +39,58 @@ class Dataset:
         """Whether the files lie on a file system of this machine."""
         return isinstance(fsspec.core.url_to_fs(self.location)[0], LocalFileSystem)
 
-    def shard(self, shard: int) -> ListedFile:
+    def shard(self, shard_index: int) -> ListedFile:
         """Return a shard's tar as the manifest describes it; a local url is a plain path."""
-        record = self.manifest.shards[shard]
+        record = self.manifest.shards[shard_index]
         return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
 
-    def read_index(self, shard: int, *, with_names: bool = False) -> ShardIndex:
+    def open_shard(self, shard_index: int) -> BinaryIO:
+        """Open a shard's tar in place, for reading; what is read is not checked.
+
+        Raises:
+            DamagedShardError: it is missing.
+        """
+        url = self.shard(shard_index).url
+        try:
+            return cast(BinaryIO, fsspec.open(url, "rb").open())
+        except FileNotFoundError as error:
+            raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
+
+    def samples(
+        self, shard_index: int, index: ShardIndex, *, documents: Iterable[int] | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Read samples of a shard, each checked against its CRC-32.
+
+        For one pass. `pipeline.streaming` reads at random, without copies: its `SampleReader` maps
+        whole shards into memory instead.
+
+        Args:
+            shard_index: the shard.
+            index: its index, with names.
+            documents: places in the index of those to read; None reads all, in order.
+
+        Yields:
+            the sample's place in the index, and its payload.
+
+        Raises:
+            DamagedShardError: the tar is missing or cut.
+            DamagedSampleError: a sample was altered.
+
+        Example:
+            >>> index = dataset.read_index(0, with_names=True)  # doctest: +SKIP
+            >>> [decode_document(sample) for _, sample in dataset.samples(0, index)]
+        """
+        with self.open_shard(shard_index) as file:
+            name = self.manifest.shards[shard_index].file
+            yield from read_samples(file, index, shard=name, documents=documents)
+
+    def read_index(self, shard_index: int, *, with_names: bool = False) -> ShardIndex:
         """Return a shard's index, verified by its hash.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.
         """
-        record = self.manifest.shards[shard]
+        record = self.manifest.shards[shard_index]
         url = self._url(record.index_file)
         try:
             with fsspec.open(url, "rb") as file:
@@ -79,11 +121,11 @@ class Dataset:
         """
         numbers = range(len(self.manifest.shards))
         with ThreadPoolExecutor(_CHECKS_AT_ONCE) as pool:
-            errors = pool.map(lambda shard: self._compare(shard, hashes), numbers)
-            return {shard: error for shard, error in zip(numbers, errors, strict=True) if error}
+            errors = pool.map(lambda shard_index: self._compare(shard_index, hashes), numbers)
+            return {number: error for number, error in zip(numbers, errors, strict=True) if error}
 
-    def _compare(self, shard: int, hashes: bool) -> DamagedShardError | None:
-        claim = self.shard(shard)
+    def _compare(self, shard_index: int, hashes: bool) -> DamagedShardError | None:
+        claim = self.shard(shard_index)
         filesystem, path = fsspec.core.url_to_fs(claim.url)
         try:
             num_bytes = filesystem.size(path)

@@ -1,7 +1,7 @@
 """Read a dataset: its manifest, and samples that are checked before they are believed."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import fsspec
@@ -40,14 +40,15 @@ def read_manifest(dataset: str) -> Manifest:
 
 
 def read_samples(
-    file: BinaryIO, index: ShardIndex, *, shard: str
+    file: BinaryIO, index: ShardIndex, *, shard: str, documents: Iterable[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """Read a shard's payloads in order, each checked against its CRC-32.
+    """Read a shard's payloads, each checked against its CRC-32.
 
     Args:
         file: the tar, opened for binary reading and seekable.
         index: the shard's index.
         shard: its name, for errors.
+        documents: places in the index of those to read; None reads all, in order.
 
     Yields:
         the sample's place in the index, and its payload.
@@ -56,8 +57,9 @@ def read_samples(
         DamagedShardError: the tar ends too early.
         DamagedSampleError: a payload's CRC-32 differs.
     """
-    rows = zip(index.payload_offset.tolist(), index.payload_bytes.tolist(), strict=True)
-    for place, (start, size) in enumerate(rows):
+    starts, sizes = index.payload_offset.tolist(), index.payload_bytes.tolist()
+    for place in range(len(index)) if documents is None else documents:
+        start, size = starts[place], sizes[place]
         file.seek(start)
         payload = file.read(size)
         if len(payload) != size:

@@ -8,13 +8,10 @@ and the indices promise, and raises where a shard does not hold it.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import fsspec
 import webdataset
 
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.reading import read_samples
 from schemas.document import decode_document
-from schemas.errors import DamagedShardError
 
 
 def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataPipeline:
@@ -53,14 +50,8 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
 
 
 def _read_shard(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
-    claim = dataset.shard(shard)
+    url = dataset.shard(shard).url
     index = dataset.read_index(shard, with_names=True)
-    try:
-        with fsspec.open(claim.url, "rb") as file:
-            for place, payload in read_samples(file, index, shard=claim.url):
-                document = decode_document(payload)
-                yield {"__key__": index.key[place], "__url__": claim.url, "document": document}
-    except FileNotFoundError as error:
-        raise DamagedShardError(
-            f"{claim.url} is missing: restore it or run beam_jobs.align again"
-        ) from error
+    for place, sample in dataset.samples(shard, index):
+        document = decode_document(sample)
+        yield {"__key__": index.key[place], "__url__": url, "document": document}

@@ -7,12 +7,10 @@ teacher token is one block.
 
 from collections.abc import Iterator
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import check_crc32
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.drawing.blocks import (
     Block,
@@ -53,11 +51,10 @@ def load_previews(
         index = dataset.read_index(shard, with_names=True)
         first, last = (0, num_left) if key is None else _find_row(index, key)
         rows = range(first, min(last, len(index)))
-        for row in rows:
-            document = _read_document(dataset, shard, index, row)
-            yield lay_out(
-                dataset, document, dataset.manifest.shards[shard].file, max_tokens=max_tokens
-            )
+        name = dataset.manifest.shards[shard].file
+        # A shard without any of them is not opened: a remote one would be asked for in vain.
+        for _, sample in dataset.samples(shard, index, documents=rows) if rows else ():
+            yield lay_out(dataset, decode_document(sample), name, max_tokens=max_tokens)
         num_left -= len(rows)
         if num_left <= 0 or (key is not None and rows):
             return
@@ -167,13 +164,3 @@ def _find_row(index: ShardIndex, key: str) -> tuple[int, int]:
     """Return the row that holds a key, as a range that is empty where none does."""
     keys = list(index.key)
     return (keys.index(key), keys.index(key) + 1) if key in keys else (0, 0)
-
-
-def _read_document(dataset: Dataset, shard: int, index: ShardIndex, row: int) -> AlignedDocument:
-    tar = dataset.shard(shard)
-    with fsspec.open(tar.url, "rb") as file:
-        file.seek(int(index.payload_offset[row]))
-        payload = file.read(int(index.payload_bytes[row]))
-    name = dataset.manifest.shards[shard].file
-    check_crc32(payload, int(index.crc32[row]), shard=name, key=index.key[row])
-    return decode_document(payload)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_samples
 from pipeline.scoring.contexts import Pieces
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
@@ -55,22 +53,14 @@ def read_teacher_tokens(dataset: Dataset, shard: int, index: ShardIndex) -> Docu
         >>> read_teacher_tokens(dataset, 0, dataset.read_index(0, with_names=True)).starts[:3]
         array([  0, 152, 331])
     """
-    claim = dataset.shard(shard)
-    record = dataset.manifest.shards[shard]
     parts = [np.empty(0, np.int64)]
-    try:
-        with fsspec.open(claim.url, "rb") as file:
-            for _, payload in read_samples(file, index, shard=record.file):
-                parts.append(decode_document(payload).teacher.input_ids.astype(np.int64))
-    except FileNotFoundError as error:
-        raise DamagedShardError(
-            f"{claim.url} is missing: restore it or run beam_jobs.align again"
-        ) from error
+    for _, sample in dataset.samples(shard, index):
+        parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
     starts = np.cumsum([0, *map(len, parts[1:])], dtype=np.int64)
     if not np.array_equal(np.diff(starts), index.num_teacher_tokens):
         raise DamagedShardError(
-            f"the samples of {claim.url} have other numbers of teacher tokens than its index says: "
-            "restore the shard or run beam_jobs.align again"
+            f"the samples of {dataset.shard(shard).url} have other numbers of teacher tokens than "
+            "its index says: restore the shard or run beam_jobs.align again"
         )
     return DocumentTokens(np.concatenate(parts), starts)
 

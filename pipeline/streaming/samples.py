@@ -6,7 +6,6 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -154,13 +153,9 @@ class SampleReader:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def _open_file(self, shard: int) -> BinaryIO:
-        claim = self._dataset.shard(shard)
         if self._cache is not None:
-            return self._cache.open(claim)
-        try:
-            return Path(claim.url).open("rb")
-        except FileNotFoundError as error:
-            raise DamagedShardError(f"{claim.url} is missing: {_REMEDY}") from error
+            return self._cache.open(self._dataset.shard(shard))
+        return self._dataset.open_shard(shard)
 
     def _read_header(self, document: int, sample: NDArray[np.uint8]) -> SampleTensors:
         """Return where the tensors lie; checks all that the row's kernels rely on."""

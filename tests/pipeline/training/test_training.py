@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.reading import read_samples
 from pipeline.figures.command import main as figures
 from pipeline.guidance import NonFiniteLossError
 from pipeline.scoring.hf_models import load_language_model
@@ -429,12 +428,10 @@ def test_command_line_has_an_option_for_every_field(
 def _documents(folder: Path) -> list[AlignedDocument]:
     dataset = open_dataset(str(folder))
     documents = []
-    for shard, record in enumerate(dataset.manifest.shards):
-        with (folder / record.file).open("rb") as file:
-            samples = read_samples(
-                file, dataset.read_index(shard, with_names=True), shard=record.file
-            )
-            documents += [decode_document(bytes(payload)) for _, payload in samples]
+    for shard_index in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(shard_index, with_names=True)
+        samples = dataset.samples(shard_index, index)
+        documents += [decode_document(bytes(sample)) for _, sample in samples]
     return documents
 
 

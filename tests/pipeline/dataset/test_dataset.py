@@ -1,0 +1,81 @@
+"""A dataset's handle: its samples, checked, and which one is damaged."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.dataset.files import Dataset, open_dataset
+from schemas.document import decode_document
+from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
+from schemas.index import ShardIndex
+from tests.support.datasets import build_dataset, make_texts
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    build_dataset(tmp_path, make_texts(12))
+    return open_dataset(tmp_path)
+
+
+def indices(dataset: Dataset) -> list[ShardIndex]:
+    shards = range(len(dataset.manifest.shards))
+    return [dataset.read_index(shard_index, with_names=True) for shard_index in shards]
+
+
+def test_samples_come_in_the_order_of_the_index(dataset: Dataset) -> None:
+    for shard_index, index in enumerate(indices(dataset)):
+        samples = [(n, decode_document(s)) for n, s in dataset.samples(shard_index, index)]
+        assert [n for n, _ in samples] == list(range(len(index)))
+        assert [document.document_id for _, document in samples] == list(index.document_id)
+    assert sum(map(len, indices(dataset))) == 12
+
+
+def test_chosen_samples_are_those_of_the_index(dataset: Dataset) -> None:
+    index = dataset.read_index(0, with_names=True)
+    last = len(index) - 1
+    assert last > 0
+    everything = {n: bytes(sample) for n, sample in dataset.samples(0, index)}
+    chosen = [(n, bytes(sample)) for n, sample in dataset.samples(0, index, documents=(last, 0))]
+    assert chosen == [(last, everything[last]), (0, everything[0])]
+    assert list(dataset.samples(0, index, documents=())) == []
+
+
+def _remove(tar: Path, index: ShardIndex) -> None:
+    tar.unlink()
+
+
+def _cut(tar: Path, index: ShardIndex) -> None:
+    with tar.open("r+b") as file:
+        file.truncate(int(index.payload_offset[-1]) + 1)
+
+
+def _alter(tar: Path, index: ShardIndex) -> None:
+    with tar.open("r+b") as file:
+        file.seek(int(index.payload_offset[-1]) + int(index.payload_bytes[-1]) - 1)
+        last = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([last[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "names_sample"),
+    [
+        (_remove, DamagedShardError, False),
+        (_cut, DamagedShardError, True),
+        (_alter, DamagedSampleError, True),
+    ],
+)
+def test_damage_is_named(
+    dataset: Dataset,
+    damage: Callable[[Path, ShardIndex], None],
+    error: type[DatasetError],
+    names_sample: bool,
+) -> None:
+    index = dataset.read_index(0, with_names=True)
+    damage(Path(dataset.shard(0).url), index)
+    with pytest.raises(error) as raised:
+        list(dataset.samples(0, index))
+    assert dataset.manifest.shards[0].file in str(raised.value)
+    assert (index.key[-1] in str(raised.value)) == names_sample
+    assert "beam_jobs.align again" in str(raised.value)
