@@ -146,8 +146,7 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer
             "bring it back, or pass --no-tokenizer"
         ) from error
     manifest = choose_conventions(
-        dataset.manifest,
-        dataset.location,
+        dataset,
         student_bos=getattr(args, "vocag_student_bos", None),
         student_eos=getattr(args, "vocag_student_eos", None),
     )

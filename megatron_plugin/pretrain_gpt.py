@@ -74,8 +74,7 @@ def enter() -> StudentRun:
         sys.exit(0)
     dataset = open_dataset(options.data)
     manifest = choose_conventions(
-        dataset.manifest,
-        dataset.location,
+        dataset,
         student_bos=options.student_bos,
         student_eos=options.student_eos,
         teacher_context=options.teacher_context,

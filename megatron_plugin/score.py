@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     dataset = open_dataset(options.output)
     manifest = choose_conventions(
-        dataset.manifest,
-        dataset.location,
+        dataset,
         student_bos=options.student_bos,
         student_eos=options.student_eos,
         teacher_context=options.teacher_context,

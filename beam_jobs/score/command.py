@@ -23,7 +23,7 @@ from beam_jobs.score.options import ScoreOptions, own_options, parse_options
 from beam_jobs.score.steps import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.files import open_dataset
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -77,8 +77,7 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
     )
     FileSystems.set_options(beam_options)
     manifest = choose_conventions(
-        read_manifest(options.output),
-        options.output,
+        open_dataset(options.output),
         student_bos=options.student_bos,
         student_eos=options.student_eos,
         teacher_context=options.teacher_context,

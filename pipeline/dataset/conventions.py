@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pipeline.dataset.files import Dataset
 from schemas.manifest import ConventionRecord, Manifest, TokenizerRecord
 
 if TYPE_CHECKING:  # rows are read without tokenizers, but for a user's token that has a name
@@ -16,8 +17,7 @@ NOTHING = "none"
 
 
 def choose_conventions(
-    manifest: Manifest,
-    location: str,
+    dataset: Dataset,
     *,
     student_bos: str | None = None,
     student_eos: str | None = None,
@@ -26,8 +26,7 @@ def choose_conventions(
     """Return a dataset's manifest with other tokens around its texts.
 
     Args:
-        manifest: the dataset's.
-        location: its folder or URL, where the tokenizers' copies lie; they are read for names only.
+        dataset: the dataset; its tokenizers are read only for tokens that are named.
         student_bos: stands before a student's text: a token, its id, or "none"; None keeps what
             the dataset has.
         student_eos: stands after a document's last student token, likewise.
@@ -37,7 +36,7 @@ def choose_conventions(
         ValueError: no such token.
 
     Example:
-        >>> choose_conventions(manifest, "aligned", teacher_context="none").teacher.around_text
+        >>> choose_conventions(dataset, teacher_context="none").teacher.around_text
         ConventionRecord(first_token_id=None, continued_token_id=None, end_token_id=None)
     """
 
@@ -48,15 +47,15 @@ def choose_conventions(
         def load() -> Tokenizer:
             from pipeline.dataset.tokenizers import load_dataset_tokenizer
 
-            return load_dataset_tokenizer(location, record)
+            return load_dataset_tokenizer(dataset.location, record)
 
         return replace(
             record, convention=name_tokens(record.around_text, load, before=before, after=after)
         )
 
-    student = of_side(manifest.student, student_bos, student_eos)
-    teacher = of_side(manifest.teacher, teacher_context, None)
-    return replace(manifest, student=student, teacher=teacher)
+    student = of_side(dataset.manifest.student, student_bos, student_eos)
+    teacher = of_side(dataset.manifest.teacher, teacher_context, None)
+    return replace(dataset.manifest, student=student, teacher=teacher)
 
 
 def name_tokens(

@@ -134,8 +134,7 @@ class PlanOptions:
         """Yield what to print."""
         dataset = open_dataset(self.dataset)
         manifest = choose_conventions(
-            dataset.manifest,
-            dataset.location,
+            dataset,
             student_bos=self.student_bos,
             student_eos=self.student_eos,
             teacher_context=self.teacher_context,

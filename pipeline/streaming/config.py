@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.dataset.conventions import choose_conventions
+from pipeline.dataset.files import Dataset
 from pipeline.packing.rules import Convention, PackingRules
 from pipeline.streaming.damage import OnDamage
 from schemas.manifest import Manifest
@@ -75,15 +76,14 @@ class StreamConfig:
                     f"{getattr(self, given[0])!r}: choose one"
                 )
 
-    def choose_conventions(self, manifest: Manifest, location: str) -> Manifest:
+    def choose_conventions(self, dataset: Dataset) -> Manifest:
         """Return a dataset's manifest with the tokens around a text that this run names.
 
         Raises:
             ValueError: no such token.
         """
         return choose_conventions(
-            manifest,
-            location,
+            dataset,
             student_bos=self.student_bos,
             student_eos=self.student_eos,
             teacher_context=self.teacher_context,

@@ -99,7 +99,7 @@ class AlignedRows(TorchDataset[Rows]):
             >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
         """
         dataset = open_dataset(config.path)
-        self.manifest = config.choose_conventions(dataset.manifest, dataset.location)
+        self.manifest = config.choose_conventions(dataset)
         rules = config.rules(self.manifest)
         self.config = config
         self.plan, table = load_plan(dataset, rules, cache_folder=config.cache_folder)

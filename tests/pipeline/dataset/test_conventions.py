@@ -12,6 +12,7 @@ import pytest
 from tokenizers import processors
 
 from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
+from pipeline.dataset.files import Dataset
 from pipeline.packing.rules import Convention
 from pipeline.streaming import StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
@@ -175,17 +176,17 @@ def test_a_dataset_s_conventions_are_chosen_by_name(tmp_path: Path) -> None:
         (tmp_path / file).write_bytes(source("llama_like").read_bytes())
         own = replace(getattr(MANIFEST, side), file=file, sha256=load("llama_like").sha256)
         records[side] = replace(own, convention=ConventionRecord(1, 1, 2))
-    manifest = replace(MANIFEST, **records)
-    assert choose_conventions(manifest, str(tmp_path)) is not None
+    dataset = Dataset(str(tmp_path), replace(MANIFEST, **records))
+    assert choose_conventions(dataset) == dataset.manifest
     config = StreamConfig(
         path=str(tmp_path), seq_length=64, teacher_seq_length=64,
         student_eos="<unk>", teacher_context="none",
     )  # fmt: skip
-    rules = config.rules(config.choose_conventions(manifest, str(tmp_path)))
+    rules = config.rules(config.choose_conventions(dataset))
     assert rules.student == Convention(1, 1, 0)
     assert rules.teacher == Convention(None, None, None)
     with pytest.raises(TokenizerError, match='no token "<eos>"'):
-        choose_conventions(manifest, str(tmp_path), student_bos="<eos>")
+        choose_conventions(dataset, student_bos="<eos>")
 
 
 def test_a_convention_is_given_whole_or_by_names() -> None:

@@ -133,9 +133,10 @@ def test_a_model_writes_with_it(name: str, tmp_path: Path) -> None:
 def test_what_rows_put_before_a_text_goes_before_a_prompt(
     bos: str, before: list[int], tmp_path: Path
 ) -> None:
-    manifest = build_dataset(tmp_path, student=load("mistral_v1"))
-    record = choose_conventions(manifest, str(tmp_path), student_bos=bos).student
-    exported = export_tokenizer(open_dataset(tmp_path), config=LLAMA, record=record)
+    build_dataset(tmp_path, student=load("mistral_v1"))
+    dataset = open_dataset(tmp_path)
+    record = choose_conventions(dataset, student_bos=bos).student
+    exported = export_tokenizer(dataset, config=LLAMA, record=record)
     exported.write(tmp_path / "model")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert loaded("a")["input_ids"] == [
