@@ -1,5 +1,45 @@
-"""The library: tokenize, align, pack, stream, guide, validate."""
+"""The library: tokenize, align, pack, stream, guide, validate.
 
-from pipeline.kernel_cache import provide_kernel_cache
+Before anything here imports numba, a place for compiled kernels is found, where neither the
+package's folder nor the home can be written.
+"""
 
-provide_kernel_cache()  # before anything here imports numba, which looks for one then
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def provide_kernel_cache() -> None:
+    """Name a folder for numba's cache where it would find none, and refuse to be imported.
+
+    numba writes beside the source, else below the user's cache folder, else gives up. A temporary
+    folder costs a few seconds of compiling after each restart of the machine. numba runs what it
+    finds there, so it must be ours alone.
+    """
+    if "NUMBA_CACHE_DIR" in os.environ or any(map(_can_write, (PACKAGE / "__pycache__", _home()))):
+        return
+    folder = Path(tempfile.gettempdir(), f"vocag-kernels-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        folder = Path(tempfile.mkdtemp(prefix="vocag-kernels-"))
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    if "numba" in sys.modules:  # which has read the environment already
+        sys.modules["numba"].config.CACHE_DIR = str(folder)
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
+def _can_write(folder: Path) -> bool:
+    """Return whether a folder can be written to, or made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+provide_kernel_cache()

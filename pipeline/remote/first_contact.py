@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import fsspec
-
 FIRST_ANSWER_SECONDS = 8.0
 
 _HINTS = {"gs": " (without credentials, NO_GCE_CHECK=true spares the search for some)"}
@@ -107,5 +105,7 @@ def store_of(url: str) -> str | None:
 
 
 def _look_at(url: str) -> None:
+    import fsspec  # a tenth of a second, which who loads a local tokenizer need not wait
+
     filesystem, path = fsspec.core.url_to_fs(url)
     filesystem.info(path)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pipeline.tokenization.definition import (
     SPACE_PIECE,
     Conventions,
-    Definition,
     added_tokens,
     bare_definition,
     content_normalizer,
@@ -96,7 +95,7 @@ class HuggingFaceReference:
         Raises:
             TokenizerError: the library does not load it, or would report wrong ids or offsets.
         """
-        original: Definition = orjson.loads(file.data)
+        original = file.definition
         self.definition = bare_definition(original)
         self.control: dict[str, int] = {}
         try:

@@ -13,6 +13,7 @@ from typing import Any
 Definition = dict[str, Any]
 
 SPACE_PIECE = "▁"
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
 # What begins a text, and what ends the same family's documents.
 _COUNTERPARTS = {
@@ -272,17 +273,19 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+_NO_BYTE = dict.fromkeys(map(chr, range(256)), "\uffff")
+_TO_LATIN_1 = str.maketrans(_NO_BYTE | {c: chr(byte) for c, byte in BYTE_LEVEL_ALPHABET.items()})
 
 
 def _spell_byte_level(piece: str) -> bytes:
-    try:
-        return bytes([BYTE_LEVEL_ALPHABET[character] for character in piece])
-    except KeyError:
+    try:  # twice as fast as looking each character up, for some 100,000 pieces
+        return piece.translate(_TO_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
         return b""
 
 
 def _spell_sentencepiece(piece: str, *, byte_fallback: bool) -> bytes:
-    if byte_fallback and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+    if byte_fallback and _BYTE_PIECE.fullmatch(piece):
         return bytes([int(piece[3:5], 16)])
     return piece.replace(SPACE_PIECE, " ").encode()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from pipeline.tokenization.kernels import holds_marked_character
 
@@ -39,6 +40,7 @@ without characters are tried by a few."""
 FORMAT = 1
 """Raised when what is tried changes, so that an older result is not taken for a new one."""
 
+_WHAT_TAKES_TIME = "comparing encoders on every character, once for this tokenizer"
 _BATCH = 256
 _BATCHES_AT_ONCE = 64
 logger = logging.getLogger(__name__)
@@ -90,9 +92,11 @@ def find_differing(same_tokens: SameTokens) -> DifferingCharacters:
     code_points = [c for start, end in SWEPT for c in range(start, end)]
     groups = [code_points[i : i + _BATCH] for i in range(0, len(code_points), _BATCH)]
     differing: list[int] = []
-    for i in range(0, len(groups), _BATCHES_AT_ONCE):
-        wrong = _wrong(groups[i : i + _BATCHES_AT_ONCE], same_tokens)
-        differing += _bisect(wrong, same_tokens)
+    with _bar(len(code_points)) as bar:
+        for i in range(0, len(groups), _BATCHES_AT_ONCE):
+            tried = groups[i : i + _BATCHES_AT_ONCE]
+            differing += _bisect(_wrong(tried, same_tokens), same_tokens)
+            bar.update(sum(map(len, tried)))
     return DifferingCharacters(tuple(_as_ranges(sorted(differing))))
 
 
@@ -109,6 +113,7 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
     if remembered is not None:
         return remembered
     start = time.monotonic()
+    logger.info(_WHAT_TAKES_TIME)
     found = find()
     logger.info("%d characters differ, in %.1f s", len(found), time.monotonic() - start)
     _write(path, found)
@@ -118,6 +123,15 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
 def library_versions() -> tuple[str, ...]:
     """Return the versions of the libraries that encode."""
     return tuple(map(version, ("gigatoken", "sentencepiece", "tokenizers")))
+
+
+def _bar(num_characters: int) -> tqdm:
+    """Return a bar on a terminal's stderr; none where only errors are to be seen."""
+    hidden = None if logger.isEnabledFor(logging.WARNING) else True  # None: but on terminals
+    return tqdm(
+        total=num_characters, unit=" characters", unit_scale=True, desc=_WHAT_TAKES_TIME,
+        dynamic_ncols=True, leave=False, disable=hidden,
+    )  # fmt: skip
 
 
 def _wrong(groups: Sequence[list[int]], same_tokens: SameTokens) -> list[list[int]]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import pipeline.kernel_cache
+import pipeline
+from pipeline import provide_kernel_cache
 from pipeline.commands import COMMANDS
 from pipeline.commands import main as run_command
-from pipeline.kernel_cache import provide_kernel_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,10 +71,10 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(pipeline.kernel_cache.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(pipeline.tempfile, "tempdir", str(tmp_path))
     provide_kernel_cache()
     assert "NUMBA_CACHE_DIR" not in os.environ  # the home, or the folder of the package, will do
-    monkeypatch.setattr(pipeline.kernel_cache, "PACKAGE", Path("/proc/self"))
+    monkeypatch.setattr(pipeline, "PACKAGE", Path("/proc/self"))
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self/nowhere")
     monkeypatch.delitem(sys.modules, "numba", raising=False)  # the one in use stays as it is
     provide_kernel_cache()

@@ -1,3 +1,6 @@
+import io
+import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +43,23 @@ def test_a_difference_that_no_character_has_alone_takes_them_all() -> None:
     pair = {chr(SWEPT[0][0]), chr(SWEPT[0][0] + 1)}
     found = find_differing(lambda strings: np.array([not pair <= set(s) for s in strings]))
     assert found.ranges == ((SWEPT[0][0], SWEPT[0][0] + 2),)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [(logging.WARNING, True), (logging.ERROR, False)])
+def test_a_terminal_shows_what_takes_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: int, is_shown: bool
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    caplog.set_level(level, tokenization_sweep.logger.name)
+    find_differing(encoders_that_differ_on(set()))
+    shown = terminal.getvalue()
+    assert ("every character, once for this tokenizer" in shown) == is_shown
 
 
 @given(st.lists(texts(), max_size=4), st.sets(st.characters(min_codepoint=0x80), max_size=5))
