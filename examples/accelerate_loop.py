@@ -1,7 +1,7 @@
 """The teacher-guided loss in a loop of your own, under Hugging Face accelerate.
 
     accelerate launch --num_processes 8 examples/accelerate_loop.py --data aligned \
-        --student TinyLlama/TinyLlama_v1.1 --teacher-losses Qwen/Qwen2.5-Math-7B --output student
+        --student TinyLlama/TinyLlama_v1.1 --stored-losses Qwen/Qwen2.5-Math-7B --output student
 
 `GuidedStudent` is a module whose forward pass is its loss, so that whatever accelerate wraps it in
 (DistributedDataParallel, FSDP, DeepSpeed, mixed precision) works. The loss is exact: summed over
@@ -31,7 +31,7 @@ def train(options: argparse.Namespace) -> list[float]:
             path=options.data,
             seq_length=options.seq_length,
             global_batch_size=options.global_batch_size,
-            teacher_losses=options.teacher_losses,
+            stored_losses=options.stored_losses,
         )
     )
     # Not `prepare`d: each process reads its own rows already, in the order that resumes exactly.
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description="The guided loss in an accelerate loop.")
     parser.add_argument("--data", required=True, help="aligned dataset")
     parser.add_argument("--student", required=True, help="folder or repository")
-    parser.add_argument("--teacher-losses", default="", help="what vocag score has stored")
+    parser.add_argument("--stored-losses", default="", help="what vocag score has stored")
     parser.add_argument("--output", required=True, type=Path, help="folder of the trained student")
     parser.add_argument("--num-steps", type=int, default=1000)
     parser.add_argument("--seq-length", type=int, default=512)

@@ -37,7 +37,7 @@ class GuidedArguments:
 
     data: str = field(metadata={"help": "aligned dataset"})
     student: str = field(metadata={"help": "folder or repository"})
-    teacher_losses: str = field(default="", metadata={"help": 'what "vocag score" has stored'})
+    stored_losses: str = field(default="", metadata={"help": 'what "vocag score" has stored'})
     seq_length: int = field(default=512, metadata={"help": "student tokens per row"})
     num_epochs: int = field(default=1, metadata={"help": "how often the data may be read"})
     keep_fraction: float = field(default=0.4, metadata={"help": "share of mapped tokens to keep"})
@@ -78,7 +78,7 @@ class GuidedTrainer(Trainer):
             batch["labels"].long(),
             loss_mask=batch["loss_mask"],
         ).losses
-        guidance = aggregate_teacher_losses(batch["teacher_losses"], batch["teacher_spans"], "max")
+        guidance = aggregate_teacher_losses(batch["stored_losses"], batch["teacher_spans"], "max")
         selection = select_tokens(losses, guidance, loss_mask=batch["loss_mask"], rule=self.rule)
         result = guided_loss(losses, selection)
         self.last_metrics = metric_values(result.metrics)
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             seq_length=guided.seq_length,
             num_epochs=guided.num_epochs,
             seed=arguments.seed,
-            teacher_losses=guided.teacher_losses,
+            stored_losses=guided.stored_losses,
         )
     )
     arguments.train_sampling_strategy = "sequential"

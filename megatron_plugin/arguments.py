@@ -73,7 +73,7 @@ class TeacherOptions:
             )
         if self.losses and not self.is_cached:
             raise ArgumentError(
-                f"--vocag-teacher-losses {self.losses} is read with --vocag-teacher cached only: "
+                f"--vocag-stored-losses {self.losses} is read with --vocag-teacher cached only: "
                 f"leave it out, or name cached in place of {self.source}"
             )
         for name in ("tensor_parallel", "pipeline_parallel", "micro_batch_size"):
@@ -241,7 +241,7 @@ def _teacher_of(given: Namespace) -> TeacherOptions:
         dtype=given.vocag_teacher_dtype,
         timeout_minutes=given.vocag_teacher_timeout_minutes,
         allow_untrained=given.vocag_allow_untrained_teacher,
-        losses=given.vocag_teacher_losses,
+        losses=given.vocag_stored_losses,
         layers_per_stage=_numbers(given.vocag_teacher_layers_per_stage),
     )
 
@@ -308,7 +308,7 @@ def _add_teacher_arguments(parser: ArgumentParser) -> None:
         "pretraining)",
     )
     add(
-        "--vocag-teacher-losses",
+        "--vocag-stored-losses",
         metavar="NAME",
         default="",
         help="with --vocag-teacher cached: a score manifest, or a teacher as vocag score was given "

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         scores = ScoreManifest(dataset.manifest.fingerprint, rule, options.teacher, records)
         path = Path(dataset.location, score_manifest_name(rule.fingerprint))
         _write(path, encode_score_manifest(scores))
-        logger.info("next: train with --vocag-teacher cached --vocag-teacher-losses %s", path)
+        logger.info("next: train with --vocag-teacher cached --vocag-stored-losses %s", path)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -237,7 +237,7 @@ def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> 
     ]
     if run["num_reused_shards"]:
         lines.append(f"  resumed         {run['num_reused_shards']} shards were taken over")
-    return "\n".join([*lines, f"next: train with --teacher-losses {path}"])
+    return "\n".join([*lines, f"next: train with --stored-losses {path}"])
 
 
 def _name(token_id: int | None) -> str:

@@ -30,7 +30,7 @@ examples:
   vocag score aligned --teacher models/teacher --teacher-seq-length 4096 --stride 2048
 
   # then train without a teacher
-  vocag train --data aligned --teacher-losses Qwen/Qwen2.5-Math-7B \\
+  vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B \\
       --seq-length 2048 --student models/student --output runs/guided
 
 context: every document has its own left context. One that is longer than a row of the given

@@ -212,7 +212,7 @@ class StudentRun:
                 on_damage=options.on_damage,
                 cache_folder=options.cache_folder,
                 cache_bytes=options.cache_gigabytes << 30,
-                teacher_losses=losses,
+                stored_losses=losses,
             )
         )
         return self._opened[path]

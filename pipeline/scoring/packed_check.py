@@ -67,7 +67,7 @@ def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -
         f"{type(model).__name__} ({model.config.model_type}) can't be run on packed rows: the "
         f"losses of its documents are not those that each has alone ({'; '.join(failures)}). As a "
         "teacher let vocag score run it, which takes a document at a time, and train with its "
-        "stored losses (--teacher-losses); as a student it needs rows of one document each, which "
+        "stored losses (--stored-losses); as a student it needs rows of one document each, which "
         "these trainers don't make"
     )
 

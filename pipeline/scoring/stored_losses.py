@@ -1,6 +1,6 @@
 """Losses that a teacher has given once, read beside the shards; the rest of `beam_jobs.score`.
 
-Losses are used only where an online teacher would have given the same: `open_teacher_losses` holds
+Losses are used only where an online teacher would have given the same: `open_stored_losses` holds
 the score manifest against the dataset and against the plan of rows, and refuses with the reason.
 """
 
@@ -56,13 +56,13 @@ class ScoreFiles:
         return ListedFile(f"{self.location}/{record.file}", record.num_bytes, record.sha256)
 
 
-class TeacherLosses:
+class StoredLosses:
     """Reads losses by document; holds open sidecars. Copies for other processes open their own."""
 
     def __init__(
         self, scores: ScoreFiles, dataset: Dataset, plan: RowPlan, cache: ShardCache | None
     ) -> None:
-        """Use `open_teacher_losses`.
+        """Use `open_stored_losses`.
 
         Args:
             scores: checked against the dataset.
@@ -138,9 +138,9 @@ class TeacherLosses:
             raise DamagedShardError(f"{claim.url} is missing: {_AGAIN}") from error
 
 
-def open_teacher_losses(
+def open_stored_losses(
     source: str, dataset: Dataset, plan: RowPlan, *, cache: ShardCache | None = None
-) -> TeacherLosses:
+) -> StoredLosses:
     """Return stored losses, checked to be those that an online teacher would give for a plan.
 
     Every sidecar's size is compared now, its SHA-256 when a process first reads it.
@@ -156,14 +156,14 @@ def open_teacher_losses(
         DatasetError: no such scores.
 
     Example:
-        >>> open_teacher_losses("models/teacher", dataset, plan).read(0, 0, 2)
+        >>> open_stored_losses("models/teacher", dataset, plan).read(0, 0, 2)
         array([2.5  , 0.125], dtype=float16)
     """
     scores = find_scores(source, dataset.location)
     require_dataset(scores, dataset.manifest)
     _require_complete(scores)
     _require_contexts(scores, plan)
-    return TeacherLosses(scores, dataset, plan, cache)
+    return StoredLosses(scores, dataset, plan, cache)
 
 
 def find_scores(source: str, location: str) -> ScoreFiles:

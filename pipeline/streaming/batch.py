@@ -21,7 +21,7 @@ class Rows(Mapping[str, torch.Tensor]):
         cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
         teacher_losses: float32 [B, teacher_seq_length], nats, NaN where there is none; only where
-            rows are read with `StreamConfig.teacher_losses`.
+            rows are read with `StreamConfig.stored_losses`.
     """
 
     def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:

@@ -36,7 +36,7 @@ class StreamConfig:
         cache_folder: for remote shards and for plans that can't lie beside the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
-        teacher_losses: losses that `beam_jobs.score` has stored: a score manifest, or the name of
+        stored_losses: losses that `beam_jobs.score` has stored: a score manifest, or the name of
             a teacher; None leaves them out of the rows.
     """
 
@@ -58,7 +58,7 @@ class StreamConfig:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
-    teacher_losses: str | None = None
+    stored_losses: str | None = None
 
     def __post_init__(self) -> None:
         """Check the counts."""

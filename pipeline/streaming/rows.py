@@ -27,7 +27,7 @@ a row of 6 student and 6 teacher tokens:
 - Unmapped (0, 0): the label is EOS, padding, or a token that no teacher token covers.
 - A teacher token whose position is 0 has no context and no loss; it is the context token, or the
   text's first token where the convention has none.
-- With `StreamConfig.teacher_losses` a row also holds `teacher_losses`, which `beam_jobs.score` has
+- With `StreamConfig.stored_losses` a row also holds `teacher_losses`, which `beam_jobs.score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
 - `cu_seqlens` are segment bounds, the padding last as a segment of its own; the array is filled up
   with the row's length, which makes empty segments.
@@ -50,7 +50,7 @@ from pipeline.packing.order import ReplicaBatches, RowOrder, order_rows
 from pipeline.packing.plan import ENDS, FORCED, STARTS
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
-from pipeline.scoring.stored_losses import TeacherLosses, open_teacher_losses
+from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
 from pipeline.streaming.batch import Rows, collate_rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
@@ -107,7 +107,7 @@ class AlignedRows(TorchDataset[Rows]):
             rules.seq_length,
             rules.teacher_seq_length,
             self.plan.max_segments,
-            with_losses=config.teacher_losses is not None,
+            with_losses=config.stored_losses is not None,
         )
         self.order = order_rows(
             self.plan,
@@ -119,11 +119,9 @@ class AlignedRows(TorchDataset[Rows]):
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, dataset, rules))
         cache = _shard_cache(config, dataset, self.order)
         self._reader = SampleReader(dataset, table, cache)
-        self._losses: TeacherLosses | None = None
-        if config.teacher_losses is not None:
-            self._losses = open_teacher_losses(
-                config.teacher_losses, dataset, self.plan, cache=cache
-            )
+        self._losses: StoredLosses | None = None
+        if config.stored_losses is not None:
+            self._losses = open_stored_losses(config.stored_losses, dataset, self.plan, cache=cache)
         self._prefetched = (-1, -1)
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         for shard, error in dataset.find_damage(hashes=config.check_hashes).items():

@@ -28,7 +28,7 @@ class TrainConfig:
         num_epochs: how often the data may be read.
         num_workers: processes that read ahead.
         teacher: folder, repository or .gguf file; for rho1 the reference model.
-        teacher_losses: what vocag score has stored, in place of a teacher: a score manifest or a
+        stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
             teacher's name.
         method: how the loss is made.
         num_steps: of the whole run; the learning rate's schedule ends there.
@@ -66,7 +66,7 @@ class TrainConfig:
     num_epochs: int = 1
     num_workers: int = 0
     teacher: str | None = None
-    teacher_losses: str | None = None
+    stored_losses: str | None = None
     method: Method = field(default_factory=Method)
     num_steps: int = 1000
     exit_after: int | None = None
@@ -140,15 +140,15 @@ class TrainConfig:
 
     def _check_teacher(self) -> None:
         name = self.method.name
-        if self.teacher_losses is not None and name not in NEED_LOSSES:
+        if self.stored_losses is not None and name not in NEED_LOSSES:
             raise ValueError(
-                f"--teacher-losses serves --method {' and '.join(NEED_LOSSES)}; {name} needs a "
+                f"--stored-losses serves --method {' and '.join(NEED_LOSSES)}; {name} needs a "
                 "--teacher, or none"
             )
-        if self.teacher_losses is not None and self.teacher is not None:
-            raise ValueError("--teacher and --teacher-losses are given: choose one")
-        if self.method.needs_teacher and not (self.teacher or self.teacher_losses):
-            stored = ", or --teacher-losses" if name in NEED_LOSSES else ""
+        if self.stored_losses is not None and self.teacher is not None:
+            raise ValueError("--teacher and --stored-losses are given: choose one")
+        if self.method.needs_teacher and not (self.teacher or self.stored_losses):
+            stored = ", or --stored-losses" if name in NEED_LOSSES else ""
             raise ValueError(f"--method {name} needs --teacher{stored}")
 
 

@@ -179,7 +179,7 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
         config.stream(config.data),
         global_batch_size=config.global_batch_size,
         num_epochs=config.num_epochs,
-        teacher_losses=config.teacher_losses,
+        stored_losses=config.stored_losses,
     )
     rows = AlignedRows(stream)
     needed = config.num_steps * config.global_batch_size

@@ -84,7 +84,7 @@ def batch_loss(
 
 
 @torch.no_grad()
-def teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
+def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
     return score_tokens(
         _teacher_states(teacher, batch),
@@ -148,7 +148,7 @@ def _losses_of_teacher(teacher: PreTrainedModel | None, batch: Rows) -> Tensor:
     if "teacher_losses" in batch:
         return batch["teacher_losses"].masked_fill(~batch.teacher_has_loss, torch.nan)
     assert teacher is not None
-    return teacher_losses(teacher, batch)
+    return compute_teacher_losses(teacher, batch)
 
 
 @torch.no_grad()

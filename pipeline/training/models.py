@@ -15,7 +15,7 @@ from pipeline.scoring.packed_check import keep_documents_apart
 from pipeline.scoring.teacher_files import find_teacher, require_tokenizer
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
-from pipeline.training.losses import teacher_losses
+from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.method import ONE_VOCABULARY
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
@@ -59,7 +59,7 @@ def load_teacher(
         ValueError: it can't have given losses for this data, or its weights did not load.
     """
     manifest, name = rows.manifest, config.method.name
-    if not config.method.needs_teacher or config.teacher_losses is not None:
+    if not config.method.needs_teacher or config.stored_losses is not None:
         return None
     if name in ONE_VOCABULARY and manifest.student.sha256 != manifest.teacher.sha256:
         raise ValueError(
@@ -103,7 +103,7 @@ def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
     A good model may find padding as unlikely as an untrained one finds everything.
     """
     guidance = aggregate_teacher_losses(
-        teacher_losses(teacher, batch),
+        compute_teacher_losses(teacher, batch),
         batch["teacher_spans"],
         "mean",
         teacher_loss_mask=batch.teacher_has_loss,

@@ -24,7 +24,7 @@ examples:
   # the teacher's losses once, then any number of runs without it
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
-      --teacher-losses Qwen/Qwen2.5-Math-7B --output runs/stored
+      --stored-losses Qwen/Qwen2.5-Math-7B --output runs/stored
 
   # what costs no teacher: plain continual pretraining, and chance
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method full --output runs/full
@@ -56,7 +56,7 @@ AutoModelForCausalLM and AutoTokenizer load."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "data and models": (
-        *("data", "student", "output", "random_init", "teacher", "teacher_losses", "heldout"),
+        *("data", "student", "output", "random_init", "teacher", "stored_losses", "heldout"),
         *("seq_length", "teacher_seq_length", "student_bos", "student_eos", "teacher_context"),
         *("num_epochs", "num_workers"),
     ),
@@ -71,7 +71,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _METAVARS = {"data": "DATASET", "heldout": "DATASET", "student": "MODEL", "teacher": "MODEL",
-             "teacher_losses": "NAME", "student_bos": "TOKEN", "student_eos": "TOKEN",
+             "stored_losses": "NAME", "student_bos": "TOKEN", "student_eos": "TOKEN",
              "teacher_context": "TOKEN", "output": "FOLDER", "device": "NAME",
              "wandb": "PROJECT"}  # fmt: skip
 

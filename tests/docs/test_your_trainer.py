@@ -57,7 +57,7 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
             data=str(world / "data"),
             student=str(world / "student"),
             output=tmp_path / "run",
-            teacher_losses="teacher",
+            stored_losses="teacher",
             method=Method("teacher", scope="row"),
             seq_length=SEQ_LENGTH,
             global_batch_size=4,
@@ -129,7 +129,7 @@ def test_the_hugging_face_trainer_learns_and_goes_on(world: Path, tmp_path: Path
     logged = [entry for entry in state["log_history"] if "loss" in entry]
     assert [entry["step"] for entry in logged] == [1, 2, 3, 4]
     rows = AlignedRows(
-        StreamConfig(path=str(world / "data"), seq_length=SEQ_LENGTH, seed=42, teacher_losses="")
+        StreamConfig(path=str(world / "data"), seq_length=SEQ_LENGTH, seed=42, stored_losses="")
     )
     guided = GuidedStudent(load_language_model(str(world / "student")), Method(scope="row"))
     first = guided(rows.__getitems__([0, 1]))

@@ -56,7 +56,7 @@ def test_help_is_left_to_megatron():
         (("--vocag-teacher-dtype", "fp32"), "--vocag-teacher-dtype fp32 needs --vocag-teacher"),
         (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
         (("--vocag-teacher", "cached", "--vocag-teacher-world-size", "1"), "cached needs none"),
-        (("--vocag-teacher", "m", "--vocag-teacher-losses", "m"), "--vocag-teacher cached only"),
+        (("--vocag-teacher", "m", "--vocag-stored-losses", "m"), "--vocag-teacher cached only"),
         (
             (
                 *("--vocag-teacher", "m", "--vocag-teacher-world-size", "3"),

@@ -69,7 +69,7 @@ def test_validation_takes_the_same_teachers_losses(inputs):
     done = train_forked(
         inputs,
         1,
-        vocag_teacher_losses=inputs.teacher.name,
+        vocag_stored_losses=inputs.teacher.name,
         vocag_teacher_seq_length=64,
         vocag_validation_data=inputs.validation,
         eval_interval=1,

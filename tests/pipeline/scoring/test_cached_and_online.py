@@ -51,7 +51,7 @@ def copied(world: Path, tmp_path: Path) -> Path:
 
 
 def open_rows(world: Path, **changes: object) -> AlignedRows:
-    options: dict[str, object] = {"seq_length": SEQ_LENGTH, "teacher_losses": "teacher"} | changes
+    options: dict[str, object] = {"seq_length": SEQ_LENGTH, "stored_losses": "teacher"} | changes
     return AlignedRows(StreamConfig(path=str(world / "data"), **options))  # type: ignore[arg-type]
 
 
@@ -105,7 +105,7 @@ def test_cached_and_online_guidance_keep_the_same_tokens_but_for_ties(world: Pat
 
 
 def test_cached_and_online_rows_are_the_same_otherwise(world: Path) -> None:
-    cached, online = open_rows(world), open_rows(world, teacher_losses=None)
+    cached, online = open_rows(world), open_rows(world, stored_losses=None)
     assert len(cached) == len(online) > 40
     for number in range(0, len(cached), 7):
         fields = dict(cached[number].items())
@@ -144,7 +144,7 @@ def test_cached_and_online_training_curves_agree(copied: Path, tmp_path: Path) -
         learning_rate=1e-3,
     )
     train(config)
-    cached = replace(config, teacher=None, teacher_losses=str(teacher), output=tmp_path / "cached")
+    cached = replace(config, teacher=None, stored_losses=str(teacher), output=tmp_path / "cached")
     train(cached)
     curves = [_losses(run.output) for run in (config, cached)]
     assert len(curves[0]) == 20
@@ -193,7 +193,7 @@ def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> N
     run_score(copied, "--stride", "100", "--teacher-seq-length", "500", seq_length=None)
     (windows,) = ((copied / "data").glob("teacher-*.json"),)
     manifests = {json.loads(p.read_text())["rule"]["context"]["stride"]: p for p in windows}
-    cached = open_rows(copied, seq_length=512, teacher_losses=str(manifests[100]))
+    cached = open_rows(copied, seq_length=512, stored_losses=str(manifests[100]))
     batch = all_rows(cached)
     online = online_losses(copied / "teacher", batch)
     has_loss = ~batch["teacher_losses"].isnan()
@@ -201,7 +201,7 @@ def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> N
         batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
     )
     with pytest.raises(ForeignLossesError, match="windows of 500 tokens that advance by 100"):
-        open_rows(copied, teacher_losses=str(manifests[100]))
+        open_rows(copied, stored_losses=str(manifests[100]))
     with pytest.raises(DatasetError, match=r'2 teachers are named "teacher" in .* advance by 100'):
         open_rows(copied)
 
@@ -221,8 +221,8 @@ def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
     assert None in found
     assert len(found) == 2
     with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
-        open_rows(copied, teacher_losses=found[None])
-    rows = open_rows(copied, teacher_losses=found[None], teacher_context="none")
+        open_rows(copied, stored_losses=found[None])
+    rows = open_rows(copied, stored_losses=found[None], teacher_context="none")
     assert rows.plan.rules.teacher == Convention()
     batch = all_rows(rows)
     online = online_losses(copied / "teacher", batch)
@@ -238,7 +238,7 @@ def test_losses_of_other_data_are_refused(world: Path, tmp_path: Path) -> None:
     build_dataset(tmp_path / "other" / "data", make_texts(40, seed=9))
     (scores,) = (world / "data").glob("teacher-*.json")
     with pytest.raises(ForeignLossesError, match=r"was made for dataset .*, this is .*: run"):
-        open_rows(tmp_path / "other", teacher_losses=str(scores))
+        open_rows(tmp_path / "other", stored_losses=str(scores))
 
 
 def test_incomplete_losses_are_refused(copied: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
     body["sidecars"][2]["num_losses"] -= 1
     scores.write_text(json.dumps(body))
     with pytest.raises(ForeignLossesError, match=r"has losses of \d+ tokens where \d+ have a"):
-        open_rows(copied, teacher_losses="")
+        open_rows(copied, stored_losses="")
 
 
 def test_an_altered_sidecar_is_refused_when_it_is_read(copied: Path) -> None:
@@ -284,11 +284,11 @@ def test_the_trainer_wants_one_source_of_losses(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--data", str(world / "data"), "--student", "s", "--output", str(tmp_path)]
-    assert train_main([*common, "--teacher", "t", "--teacher-losses", "t"]) == 2
+    assert train_main([*common, "--teacher", "t", "--stored-losses", "t"]) == 2
     assert "choose one" in capsys.readouterr().err
-    assert train_main([*common, "--method", "kld", "--teacher-losses", "t"]) == 2
+    assert train_main([*common, "--method", "kld", "--stored-losses", "t"]) == 2
     assert (
-        "--teacher-losses serves --method teacher and teacher_loss and chunks; kld"
+        "--stored-losses serves --method teacher and teacher_loss and chunks; kld"
         in capsys.readouterr().err
     )
 

@@ -21,7 +21,7 @@ from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import bits_per_byte
 from pipeline.training.loop import train
-from pipeline.training.losses import batch_loss, teacher_losses
+from pipeline.training.losses import batch_loss, compute_teacher_losses
 from pipeline.training.method import Method
 from pipeline.training.models import mean_teacher_loss
 from pipeline.training.options import parse_config
@@ -410,7 +410,7 @@ def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) ->
     expected = sum(sum(losses[s]) / len(losses[s]) for s in spans) / len(spans)
     assert mean_teacher_loss(teacher, batch) == pytest.approx(expected, rel=1e-4)
     assert int((batch["teacher_position_ids"] > 0).sum()) > 2 * int(batch.teacher_has_loss.sum())
-    assert torch.equal(teacher_losses(teacher, batch).isnan(), ~batch.teacher_has_loss)
+    assert torch.equal(compute_teacher_losses(teacher, batch).isnan(), ~batch.teacher_has_loss)
 
 
 def test_command_line_has_an_option_for_every_field(
