@@ -29,6 +29,7 @@ from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
 from pipeline.drawing.formatting import format_count, format_share, format_short
 from pipeline.scoring.batches import _make_batch, plan_batches
+from pipeline.scoring.fit import require_tokenizer
 from pipeline.scoring.sidecars import read_teacher_tokens
 from pipeline.scoring.teacher_files import find_teacher
 from schemas.manifest import Manifest
@@ -115,7 +116,7 @@ def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Pat
         output, gguf, seq_length=options.seq_length, dtype=options.dtype, device=options.device
     )
     teacher = find_teacher(gguf)
-    teacher.require_tokenizer(output, manifest)
+    require_tokenizer(teacher.path, output, manifest, side="teacher")
     (folder / "run").mkdir()
     return ScoreJob(
         output=output,

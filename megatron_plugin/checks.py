@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.models.shape import ModelShape
+from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
 from pipeline.packing.rules import suggest_teacher_seq_length
+from pipeline.scoring.fit import Side, require_room, require_tokenizer
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
 
@@ -136,7 +137,7 @@ def teacher_seq_length(teacher: TeacherOptions | None, manifest: Manifest, seq_l
 
 
 def require_teacher(
-    shape: ModelShape, folder: Path, manifest: Manifest, *, seq_length: int
+    shape: ModelShape, folder: Path, manifest: Manifest, *, data: str, seq_length: int
 ) -> None:
     """Check that a teacher fits the dataset's teacher tokens.
 
@@ -144,31 +145,39 @@ def require_teacher(
         shape: of the teacher.
         folder: of its files; a tokenizer among them must be the dataset's.
         manifest: the dataset's.
+        data: the dataset.
         seq_length: teacher tokens per row.
 
     Raises:
-        ArgumentError: vocabulary or length don't fit.
+        ValueError: vocabulary or length don't fit.
         ForeignTokenizerError: it comes with another tokenizer.
     """
-    if shape.vocab_size < manifest.teacher.vocab_size:
-        raise ArgumentError(
-            f"the teacher's vocabulary of {shape.vocab_size} is smaller than that of the dataset's "
-            f"teacher tokenizer ({manifest.teacher.vocab_size}, {manifest.teacher.source}): name "
-            "the model that this tokenizer belongs to, or align again with the model's own"
-        )
-    if seq_length > shape.max_position_embeddings:
-        raise ArgumentError(
-            f"a row holds {seq_length} teacher tokens, the teacher was made for "
-            f"{shape.max_position_embeddings}: lower --seq-length or --vocag-teacher-seq-length"
-        )
+    require_room(
+        manifest.teacher,
+        str(folder),
+        side="teacher",
+        vocab_size=shape.vocab_size,
+        seq_length=seq_length,
+        max_length=shape.max_position_embeddings,
+        remedy="lower --seq-length or the teacher's",
+    )
     shape.require_window(seq_length, what="teacher")
-    manifest.require_tokenizers(teacher_sha256=tokenizer_hash(folder, manifest.teacher))
+    require_own_tokenizer(folder, manifest, data=data, side="teacher")
 
 
-def tokenizer_hash(folder: Path, record: TokenizerRecord) -> str | None:
-    """Return the SHA-256 of a model's tokenizer of the dataset's kind, None where it has none."""
-    path = folder / Path(record.file).name
-    return sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+def require_own_tokenizer(folder: Path, manifest: Manifest, *, data: str, side: Side) -> None:
+    """Check that a model's folder holds the tokenizer of one side of a dataset, or none.
+
+    Args:
+        folder: the model's.
+        manifest: the dataset's.
+        data: the dataset.
+        side: which of its two models this is.
+
+    Raises:
+        ForeignTokenizerError: it holds another.
+    """
+    require_tokenizer(folder, open_dataset(data).location, manifest, side=side)
 
 
 def _require_same_tokenizers(path: str, manifest: Manifest) -> None:

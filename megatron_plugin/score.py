@@ -38,8 +38,7 @@ from pipeline.dataset.conventions import add_convention_options, choose_conventi
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
-from pipeline.scoring.teacher_files import find_teacher
-from schemas.errors import DatasetError
+from pipeline.scoring.teacher_files import TeacherFiles, find_teacher
 from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,
@@ -71,15 +70,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ArgumentError(
             f"{options.output} is no folder that all ranks see: mount it, or run vocag score"
         )
-    rule = _teacher_rule(options, dataset)
-    context = ContextRule.from_json(rule.context)
+    found = find_teacher(options.teacher)
+    if found.is_gguf:
+        raise ArgumentError(f"{options.teacher}: a GGUF file is scored with by vocag score only")
+    context = ContextRule.of_dataset(
+        dataset.manifest,
+        seq_length=options.seq_length,
+        teacher_seq_length=options.teacher_seq_length,
+    )
     _initialise(options)
+    tokenizer = dataset.manifest.teacher.sha256
+    rule = TeacherRule(_common_digest(found), _DTYPES[options.dtype], tokenizer, context.to_json())
     teacher = load_teacher(
-        _teacher_options(options, context),
+        _teacher_options(options, found, context),
         dataset.manifest,
         data=options.output,
         seq_length=context.teacher_seq_length,
         device=torch.device("cuda"),
+        accepted_by="--allow-untrained-teacher",
     )
     records = _score_shards(teacher, dataset, rule, context)
     if dist.get_rank() == 0:
@@ -164,22 +172,26 @@ def _initialise(options: Namespace) -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-def _teacher_rule(options: Namespace, dataset: Dataset) -> TeacherRule:
-    found = find_teacher(options.teacher)
-    if found.is_gguf:
-        raise ArgumentError(f"{options.teacher}: a GGUF file is scored with by vocag score only")
-    context = ContextRule.of_dataset(
-        dataset.manifest,
-        seq_length=options.seq_length,
-        teacher_seq_length=options.teacher_seq_length,
-    )
-    tokenizer = dataset.manifest.teacher.sha256
-    return TeacherRule(found.sha256, _DTYPES[options.dtype], tokenizer, context.to_json())
+def _common_digest(found: TeacherFiles) -> str:
+    """Hash a teacher on one rank of each machine; they must all hold the same."""
+    own = found.sha256 if int(os.environ.get("LOCAL_RANK", "0")) == 0 else None
+    gathered: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    digests = {digest: rank for rank, digest in enumerate(gathered) if digest is not None}
+    if len(digests) != 1:
+        differing = ", ".join(f"{digest[:16]}… on rank {rank}" for digest, rank in digests.items())
+        raise ArgumentError(
+            f"{found.source} has SHA-256 {differing}: the machines hold different files; copy the "
+            "same to all, or name a folder that all of them see"
+        )
+    return next(iter(digests))
 
 
-def _teacher_options(options: Namespace, context: ContextRule) -> TeacherOptions:
+def _teacher_options(
+    options: Namespace, found: TeacherFiles, context: ContextRule
+) -> TeacherOptions:
     return TeacherOptions(
-        source=str(find_teacher(options.teacher).path),
+        source=str(found.path),
         world_size=0,
         tensor_parallel=1,  # of the process groups, which `_initialise` has made
         pipeline_parallel=1,
@@ -225,5 +237,5 @@ if __name__ == "__main__":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     try:
         main()
-    except (ArgumentError, DatasetError) as error:
+    except ValueError as error:
         sys.exit(f"megatron_plugin.score: {error}")

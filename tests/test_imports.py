@@ -45,7 +45,7 @@ ALLOWED = {
     "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.dataset pipeline.drawing",
     "megatron_plugin": "megatron_plugin.models megatron_plugin.teacher megatron_plugin.student"
     " pipeline.streaming pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
-    "megatron_plugin.models": "megatron_plugin.arguments",
+    "megatron_plugin.models": "megatron_plugin.arguments pipeline.scoring.teacher_files",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"
     " pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
@@ -71,6 +71,8 @@ LOADS_NO = {
     "pipeline.streaming": _TOKENIZERS,
     "pipeline.dataset.reading": (*_TOKENIZERS, "torch"),
     "pipeline.scoring.contexts": (*_TOKENIZERS, "torch"),
+    "pipeline.scoring.probe": ("torch",),
+    "pipeline.scoring.teacher_files": ("torch",),
     "pipeline.packing.plan": (*_TOKENIZERS, "torch"),
     "pipeline.packing.saved_plans": (*_TOKENIZERS, "torch"),
 }

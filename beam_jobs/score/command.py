@@ -33,6 +33,7 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.fit import require_tokenizer
 from pipeline.scoring.teacher_files import TeacherFiles, find_teacher
 from schemas.manifest import Manifest
 from schemas.sidecar import (
@@ -83,7 +84,7 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
         teacher_context=options.teacher_context,
     )
     teacher = find_teacher(options.teacher)
-    teacher.require_tokenizer(options.output, manifest)
+    require_tokenizer(teacher.path, options.output, manifest, side="teacher")
     options = settle_dtype(options, manifest, teacher)
     rule = teacher_rule(options, manifest, teacher)
     finished = find_finished(options.output, manifest, rule)

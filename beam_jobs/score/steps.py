@@ -22,8 +22,8 @@ from apache_beam.ml.inference.base import ModelHandler
 from beam_jobs import storage
 from beam_jobs.progress import worker_progress
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
 from pipeline.scoring.teacher_files import find_teacher
 from schemas.sidecar import (
@@ -159,7 +159,8 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             batch_tokens=job.batch_tokens,
         )
         if not job.allow_untrained:
-            scorer.require_trained(_probe(dataset))
+            probe = probe_tokens(dataset.location, dataset.manifest)
+            scorer.require_trained(probe, accepted_by="--allow-untrained-teacher")
         return ReadyTeacher(scorer, dataset, context, scorer.matmul_rate())
 
     def run_inference(
@@ -234,14 +235,6 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
     progress.add(scored_documents=len(index))
     progress.flush()
     return ShardScored(shard, record, False, len(index), asdict(scored.work), teacher.matmul_rate)
-
-
-def _probe(dataset: Dataset) -> Any:
-    """Return `PROBE_TEXT` in the dataset's own teacher tokens, int64."""
-    from pipeline.scoring.scorer import PROBE_TEXT
-
-    tokenizer = load_dataset_tokenizers(dataset.location, dataset.manifest).teacher
-    return tokenizer.tokenize_batch([PROBE_TEXT.encode()]).input_ids
 
 
 def _require_same(what: str, name: str, found: str, expected: str) -> None:

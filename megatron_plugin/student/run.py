@@ -151,9 +151,8 @@ class StudentRun:
         weights = open_weights(source)
         require_model(args, weights.shape)
         weights.shape.require_window(args.seq_length, what="student")
-        student = self._manifest.student
-        self._manifest.require_tokenizers(
-            student_sha256=checks.tokenizer_hash(weights.folder, student)
+        checks.require_own_tokenizer(
+            weights.folder, self._manifest, data=self._options.data, side="student"
         )
         return weights
 

@@ -5,8 +5,6 @@ Dimensions: s places of a row, b rows of a micro-batch, h hidden size.
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,19 +24,6 @@ from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import Precision, build_frozen_model
 from megatron_plugin.models.weights import Weights
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-
-logger = logging.getLogger(__name__)
-
-PROBE_TEXT = (
-    "The sum of two even numbers is even, because each of them can be written as twice an integer. "
-    "In the same way, the product of an even number and any other whole number is even."
-)
-# An untrained model loses ln(vocab) or more; a language model, even a small one, far less.
-_CHANCE_SHARE = 0.85
-
-
-class UntrainedTeacherError(ValueError):
-    """The teacher predicts no better than chance: its weights did not load."""
 
 
 class Teacher:
@@ -95,6 +80,20 @@ class Teacher:
         num_tokens = float((~stacked.isnan()).sum())  # waits for the device
         return Scores(stacked, num_tokens, time.perf_counter() - start)
 
+    def mean_loss(self, tokens: Sequence[int]) -> float | None:
+        """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
+
+        Args:
+            tokens: with what stands before a text; as many as fit into a row are read.
+        """
+        count = min(len(tokens), self.seq_length)
+        row = torch.zeros(self.seq_length, dtype=torch.int32)
+        row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
+        bounds = torch.tensor([0, count, self.seq_length], dtype=torch.int32)
+        num_rows = self.micro_batch_size
+        scores = self.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
+        return None if scores is None else float(scores.losses[0, :count].nanmean())
+
     @torch.no_grad()
     def _forward(self, parts: Iterator[TeacherRows], num_microbatches: int) -> list[Tensor]:
         pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
@@ -133,35 +132,6 @@ class Teacher:
             ),
         )
         return output, _keep
-
-
-def check_trained(teacher: Teacher, tokens: Sequence[int], vocab_size: int) -> None:
-    """Check that the teacher knows a plain text better than chance.
-
-    Args:
-        teacher: every one of its ranks calls.
-        tokens: of the text, begin-of-sequence included.
-        vocab_size: of the teacher.
-
-    Raises:
-        UntrainedTeacherError: on the last pipeline stage.
-    """
-    count = min(len(tokens), teacher.seq_length)
-    row = torch.zeros(teacher.seq_length, dtype=torch.int32)
-    row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
-    bounds = torch.tensor([0, count, teacher.seq_length], dtype=torch.int32)
-    num_rows = teacher.micro_batch_size
-    scores = teacher.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
-    if scores is None:
-        return
-    loss, chance = float(scores.losses[0, :count].nanmean()), math.log(vocab_size)
-    logger.info("the teacher's mean loss on a probe text is %.2f, chance %.2f", loss, chance)
-    if not loss < _CHANCE_SHARE * chance:
-        raise UntrainedTeacherError(
-            f"the teacher's mean loss on a plain English text is {loss:.2f} nats per token, chance "
-            f"is {chance:.2f}: its weights did not load, or they belong to another tokenizer; pass "
-            "--vocag-allow-untrained-teacher only to test or to measure speed"
-        )
 
 
 def _token_losses(

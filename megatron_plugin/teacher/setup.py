@@ -14,10 +14,10 @@ from megatron_plugin.models.build import Precision
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.stage_cut import cut_layers, efficiency, output_cost, require_cut
 from megatron_plugin.models.weights import open_weights
-from megatron_plugin.teacher.model import PROBE_TEXT, Teacher, check_trained
+from megatron_plugin.teacher.model import Teacher
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.packing.rules import Convention
+from pipeline.scoring.probe import probe_tokens, require_trained
 from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ def load_teacher(
     data: str,
     seq_length: int,
     device: torch.device,
+    accepted_by: str = "--vocag-allow-untrained-teacher",
 ) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
@@ -41,13 +42,16 @@ def load_teacher(
         data: the dataset, whose own copy of the tokenizer reads the probe text.
         seq_length: teacher tokens per row.
         device: of the model.
+        accepted_by: the command's option that accepts an untrained teacher.
 
     Raises:
         ValueError: it doesn't fit the dataset or these ranks.
         UntrainedTeacherError: its weights did not load.
     """
     weights = open_weights(options.source)
-    checks.require_teacher(weights.shape, weights.folder, manifest, seq_length=seq_length)
+    checks.require_teacher(
+        weights.shape, weights.folder, manifest, data=data, seq_length=seq_length
+    )
     weights.shape.require_tensor_parallel(
         parallel_state.get_tensor_model_parallel_world_size(), what="teacher"
     )
@@ -60,7 +64,9 @@ def load_teacher(
         layers_per_stage=_cut(options, weights.shape),
     )
     if not options.allow_untrained:
-        check_trained(teacher, _probe_tokens(data, manifest), weights.shape.vocab_size)
+        mean = teacher.mean_loss(_probe_row(data, manifest))
+        if mean is not None:
+            require_trained(mean, weights.shape.vocab_size, accepted_by=accepted_by)
     return teacher
 
 
@@ -81,9 +87,8 @@ def _cut(options: TeacherOptions, shape: ModelShape) -> tuple[int, ...]:
     return layers
 
 
-def _probe_tokens(data: str, manifest: Manifest) -> list[int]:
-    """Return the probe text in the dataset's own teacher tokens."""
-    tokenizers = load_dataset_tokenizers(open_dataset(data).location, manifest)
-    batch = tokenizers.teacher.tokenize_batch([PROBE_TEXT.encode()])
+def _probe_row(data: str, manifest: Manifest) -> list[int]:
+    """Return the probe text as a row holds it, with what stands before a text."""
     context = Convention.of_tokenizer(manifest.teacher, ends=False).first_token_id
-    return [token for token in (context, *batch.input_ids.tolist()) if token is not None]
+    text = probe_tokens(open_dataset(data).location, manifest)
+    return text if context is None else [context, *text]

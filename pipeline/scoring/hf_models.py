@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.remote.hub import why_silent
 from pipeline.scoring.packed_attention import packed_arguments
 from pipeline.scoring.packed_check import keep_documents_apart
+from pipeline.scoring.teacher_files import find_folder
 
 # Functions between the output layer's product and the softmax, by their configuration's field.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -45,8 +45,8 @@ def load_language_model(
 
     Raises:
         ValueError: an output layer that chunked cross entropy does not cover, or documents of a
-            packed row that see each other.
-        OSError: nothing there.
+            packed row that see each other; no folder or repository of that name.
+        OSError: no model in the folder.
 
     Example:
         >>> load_language_model("models/teacher").config.vocab_size  # doctest: +SKIP
@@ -58,9 +58,8 @@ def load_language_model(
         arguments["gguf_file"] = path.name
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **arguments)
     else:
-        if not path.exists() and why_silent(source) is not None:
-            arguments["local_files_only"] = True  # the cache may have it; asking takes minutes
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **arguments)
+        path = find_folder(source, role="model")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **arguments)
     output_weight(model)
     model.train(False).to(device)
     if packed:

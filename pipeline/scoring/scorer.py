@@ -16,7 +16,6 @@ Shapes: b pieces of a batch, l places of its longest piece, h hidden size, n tok
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,24 +33,15 @@ from pipeline.scoring.batches import _Batch, _make_batch, plan_batches
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.dtype_trial import default_dtype
 from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.probe import require_trained
 from pipeline.scoring.sidecars import DocumentTokens
 from pipeline.scoring.work import Work, _operations_per_token
 
-__all__ = ["DocumentTokens", "ScoredDocuments", "Scorer", "UntrainedTeacherError", "load_scorer"]
+__all__ = ["DocumentTokens", "ScoredDocuments", "Scorer", "load_scorer"]
 
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PROBE_TEXT = (
-    "The sum of two even numbers is even, because each of them can be written as twice an integer. "
-    "In the same way, the product of an even number and any other whole number is even."
-)
-# An untrained model loses ln(vocab) or more; a language model, even a small one, far less.
-_CHANCE_SHARE = 0.85
 _MATMUL_SECONDS = 0.3
-
-
-class UntrainedTeacherError(ValueError):
-    """The teacher predicts no better than chance: its weights did not load."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +138,12 @@ class Scorer:
         work.seconds = time.perf_counter() - start
         return ScoredDocuments(losses, work)
 
-    def require_trained(self, probe: NDArray[np.int64]) -> float:
-        """Check that the teacher knows a plain text better than chance; return its mean loss.
+    def require_trained(self, probe: Sequence[int], *, accepted_by: str | None = None) -> None:
+        """Check that the teacher knows a plain text better than chance.
 
         Args:
-            probe: teacher tokens of `PROBE_TEXT`.
+            probe: of `pipeline.scoring.probe.probe_tokens`.
+            accepted_by: as in `pipeline.scoring.probe.require_trained`.
 
         Raises:
             UntrainedTeacherError: a mean loss near that of guessing.
@@ -161,15 +152,9 @@ class Scorer:
         whole = np.array([0, length], np.int64)
         zero = np.zeros(1, np.int64)
         pieces = Pieces(zero, zero, zero, whole[1:], np.zeros(1, np.bool_))
-        scored = self.score(DocumentTokens(probe[:length].astype(np.int64), whole), pieces)
-        mean, chance = float(np.nanmean(scored.losses)), math.log(self.vocab_size)
-        if not mean < _CHANCE_SHARE * chance:
-            raise UntrainedTeacherError(
-                f"the teacher's mean loss on a plain English text is {mean:.2f} nats per token, "
-                f"chance is {chance:.2f}: its weights did not load, or they belong to another "
-                "tokenizer; pass --allow-untrained-teacher only to test or to measure speed"
-            )
-        return mean
+        scored = self.score(DocumentTokens(np.array(probe[:length], np.int64), whole), pieces)
+        mean = float(np.nanmean(scored.losses))
+        require_trained(mean, self.vocab_size, accepted_by=accepted_by)
 
     def matmul_rate(self) -> float:
         """Return the floating point operations a second of a product shaped like this model's."""

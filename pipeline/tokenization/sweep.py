@@ -6,8 +6,6 @@ a symbol which the other does not know. Documents that hold such a character tak
 
 import json
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from pipeline.remote.user_cache import cache_folder, keep
 from pipeline.tokenization.kernels import holds_marked_character
 
 Ranges = tuple[tuple[int, int], ...]
@@ -108,7 +107,7 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
         find: takes seconds.
     """
     name = sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
-    path = _cache_folder() / "vocag" / "fast-path" / f"{name}.json"
+    path = cache_folder("fast-path") / f"{name}.json"
     remembered = _read(path)
     if remembered is not None:
         return remembered
@@ -116,7 +115,7 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
     logger.info(_WHAT_TAKES_TIME)
     found = find()
     logger.info("%d characters differ, in %.1f s", len(found), time.monotonic() - start)
-    _write(path, found)
+    keep(path, json.dumps(found.ranges))
     return found
 
 
@@ -172,11 +171,6 @@ def _as_ranges(code_points: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield start, code_points[-1] + 1
 
 
-def _cache_folder() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~/.cache"))
-
-
 def _read(path: Path) -> DifferingCharacters | None:
     """Return what was written, None where nothing readable was."""
     try:
@@ -184,14 +178,3 @@ def _read(path: Path) -> DifferingCharacters | None:
         return DifferingCharacters(tuple((int(start), int(end)) for start, end in body))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _write(path: Path, found: DifferingCharacters) -> None:
-    """Remember, where the folder can be written to: else the next process tries again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(found.ranges, file)
-        os.replace(file.name, path)
-    except OSError as error:
-        logger.info("%s can't be written (%s): the next process tries again", path, error)

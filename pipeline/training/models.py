@@ -1,6 +1,5 @@
 """The models of a run: loaded, and refused where they don't belong to the data."""
 
-import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,18 +9,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
 from pipeline.guidance import aggregate_teacher_losses
+from pipeline.scoring.fit import require_room, require_tokenizer
 from pipeline.scoring.hf_models import load_language_model, output_weight
 from pipeline.scoring.packed_check import keep_documents_apart
-from pipeline.scoring.teacher_files import find_teacher, require_tokenizer
+from pipeline.scoring.probe import require_trained
+from pipeline.scoring.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.method import ONE_VOCABULARY
 from schemas.errors import ForeignTokenizerError
-from schemas.manifest import Manifest, TokenizerRecord
-
-# An untrained model loses ln(vocabulary) or more.
-_CHANCE_SHARE = 0.9
+from schemas.manifest import Manifest
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
@@ -42,10 +40,17 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         keep_documents_apart(model)
     else:
         files = find_teacher(source, role="student")
-        files.require_tokenizer(location, manifest, side="student")
+        require_tokenizer(files.path, location, manifest, side="student")
         model = load_language_model(str(files.path), device=str(device))
-    _require_vocabulary(model, manifest.student, source, side="student")
-    _require_length(model, config.seq_length, source, "--seq-length")
+    require_room(
+        manifest.student,
+        source,
+        side="student",
+        vocab_size=output_weight(model).shape[0],
+        seq_length=config.seq_length,
+        max_length=_max_length(model),
+        remedy="lower --seq-length",
+    )
     return cast(PreTrainedModel, model)
 
 
@@ -68,14 +73,22 @@ def load_teacher(
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
-    files.require_tokenizer(open_dataset(config.data).location, manifest)
+    require_tokenizer(files.path, open_dataset(config.data).location, manifest, side="teacher")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
-    _require_vocabulary(teacher, manifest.teacher, config.teacher, side="teacher")
-    length = rows.plan.rules.teacher_seq_length
-    _require_length(teacher, length, config.teacher, "--teacher-seq-length")
+    require_room(
+        manifest.teacher,
+        config.teacher,
+        side="teacher",
+        vocab_size=output_weight(teacher).shape[0],
+        seq_length=rows.plan.rules.teacher_seq_length,
+        max_length=_max_length(teacher),
+        remedy="lower --teacher-seq-length",
+    )
     teacher.requires_grad_(False)
-    _require_trained(teacher, rows.__getitems__([0]).to(device), config.teacher)
+    # The data's own text: unlike a text of ours, the teacher knows it if it knows any.
+    mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(device))
+    require_trained(mean, output_weight(teacher).shape[0], text="the first row of the data")
     return teacher
 
 
@@ -111,29 +124,5 @@ def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
     return float(guidance[batch["loss_mask"].bool()].nanmean())
 
 
-def _require_vocabulary(
-    model: PreTrainedModel, record: TokenizerRecord, source: str, *, side: str
-) -> None:
-    vocab_size = output_weight(model).shape[0]
-    if record.vocab_size > vocab_size:
-        raise ValueError(
-            f"the data has {side} tokens up to {record.vocab_size - 1}, {source} knows "
-            f"{vocab_size}: align with the tokenizer of this {side}"
-        )
-
-
-def _require_length(model: PreTrainedModel, length: int, source: str, option: str) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and length > limit:
-        raise ValueError(
-            f"{option}: rows have {length} tokens, {source} was made for {limit}: lower it"
-        )
-
-
-def _require_trained(teacher: PreTrainedModel, batch: Rows, source: str) -> None:
-    mean, chance = mean_teacher_loss(teacher, batch), math.log(output_weight(teacher).shape[0])
-    if not mean < _CHANCE_SHARE * chance:
-        raise ValueError(
-            f"{source} has a mean loss of {mean:.2f} nats, as if its weights had not been loaded "
-            f"(chance is {chance:.2f}): check the file"
-        )
+def _max_length(model: PreTrainedModel) -> int | None:
+    return getattr(model.config, "max_position_embeddings", None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.reading import read_manifest
+from pipeline.scoring.fit import require_tokenizer
 from pipeline.scoring.teacher_files import find_teacher
 from schemas.errors import ForeignTokenizerError
 from tests.support.datasets import build_dataset, byte_level
@@ -40,12 +40,13 @@ def test_weights_and_configuration_decide_the_hash_and_nothing_else(
 
 def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Path) -> None:
     manifest = build_dataset(tmp_path / "data")
-    find_teacher(str(teacher)).require_tokenizer(str(tmp_path / "data"), manifest)
+    data = str(tmp_path / "data")
+    require_tokenizer(teacher, data, manifest, side="teacher")
     (teacher / "tokenizer.json").write_bytes(byte_level(400).file_bytes)
     with pytest.raises(ForeignTokenizerError, match=r"made with \"tests/teacher\""):
-        find_teacher(str(teacher)).require_tokenizer(str(tmp_path / "data"), manifest)
+        require_tokenizer(teacher, data, manifest, side="teacher")
     (teacher / "tokenizer.json").unlink()  # taken at its word
-    find_teacher(str(teacher)).require_tokenizer(str(tmp_path / "data"), manifest)
+    require_tokenizer(teacher, data, manifest, side="teacher")
 
 
 def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
@@ -56,6 +57,6 @@ def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
     teacher = find_teacher(str(file))
     assert teacher.is_gguf
     assert len(teacher.sha256) == 64
-    build_dataset(tmp_path / "data")
+    manifest = build_dataset(tmp_path / "data")
     with pytest.raises(ForeignTokenizerError, match=r"token \d+ is '.*' in the dataset's teacher"):
-        teacher.require_tokenizer(str(tmp_path / "data"), read_manifest(str(tmp_path / "data")))
+        require_tokenizer(file, str(tmp_path / "data"), manifest, side="teacher")

@@ -1,0 +1,40 @@
+"""The user's cache folder: what took long to find out and holds on this machine."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+def cache_folder(name: str) -> Path:
+    """Return `$XDG_CACHE_HOME/vocag/NAME`; it need not exist.
+
+    Example:
+        >>> cache_folder("fast-path").name
+        'fast-path'
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~/.cache"))
+    return home / "vocag" / name
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file of the cache whole, where that is possible: else the next process works again.
+
+    Args:
+        path: below `cache_folder`.
+        text: of the file.
+    """
+    if not path.is_absolute():  # no home is known
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Deleted at the end, unless it has got its name by then.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete_on_close=False) as file:
+            file.write(text)
+            file.close()
+            os.replace(file.name, path)
+    except OSError as error:
+        logger.info("%s can't be written (%s): the next process tries again", path, error)

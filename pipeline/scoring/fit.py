@@ -1,0 +1,136 @@
+"""Does a model belong to a dataset? The same answer for whatever runs the model.
+
+No torch here: the machine that starts a job need not be one that can run the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.tokenization import Tokenizer
+from schemas.errors import ForeignTokenizerError
+from schemas.manifest import Manifest, TokenizerRecord
+
+# Parts of a tokenizer.json that decide nothing between a text and its own tokens.
+_AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
+
+Side = Literal["student", "teacher"]
+
+
+def require_tokenizer(model: Path, folder: str, manifest: Manifest, *, side: Side) -> None:
+    """Check that a dataset's tokens are a model's.
+
+    A folder's tokenizer must be the file that the dataset was made with; one that holds none is
+    taken at its word. A `tokenizer.json` may differ in what it puts around a text: an exported
+    student's does. A GGUF file holds its vocabulary, which is compared token by token with that of
+    a `tokenizer.json`.
+
+    Args:
+        model: the model's folder, or its .gguf file.
+        folder: the dataset's.
+        manifest: the dataset's.
+        side: which of its two models this is.
+
+    Raises:
+        ForeignTokenizerError: the dataset was made with another tokenizer.
+
+    Example:
+        >>> require_tokenizer(Path("models/teacher"), "aligned", manifest, side="teacher")
+    """
+    if model.suffix == ".gguf":
+        _require_gguf_tokens(model, folder, manifest, side)
+        return
+    record: TokenizerRecord = getattr(manifest, side)
+    path = model / Path(record.file).name
+    if not path.is_file():
+        return
+    data = path.read_bytes()
+    digest = sha256(data).hexdigest()
+    if digest == record.sha256:
+        return
+    own: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
+    if own.file.kind != "huggingface" or _text_part(data) != _text_part(own.file_bytes):
+        manifest.require_tokenizers(**{f"{side}_sha256": digest})
+
+
+def require_room(
+    record: TokenizerRecord,
+    source: str,
+    *,
+    side: Side,
+    vocab_size: int,
+    seq_length: int,
+    max_length: int | None,
+    remedy: str,
+) -> None:
+    """Check that a model has room for a dataset's tokens, and for rows of so many.
+
+    Args:
+        record: of the model's tokenizer in the dataset.
+        source: the model as the user named it.
+        side: which of the dataset's two models this is.
+        vocab_size: rows of the model's output layer.
+        seq_length: tokens of this side in a row.
+        max_length: positions that the model was made for; None: any.
+        remedy: what shortens a row.
+
+    Raises:
+        ValueError: it has not.
+
+    Example:
+        >>> require_room(manifest.teacher, "models/teacher", side="teacher", vocab_size=151936,
+        ...     seq_length=2048, max_length=4096, remedy="lower --seq-length")
+    """
+    if record.vocab_size > vocab_size:
+        raise ValueError(
+            f"the data has {side} tokens up to {record.vocab_size - 1} (tokenizer "
+            f"{record.source}), {source} knows {vocab_size}: name the model that this tokenizer "
+            f"belongs to, or align again with the tokenizer of this {side}"
+        )
+    if max_length is not None and seq_length > max_length:
+        raise ValueError(
+            f"a row holds {seq_length} {side} tokens, {source} was made for {max_length}: {remedy}"
+        )
+
+
+def _text_part(data: bytes) -> Mapping[str, Any]:
+    definition: dict[str, Any] = json.loads(data)
+    return {name: part for name, part in definition.items() if name not in _AROUND_TEXT}
+
+
+def _require_gguf_tokens(path: Path, folder: str, manifest: Manifest, side: Side) -> None:
+    tokenizer: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
+    if tokenizer.file.kind != "huggingface":
+        return
+    own = _gguf_tokens(path)
+    for token_id, text in _vocabulary(json.loads(tokenizer.file_bytes)):
+        found = own[token_id] if token_id < len(own) else None
+        if found != text:
+            source = getattr(manifest, side).source
+            raise ForeignTokenizerError(
+                f"token {token_id} is {text!r} in the dataset's {side} tokenizer "
+                f'("{source}") and {found!r} in {path}: name the model '
+                "that the tokenizer belongs to, or run beam_jobs.align again with the model's"
+            )
+
+
+def _gguf_tokens(path: Path) -> list[str]:
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
+    return [] if field is None else [str(token) for token in field.contents()]
+
+
+def _vocabulary(definition: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Yield ids and texts of a tokenizer.json, added tokens included."""
+    vocabulary = definition["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        yield from ((token_id, text) for text, token_id in vocabulary.items())
+    else:  # Unigram: text and score, by id
+        yield from ((token_id, entry[0]) for token_id, entry in enumerate(vocabulary))
+    yield from ((entry["id"], entry["content"]) for entry in definition.get("added_tokens", ()))

@@ -1,0 +1,77 @@
+"""Is a teacher trained? One text, one threshold, for whatever runs the model.
+
+No torch here: the model's losses come from whoever has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from schemas.manifest import Manifest
+
+PROBE_TEXT = (
+    "The sum of two even numbers is even, because each of them can be written as twice an integer. "
+    "In the same way, the product of an even number and any other whole number is even."
+)
+
+# A model whose weights did not load guesses: ln(vocabulary) or more, for its guesses are not even
+# uniform. One that has learned nothing but how frequent each token is loses about 0.7 of that, a
+# language model far less. 0.85 lies between, as far from either.
+_CHANCE_SHARE = 0.85
+
+logger = logging.getLogger(__name__)
+
+
+class UntrainedTeacherError(ValueError):
+    """The teacher predicts no better than chance: its weights did not load."""
+
+
+def probe_tokens(folder: str, manifest: Manifest) -> list[int]:
+    """Return `PROBE_TEXT` in a dataset's own teacher tokens, without what stands around a text.
+
+    Args:
+        folder: the dataset's.
+        manifest: the dataset's.
+
+    Example:
+        >>> probe_tokens("aligned", manifest)[:3]
+        [785, 2629, 315]
+    """
+    teacher = load_dataset_tokenizers(folder, manifest).teacher
+    ids: list[int] = teacher.tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
+    return ids
+
+
+def require_trained(
+    mean_loss: float,
+    vocab_size: int,
+    *,
+    text: str = "a plain English text",
+    accepted_by: str | None = None,
+) -> None:
+    """Check that a teacher knows a text better than chance.
+
+    Args:
+        mean_loss: of the text's tokens, nats; NaN counts as chance.
+        vocab_size: rows of the teacher's output layer.
+        text: what was read, for the message.
+        accepted_by: the option that accepts such a teacher, where the command has one.
+
+    Raises:
+        UntrainedTeacherError: a mean loss near that of guessing.
+
+    Example:
+        >>> require_trained(2.3, 32000)
+    """
+    chance = math.log(vocab_size)
+    logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)
+    if mean_loss < _CHANCE_SHARE * chance:
+        return
+    remedy = f"pass {accepted_by} only to test or to measure speed" if accepted_by else ""
+    raise UntrainedTeacherError(
+        f"the teacher's mean loss on {text} is {mean_loss:.2f} nats per token, chance is "
+        f"{chance:.2f}: its weights did not load, or they belong to another tokenizer; "
+        + (remedy or "check the files")
+    )
