@@ -23,26 +23,40 @@ from torch import Tensor
 from megatron_plugin.models.shape import ModelShape
 
 
+class Sliceable(Protocol):
+    """A tensor, or one on disk of which only what is sliced is read."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Sizes of its dimensions."""
+        ...
+
+    def __getitem__(self, index: Any, /) -> Tensor:
+        """Return a slice."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rule:
     """How one Megatron parameter is made of Hugging Face tensors.
 
     Attributes:
         names: the tensors' names.
-        shard: (full tensors, rank, ranks) to that rank's slice of the parameter.
+        shard: (full tensors, rank, ranks) to that rank's slice of the parameter; it takes no
+            more of the tensors than this slice holds.
         merge: slices of all ranks to the full tensors.
     """
 
     names: tuple[str, ...]
-    shard: Callable[[Sequence[Tensor], int, int], Tensor]
+    shard: Callable[[Sequence[Sliceable], int, int], Tensor]
     merge: Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class TensorSource(Protocol):
     """Anything that holds a model's tensors by their Hugging Face names."""
 
-    def get(self, name: str) -> Tensor:
-        """Return a tensor."""
+    def open(self, name: str) -> Sliceable:
+        """Return a tensor to take slices of."""
         ...
 
 
@@ -94,7 +108,7 @@ def load_weights(
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
-        tensors = [source.get(tensor_name) for tensor_name in rule.names]
+        tensors = [source.open(tensor_name) for tensor_name in rule.names]
         if "embeddings" in name or name == "output_layer.weight":
             _require_vocabulary(tensors[0], rule.names[0], padded)
         value = rule.shard(tensors, rank, num_ranks)
@@ -158,9 +172,9 @@ def _layer_rule(layer: str, rest: str, shape: ModelShape) -> Rule:
         "self_attention.linear_qkv.bias": lambda: _qkv(tuple(q + "bias" for q in qkv), shape),
         "self_attention.q_layernorm.weight": lambda: _replicated(attention + "q_norm.weight"),
         "self_attention.k_layernorm.weight": lambda: _replicated(attention + "k_norm.weight"),
-        "self_attention.linear_proj.weight": lambda: _cut(attention + "o_proj.weight", 1),
+        "self_attention.linear_proj.weight": lambda: _columns(attention + "o_proj.weight"),
         "mlp.linear_fc1.weight": lambda: _gated(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-        "mlp.linear_fc2.weight": lambda: _cut(mlp + "down_proj.weight", 1),
+        "mlp.linear_fc2.weight": lambda: _columns(mlp + "down_proj.weight"),
     }
     # Transformer Engine fuses each norm into the linear layer behind it.
     rules["self_attention.linear_qkv.layer_norm_weight"] = rules["input_layernorm.weight"]
@@ -169,20 +183,20 @@ def _layer_rule(layer: str, rest: str, shape: ModelShape) -> Rule:
 
 
 def _replicated(name: str) -> Rule:
-    return Rule((name,), lambda full, rank, ranks: full[0], lambda parts: [parts[0]])
+    return Rule((name,), lambda full, rank, ranks: full[0][:], lambda parts: [parts[0]])
 
 
-def _cut(name: str, dim: int) -> Rule:
+def _columns(name: str) -> Rule:
     return Rule(
         (name,),
-        lambda full, rank, ranks: full[0].chunk(ranks, dim)[rank],
-        lambda parts: [torch.cat(list(parts), dim)],
+        lambda full, rank, ranks: full[0][:, _share(full[0].shape[1], rank, ranks)],
+        lambda parts: [torch.cat(list(parts), 1)],
     )
 
 
 def _gated(gate: str, up: str) -> Rule:
-    def shard(full: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
-        return torch.cat([half.chunk(ranks)[rank] for half in full])
+    def shard(full: Sequence[Sliceable], rank: int, ranks: int) -> Tensor:
+        return torch.cat([half[_share(half.shape[0], rank, ranks)] for half in full])
 
     def merge(parts: Sequence[Tensor]) -> list[Tensor]:
         halves = [part.chunk(2) for part in parts]
@@ -195,12 +209,15 @@ def _qkv(names: tuple[str, ...], shape: ModelShape) -> Rule:
     groups, heads = shape.num_query_groups, shape.num_attention_heads
     rows = (heads // groups * shape.head_size, shape.head_size, shape.head_size)
 
-    def shard(full: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+    def shard(full: Sequence[Sliceable], rank: int, ranks: int) -> Tensor:
+        if groups % ranks:  # a group's rows lie on several ranks
+            return shard(full, 0, 1).chunk(ranks)[rank]
+        own = groups // ranks
         grouped = [
-            tensor.reshape(groups, size, *tensor.shape[1:])
+            tensor[rank * own * size : (rank + 1) * own * size].unflatten(0, (own, size))
             for tensor, size in zip(full, rows, strict=True)
         ]
-        return torch.cat(grouped, 1).flatten(0, 1).chunk(ranks)[rank]
+        return torch.cat(grouped, 1).flatten(0, 1)
 
     def merge(parts: Sequence[Tensor]) -> list[Tensor]:
         grouped = torch.cat(list(parts)).unflatten(0, (groups, sum(rows)))
@@ -210,14 +227,22 @@ def _qkv(names: tuple[str, ...], shape: ModelShape) -> Rule:
 
 
 def _vocabulary(name: str, shape: ModelShape, padded_vocab_size: int) -> Rule:
-    def shard(full: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
-        missing = padded_vocab_size - full[0].shape[0]
-        return torch.nn.functional.pad(full[0], (0, 0, 0, missing)).chunk(ranks)[rank]
+    def shard(full: Sequence[Sliceable], rank: int, ranks: int) -> Tensor:
+        share, held = _share(padded_vocab_size, rank, ranks), full[0].shape[0]
+        own = full[0][min(share.start, held) : min(share.stop, held)]
+        missing = share.stop - share.start - len(own)
+        return torch.nn.functional.pad(own, (0, 0, 0, missing)) if missing else own
 
     return Rule((name,), shard, lambda parts: [torch.cat(list(parts))[: shape.vocab_size]])
 
 
-def _require_vocabulary(tensor: Tensor, name: str, padded: int) -> None:
+def _share(size: int, rank: int, ranks: int) -> slice:
+    """Return a rank's part of a dimension, as `torch.chunk` cuts it."""
+    step = -(-size // ranks)
+    return slice(min(rank * step, size), min((rank + 1) * step, size))
+
+
+def _require_vocabulary(tensor: Sliceable, name: str, padded: int) -> None:
     if tensor.shape[0] > padded:
         raise ValueError(
             f"{name} has {tensor.shape[0]} rows, the model's padded vocabulary only {padded}: "

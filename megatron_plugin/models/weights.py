@@ -8,7 +8,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,41 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
-from megatron_plugin.models.weight_rules import merge_weights
+from megatron_plugin.models.weight_rules import Sliceable, merge_weights
+from pipeline.scoring.teacher_files import TeacherFiles, find_folder, find_teacher
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
-_FILES = ["*.json", "*.safetensors", "tokenizer.model"]
 _PER_LAYER = "decoder.layers."
 
 
 class WeightsError(ValueError):
     """A model's weights are missing, incomplete or of no known format."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a safetensors file; a slice of it reads that slice alone.
+
+    Attributes:
+        path: of the file.
+        name: of the tensor.
+    """
+
+    path: Path
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its dimensions."""
+        with _named(self.path), safe_open(self.path, framework="pt") as file:
+            return tuple(file.get_slice(self.name).get_shape())
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a slice."""
+        with _named(self.path), safe_open(self.path, framework="pt") as file:
+            tensor: Tensor = file.get_slice(self.name)[index]
+            return tensor
 
 
 @dataclass(frozen=True)
@@ -49,7 +73,15 @@ class Weights:
     tensors: Mapping[str, Path | Tensor]
 
     def get(self, name: str) -> Tensor:
-        """Return a tensor.
+        """Return a whole tensor.
+
+        Raises:
+            WeightsError: the model has none of that name, or its file is damaged.
+        """
+        return self.open(name)[:]
+
+    def open(self, name: str) -> Sliceable:
+        """Return a tensor to take slices of.
 
         Raises:
             WeightsError: the model has none of that name.
@@ -60,19 +92,11 @@ class Weights:
                 f"{self.folder} has no tensor {name}: the files are incomplete or of another "
                 f"architecture than its config says ({self.shape.family})"
             )
-        if isinstance(found, Tensor):
-            return found
-        with _named(found), safe_open(found, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor
+        return found if isinstance(found, Tensor) else StoredTensor(found, name)
 
     def fingerprint(self) -> str:
-        """Return 64 hex digits that name the weights and their config; reads every byte."""
-        digest = sha256()
-        for path in sorted(self.files):
-            with path.open("rb") as file:
-                digest.update(f"{path.name} {file_digest(file, 'sha256').hexdigest()}\n".encode())
-        return digest.hexdigest()
+        """Return the SHA-256 that stored losses know this model by, see `TeacherFiles`."""
+        return TeacherFiles(str(self.folder), self.folder, self.files).sha256
 
 
 def open_weights(source: str) -> Weights:
@@ -84,6 +108,7 @@ def open_weights(source: str) -> Weights:
             repository name, `owner/name`, which is downloaded.
 
     Raises:
+        ValueError: nothing there, and no repository of that name.
         WeightsError: nothing usable there.
         UnsupportedModelError: an architecture that isn't translated.
 
@@ -91,9 +116,7 @@ def open_weights(source: str) -> Weights:
         >>> open_weights("models/SmolLM2-135M").shape.family
         'llama'
     """
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        folder = _download(source)
+    folder = find_folder(source, role="model")
     if (folder / "config.json").is_file():
         return _hugging_face(folder)
     return open_megatron_checkpoint(folder)
@@ -115,7 +138,7 @@ def open_megatron_checkpoint(folder: Path) -> Weights:
         )
     shape = shape_of_config(config)
     slices = {name: [tensor] for name, tensor in _whole_parameters(folder).items()}
-    files = tuple(path for path in folder.iterdir() if path.is_file())
+    files = tuple(sorted(path for path in folder.iterdir() if path.is_file()))
     return Weights(folder, shape, files, merge_weights(slices, shape))
 
 
@@ -182,7 +205,7 @@ def _hugging_face(folder: Path) -> Weights:
             f"{folder} lacks {len(missing)} of the {len(files)} files that {_INDEX_FILE} names, "
             f"{missing[0]} first: download it again"
         )
-    return Weights(folder, read_shape(folder), (folder / "config.json", *files), tensors)
+    return Weights(folder, read_shape(folder), find_teacher(str(folder)).files, tensors)
 
 
 @contextmanager
@@ -193,23 +216,6 @@ def _named(path: Path) -> Iterator[None]:
     except SafetensorError as error:
         raise WeightsError(
             f"{path} ({path.stat().st_size} bytes) is cut or damaged: {error}; download it again"
-        ) from error
-
-
-def _download(source: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise WeightsError(
-            f'model "{source}": no such folder, and no repository name (owner/name); name one'
-        )
-    try:
-        return Path(snapshot_download(source, allow_patterns=_FILES))
-    except Exception as error:  # the hub client raises many unrelated types
-        raise WeightsError(
-            f'model "{source}": no such folder, and the Hugging Face hub did not give it '
-            f"({type(error).__name__}: {error}); check the name, the network, or HF_TOKEN for a "
-            "gated repository"
         ) from error
 
 

@@ -8,6 +8,7 @@ pytest.importorskip("megatron.core")
 from megatron_plugin.models.shape import UnsupportedModelError, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights, rule_for
 from megatron_plugin.models.weights import WeightsError, open_weights
+from pipeline.scoring.teacher_files import find_teacher
 from tests.megatron_plugin.models import FAMILIES, make_model, save_model
 
 LAYER = (
@@ -39,7 +40,7 @@ def test_round_trip_keeps_every_bit(tmp_path, family, num_ranks):
     slices = {}
     for name in parameter_names(weights.shape):
         rule = rule_for(name, weights.shape, padded_vocab_size=384)
-        full = [weights.get(tensor) for tensor in rule.names]
+        full = [weights.open(tensor) for tensor in rule.names]
         slices[name] = [rule.shard(full, rank, num_ranks) for rank in range(num_ranks)]
     merged = merge_weights(slices, weights.shape)
     expected = {
@@ -50,6 +51,45 @@ def test_round_trip_keeps_every_bit(tmp_path, family, num_ranks):
     assert merged.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(merged[name], tensor), name
+
+
+class CountedTensor:
+    """A tensor that counts the bytes which are taken of it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.num_bytes = 0
+
+    @property
+    def shape(self):
+        return self.tensor.shape
+
+    def __getitem__(self, index):
+        taken = self.tensor[index]
+        self.num_bytes += taken.nbytes
+        return taken
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rank_takes_the_bytes_of_its_own_parameters(family, tmp_path):
+    save_model(tmp_path, family)
+    weights = open_weights(str(tmp_path))
+    for name in parameter_names(weights.shape):
+        rule = rule_for(name, weights.shape, padded_vocab_size=384)
+        for rank in range(2):
+            full = [CountedTensor(weights.open(tensor)) for tensor in rule.names]
+            own = rule.shard(full, rank, 2)
+            padding = 384 - 300 if len(own) == 384 // 2 and rank == 1 else 0
+            assert sum(each.num_bytes for each in full) == own[: len(own) - padding].nbytes, name
+
+
+def test_groups_of_heads_that_ranks_can_t_share_are_cut_by_rows():
+    shape = shape_of_config(make_model("llama").config.to_dict())
+    full = [torch.arange(n).unsqueeze(1) + 100 * i for i, n in enumerate((32, 16, 16))]
+    rule = rule_for("decoder.layers.0.self_attention.linear_qkv.weight", shape, padded_vocab_size=0)
+    parts = [rule.shard(full, rank, 4) for rank in range(4)]
+    assert [len(part) for part in parts] == [16] * 4
+    assert torch.equal(torch.cat(parts), rule.shard(full, 0, 1))
 
 
 def test_queries_keys_and_values_are_interleaved_by_group():
@@ -120,6 +160,7 @@ def test_a_cut_file_is_named(tmp_path):
 def test_fingerprint_sees_one_changed_bit(tmp_path):
     save_model(tmp_path, "llama")
     before = open_weights(str(tmp_path)).fingerprint()
+    assert before == find_teacher(str(tmp_path)).sha256  # that of stored losses
     assert before == open_weights(str(tmp_path)).fingerprint()
     path = next(tmp_path.glob("*.safetensors"))
     data = bytearray(path.read_bytes())
@@ -129,7 +170,7 @@ def test_fingerprint_sees_one_changed_bit(tmp_path):
 
 
 def test_neither_folder_nor_repository_says_so():
-    with pytest.raises(WeightsError, match="no such folder, and no repository name"):
+    with pytest.raises(ValueError, match=r"no such folder .*, and no Hugging Face repository name"):
         open_weights("./nowhere")
 
 
