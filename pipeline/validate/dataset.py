@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
-from pipeline.validate.findings import Finding, Report
+from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.scores import check_scores
 from pipeline.validate.shard import (
     Advance,
@@ -98,33 +98,29 @@ def validate_dataset(
     """
     start = time.perf_counter()
     folder = dataset.removesuffix(MANIFEST_FILE).rstrip("/")
-    findings: list[Finding] = []
-    notes: list[str] = []
-
-    def report(check: str, key: str, message: str) -> None:
-        findings.append(Finding(check, "", key, message))
-
-    manifest = _read_manifest(folder, report, notes)
+    findings = Findings()
+    manifest = _read_manifest(folder, findings)
     if manifest is not None:
-        _check_side_files(folder, manifest, report)
+        _check_side_files(folder, manifest, findings)
         if with_tokenizers:
-            with_tokenizers = _can_tokenize(manifest, findings, notes)
+            with_tokenizers = _can_tokenize(manifest, findings)
         results = _check_shards(folder, manifest, with_tokenizers, num_processes, advance)
-        findings += [finding for result in results for finding in result.findings]
-        findings += _find_duplicate_keys(manifest, results)
-        _check_statistics(manifest, results, findings, report, notes)
-        findings += check_scores(folder, manifest, teacher=teacher, notes=notes, seed=seed)
+        for result in results:
+            findings.take_over(result.findings)
+        findings.found += _find_duplicate_keys(manifest, results)
+        _check_statistics(manifest, results, findings)
+        findings.take_over(check_scores(folder, manifest, teacher=teacher, seed=seed))
     return ValidationReport(
         dataset=folder,
         fingerprint="" if manifest is None else manifest.fingerprint,
-        findings=tuple(sorted(findings)),
-        notes=tuple(notes),
+        findings=tuple(sorted(findings.found)),
+        notes=tuple(findings.notes),
         totals={} if manifest is None else {"num_shards": len(manifest.shards), **manifest.totals},
         elapsed_seconds=time.perf_counter() - start,
     )
 
 
-def _read_manifest(folder: str, report: Report, notes: list[str]) -> Manifest | None:
+def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
     """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
     path = f"{folder}/{MANIFEST_FILE}"
     try:
@@ -141,15 +137,15 @@ def _read_manifest(folder: str, report: Report, notes: list[str]) -> Manifest | 
         raise
     # TypeError: a count that is no number; decode_manifest adds them up.
     except (DatasetError, TypeError) as error:
-        report("manifest", "", str(error))
+        findings.add("manifest", str(error))
         manifest = _salvage(data)
         if manifest is None:
-            notes.append("shards were not checked: the manifest does not say what they are")
-    _check_json_schema(data, report, notes)
+            findings.note("shards were not checked: the manifest does not say what they are")
+    _check_json_schema(data, findings)
     files = Counter(shard.file for shard in (() if manifest is None else manifest.shards))
     for name, count in files.items():
         if count > 1:
-            report("manifest", "", f"shard {name} is listed {count} times")
+            findings.add("manifest", f"shard {name} is listed {count} times")
     return manifest
 
 
@@ -171,9 +167,9 @@ def _salvage(data: bytes) -> Manifest | None:
         return None
 
 
-def _check_json_schema(data: bytes, report: Report, notes: list[str]) -> None:
+def _check_json_schema(data: bytes, findings: Findings) -> None:
     if find_spec("jsonschema") is None:
-        notes.append("the manifest was not held against its JSON Schema: install jsonschema")
+        findings.note("the manifest was not held against its JSON Schema: install jsonschema")
         return
     import jsonschema
 
@@ -183,47 +179,47 @@ def _check_json_schema(data: bytes, report: Report, notes: list[str]) -> None:
         return
     schema = json.loads(resources.files("schemas").joinpath("manifest.schema.json").read_bytes())
     for error in jsonschema.Draft202012Validator(schema).iter_errors(body):
-        report("manifest", "", f"{error.json_path}: {error.message}")
+        findings.add("manifest", f"{error.json_path}: {error.message}")
 
 
-def _check_side_files(folder: str, manifest: Manifest, report: Report) -> None:
+def _check_side_files(folder: str, manifest: Manifest, findings: Findings) -> None:
     """Check the tokenizers' copies and the dead letters."""
     letters = manifest.dead_letters
     files = [(record.file, record.sha256) for record in (manifest.student, manifest.teacher)]
     for name, sha256_hex in [*files, (letters.file, letters.sha256)]:
         try:
             with open_file(folder, name) as file:
-                check_digest(name, digest_file(file, int), None, sha256_hex, report)
+                check_digest(name, digest_file(file, int), None, sha256_hex, findings)
             if name == letters.file:
-                _check_dead_letters(folder, letters, report)
+                _check_dead_letters(folder, letters, findings)
         except OSError as error:
-            report("files", "", f"{name} can't be read: {describe(error)}")
+            findings.add("files", f"{name} can't be read: {describe(error)}")
 
 
-def _check_dead_letters(folder: str, letters: DeadLetterRecord, report: Report) -> None:
+def _check_dead_letters(folder: str, letters: DeadLetterRecord, findings: Findings) -> None:
     reasons: Counter[str] = Counter()
     with open_file(folder, letters.file) as file:
         for number, line in enumerate(file, 1):
             try:
                 reasons[json.loads(line)["reason"]] += 1
             except (ValueError, KeyError, TypeError):
-                report("dead_letters", "", f"{letters.file} line {number} names no reason")
+                findings.add("dead_letters", f"{letters.file} line {number} names no reason")
     if reasons != Counter(letters.by_reason):
         found, claimed = dict(sorted(reasons.items())), dict(sorted(letters.by_reason.items()))
         text = f"{letters.file} holds {found}, the manifest says {claimed}"
-        report("dead_letters", "", text)
+        findings.add("dead_letters", text)
     if letters.count != sum(letters.by_reason.values()):
         text = f"the manifest counts {letters.count}, its reasons {sum(letters.by_reason.values())}"
-        report("dead_letters", "", text)
+        findings.add("dead_letters", text)
 
 
-def _can_tokenize(manifest: Manifest, findings: Sequence[Finding], notes: list[str]) -> bool:
+def _can_tokenize(manifest: Manifest, findings: Findings) -> bool:
     copies = (manifest.student.file, manifest.teacher.file)
-    damaged = [f for f in findings if f.message.startswith(copies)]
+    damaged = [f for f in findings.found if f.message.startswith(copies)]
     if damaged:
-        notes.append("kept text was not tokenized again: a tokenizer's copy is not the manifest's")
+        findings.note("kept text was not tokenized again: a tokenizer's copy is not the manifest's")
     elif manifest.configuration.get("keep_text") is False:
-        notes.append("kept text was not tokenized again: the dataset was made without --keep-text")
+        findings.note("kept text was not tokenized again: the dataset was made without --keep-text")
     else:
         return True
     return False
@@ -267,12 +263,10 @@ def _find_duplicate_keys(manifest: Manifest, results: Sequence[ShardResult]) -> 
 def _check_statistics(
     manifest: Manifest,
     results: Sequence[ShardResult],
-    findings: Sequence[Finding],
-    report: Report,
-    notes: list[str],
+    findings: Findings,
 ) -> None:
-    if findings:
-        notes.append("statistics were not recomputed: with other findings they can't agree")
+    if findings.found:
+        findings.note("statistics were not recomputed: with other findings they can't agree")
         return
     measured = AlignmentStatistics.merge(result.statistics for result in results).to_json()
     for name, value in measured.items():
@@ -283,4 +277,4 @@ def _check_statistics(
             np.asarray(claim, np.float64), value, rtol=FLOAT_TOLERANCE, atol=0
         )
         if not close:
-            report("statistics", "", f"{name} is {value}, the manifest says {claim}")
+            findings.add("statistics", f"{name} is {value}, the manifest says {claim}")

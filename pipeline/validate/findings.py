@@ -1,6 +1,5 @@
 """What validation looks for, and how it says what it found."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 DATASET_CHECKS = {
@@ -50,5 +49,36 @@ class Finding:
     message: str
 
 
-Report = Callable[[str, str, str], None]
-"""Takes a finding about one shard: check, key and message."""
+class Findings:
+    """What checks have found so far, and what they could not check.
+
+    Attributes:
+        shard: the tar that is checked; "" for the dataset as a whole.
+        found: every broken rule, in the order of finding.
+        notes: what could not be checked, and why.
+
+    Example:
+        >>> findings = Findings("a.tar")
+        >>> findings.add("crc32", "payload has another CRC-32", key="8c1f")
+        >>> findings.found[0].shard
+        'a.tar'
+    """
+
+    def __init__(self, shard: str = "") -> None:
+        """Begin without findings."""
+        self.shard = shard
+        self.found: list[Finding] = []
+        self.notes: list[str] = []
+
+    def add(self, check: str, message: str, *, key: str = "") -> None:
+        """Add a broken rule; `key` is the sample's, "" for a whole file."""
+        self.found.append(Finding(check, self.shard, key, message))
+
+    def note(self, text: str) -> None:
+        """Add what could not be checked, and why."""
+        self.notes.append(text)
+
+    def take_over(self, other: "Findings") -> None:
+        """Add what other checks found, each under the shard that it names."""
+        self.found += other.found
+        self.notes += other.notes

@@ -20,7 +20,7 @@ from pipeline.validate.arrays import (
     stack_cuts,
     stack_documents,
 )
-from pipeline.validate.findings import Report
+from pipeline.validate.findings import Findings
 from pipeline.validate.tar import Sample
 from schemas.document import AlignedDocument, decode_document, decode_tensors, document_key
 from schemas.index import ShardIndex
@@ -48,7 +48,7 @@ def check_samples(
     samples: Sequence[Sample],
     index: ShardIndex,
     manifest: Manifest,
-    report: Report,
+    findings: Findings,
     *,
     tokenizers: DatasetTokenizers | None = None,
 ) -> AlignmentStatistics:
@@ -58,51 +58,51 @@ def check_samples(
         samples: payloads of one shard, as the tar holds them.
         index: the shard's index.
         manifest: says how large the vocabularies are.
-        report: takes the findings.
+        findings: takes what is found.
         tokenizers: tokenize kept text again with these; None leaves that out.
 
     Returns:
         Statistics of the samples whose offsets and spans are sound.
     """
-    decoded = [entry for s in samples if (entry := _decode(s, index, report)) is not None]
-    entries = [entry for entry in decoded if _agrees(entry, index, report)]
+    decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
+    entries = [entry for entry in decoded if _agrees(entry, index, findings)]
     batch = stack_documents([entry.document for entry in entries])
-    unsound = _check_tokens(batch, entries, index, manifest, report)
+    unsound = _check_tokens(batch, entries, index, manifest, findings)
     batch, entries = _without(unsound, batch, entries)
     wrong_spans = dict(find_wrong_spans(batch))
     for d, message in wrong_spans.items():
-        report("spans", index.key[entries[d].row], message)
+        findings.add("spans", message, key=index.key[entries[d].row])
     cuts = stack_cuts(index, [entry.row for entry in entries])
     for d, message in find_wrong_cuts(batch, cuts):
-        report("cut_points", index.key[entries[d].row], message)
+        findings.add("cut_points", message, key=index.key[entries[d].row])
     if tokenizers is not None:
-        _check_tokenization(entries, tokenizers, index, report)
+        _check_tokenization(entries, tokenizers, index, findings)
     return _measure(_without(wrong_spans, batch, entries)[0])
 
 
-def _decode(sample: Sample, index: ShardIndex, report: Report) -> _Decoded | None:
+def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded | None:
     try:
         tensors, _ = decode_tensors(sample.payload)
         document = decode_document(sample.payload)
     # TypeError and AttributeError: the header is JSON, but not of a safetensors file's shape.
     except (ValueError, TypeError, AttributeError) as error:
-        report("sample", index.key[sample.row], str(error))
+        findings.add("sample", str(error), key=index.key[sample.row])
         return None
     student, teacher = (f"{side}.token_bytes" in tensors for side in SIDES)
     return _Decoded(sample.row, document, (student, teacher))
 
 
-def _agrees(entry: _Decoded, index: ShardIndex, report: Report) -> bool:
+def _agrees(entry: _Decoded, index: ShardIndex, findings: Findings) -> bool:
     """Report a sample that is not the index's; return whether its lengths are."""
     document, row, key = entry.document, entry.row, index.key[entry.row]
     if document.document_id != index.document_id[row]:
         found, claim = document.document_id, index.document_id[row]
-        report("key", key, f'the sample is document "{found}", the index says "{claim}"')
+        findings.add("key", f'the sample is document "{found}", the index says "{claim}"', key=key)
     elif document_key(document.document_id) != key:
         expected = document_key(document.document_id)
-        report("key", key, f'document "{document.document_id}" has the key {expected}')
+        findings.add("key", f'document "{document.document_id}" has the key {expected}', key=key)
     if document.text is not None:
-        _check_text(document, document.text, key, report)
+        _check_text(document, document.text, key, findings)
     counts = {
         "num_text_bytes": document.num_text_bytes,
         "num_student_tokens": len(document.student),
@@ -110,17 +110,19 @@ def _agrees(entry: _Decoded, index: ShardIndex, report: Report) -> bool:
     }
     claims = {name: int(getattr(index, name)[row]) for name in counts}
     for name in (name for name in counts if counts[name] != claims[name]):
-        report("counts", key, f"{name} is {counts[name]}, the index says {claims[name]}")
+        findings.add("counts", f"{name} is {counts[name]}, the index says {claims[name]}", key=key)
     return counts == claims
 
 
-def _check_text(document: AlignedDocument, text: bytes, key: str, report: Report) -> None:
+def _check_text(document: AlignedDocument, text: bytes, key: str, findings: Findings) -> None:
     if len(text) != document.num_text_bytes:
         claim = document.num_text_bytes
-        report("text", key, f"kept text has {len(text)} bytes, the sample says {claim}")
+        findings.add("text", f"kept text has {len(text)} bytes, the sample says {claim}", key=key)
     found, claimed = sha256(text).hexdigest(), document.text_sha256
     if found != claimed:
-        report("text", key, f"kept text has SHA-256 {found[:16]}…, the sample says {claimed[:16]}…")
+        findings.add(
+            "text", f"kept text has SHA-256 {found[:16]}…, the sample says {claimed[:16]}…", key=key
+        )
 
 
 def _check_tokens(
@@ -128,7 +130,7 @@ def _check_tokens(
     entries: Sequence[_Decoded],
     index: ShardIndex,
     manifest: Manifest,
-    report: Report,
+    findings: Findings,
 ) -> set[int]:
     """Check ids and offsets; return the documents that can't be aligned."""
     unsound: set[int] = set()
@@ -136,9 +138,9 @@ def _check_tokens(
         tokens = getattr(batch, side)
         must_tile = np.array([entry.tiled[place] for entry in entries], np.bool_)
         for d, message in find_unknown_ids(tokens, getattr(manifest, side).vocab_size):
-            report("input_ids", index.key[entries[d].row], f"{side} {message}")
+            findings.add("input_ids", f"{side} {message}", key=index.key[entries[d].row])
         for d, message in find_unsound_offsets(tokens, batch.num_text_bytes, must_tile):
-            report("offsets", index.key[entries[d].row], f"{side} {message}")
+            findings.add("offsets", f"{side} {message}", key=index.key[entries[d].row])
             unsound.add(d)
     return unsound
 
@@ -153,7 +155,10 @@ def _without(
 
 
 def _check_tokenization(
-    entries: Iterable[_Decoded], tokenizers: DatasetTokenizers, index: ShardIndex, report: Report
+    entries: Iterable[_Decoded],
+    tokenizers: DatasetTokenizers,
+    index: ShardIndex,
+    findings: Findings,
 ) -> None:
     kept = [entry for entry in entries if entry.document.text is not None]
     batch = stack_documents([entry.document for entry in kept])
@@ -164,7 +169,7 @@ def _check_tokenization(
         other = dict(find_other_tokens(getattr(batch, side), fresh))
         foreign = dict(find_foreign_content(fresh, texts, tokenizer))
         for d, message in {**foreign, **other}.items():
-            report("tokenization", index.key[kept[d].row], f"{side} {message}")
+            findings.add("tokenization", f"{side} {message}", key=index.key[kept[d].row])
 
 
 def _measure(batch: DecodedBatch) -> AlignmentStatistics:

@@ -15,7 +15,7 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import DocumentTokens, describe_sidecar, read_teacher_tokens
 from pipeline.scoring.stored_losses import ScoreFiles, list_scores, require_dataset
 from pipeline.scoring.teacher_files import find_teacher
-from pipeline.validate.findings import Finding, Report
+from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe, open_file
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
@@ -38,9 +38,8 @@ def check_scores(
     manifest: Manifest,
     *,
     teacher: str | None,
-    notes: list[str],
     seed: int | None = None,
-) -> list[Finding]:
+) -> Findings:
     """Check every teacher's score manifest and sidecars beside a dataset.
 
     Args:
@@ -48,45 +47,41 @@ def check_scores(
         manifest: the dataset's.
         teacher: folder, repository or .gguf file to score a random sample of documents again with;
             None checks what needs no model.
-        notes: takes what could not be checked, and what was scored again.
-        seed: of that sample; None: another one each time, which the notes name.
+        seed: of that sample; None: another one each time, which a note names.
+
+    Returns:
+        The findings; its notes say what could not be checked, and what was scored again.
 
     Raises:
         DatasetError: `teacher` is given and none of the scores are its.
 
     Example:
-        >>> check_scores("aligned", manifest, teacher=None, notes=[])
+        >>> check_scores("aligned", manifest, teacher=None).found
         []
     """
-    findings: list[Finding] = []
-
-    def report(check: str, key: str, message: str) -> None:
-        findings.append(Finding(check, "", key, message))
-
+    findings = Findings()
     try:
         found = list_scores(folder)
     except DatasetError as error:
-        report(CHECK, "", str(error))
+        findings.add(CHECK, str(error))
         return findings
     dataset = Dataset(folder, manifest)
-    sound = [scores for scores in found if _check_one(scores, dataset, findings, report)]
+    sound = [scores for scores in found if _check_one(scores, dataset, findings)]
     if teacher is not None:
         seed = secrets.randbelow(1 << 32) if seed is None else seed
         _score_again(
-            teacher, [s for s in sound if not findings], dataset, found, report, notes, seed
+            teacher, [s for s in sound if not findings.found], dataset, found, findings, seed
         )
     return findings
 
 
-def _check_one(
-    scores: ScoreFiles, dataset: Dataset, findings: list[Finding], report: Report
-) -> bool:
+def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool:
     """Check one teacher's scores; return whether sidecars could be read at all."""
     try:
         require_dataset(scores, dataset.manifest)
         rule = ContextRule.from_json(scores.manifest.rule.context)
     except DatasetError as error:
-        report(CHECK, "", str(error))
+        findings.add(CHECK, str(error))
         return False
     shards = dataset.manifest.shards
     for number, record in enumerate(scores.manifest.sidecars):
@@ -95,10 +90,11 @@ def _check_one(
             data = _read(scores.location, record)
             losses = decode_sidecar(data, where=record.file)
         except OSError as error:
-            report(CHECK, "", f"{record.file} can't be read: {describe(error)}")
+            findings.add(CHECK, f"{record.file} can't be read: {describe(error)}")
         except DatasetError as error:
-            report(CHECK, "", str(error))
+            findings.add(CHECK, str(error))
         else:
+            of_shard = Findings(record.shard)
             for message in _contradictions(
                 data,
                 losses,
@@ -109,7 +105,8 @@ def _check_one(
                 pieces=rule.pieces(index),
                 rule=rule,
             ):
-                findings.append(Finding(CHECK, record.shard, "", f"{record.file}: {message}"))
+                of_shard.add(CHECK, f"{record.file}: {message}")
+            findings.take_over(of_shard)
     return True
 
 
@@ -164,8 +161,7 @@ def _score_again(
     sound: list[ScoreFiles],
     dataset: Dataset,
     found: list[ScoreFiles],
-    report: Report,
-    notes: list[str],
+    findings: Findings,
     seed: int,
 ) -> None:
     from pipeline.scoring.scorer import default_device, load_scorer
@@ -179,7 +175,7 @@ def _score_again(
         )
     for scores in own:
         if scores not in sound:
-            notes.append(f"{scores.path} was not scored again: with other findings it can't agree")
+            findings.note(f"{scores.path} was not scored again: with other findings it can't agree")
             continue
         rule, device = scores.manifest.rule, default_device()
         scorer = load_scorer(
@@ -187,8 +183,8 @@ def _score_again(
         )
         sampled, message = _compare_sample(scores, dataset, scorer, Random(seed))
         if message:
-            report(CHECK, "", f"{scores.path}: {message}")
-        notes.append(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")
+            findings.add(CHECK, f"{scores.path}: {message}")
+        findings.note(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")
 
 
 def _compare_sample(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
-from pipeline.validate.findings import Finding, Report
+from pipeline.validate.findings import Findings
 from pipeline.validate.samples import check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
 from schemas.errors import DatasetError
@@ -32,7 +32,7 @@ class ShardResult:
         statistics: of every sound sample.
     """
 
-    findings: tuple[Finding, ...]
+    findings: Findings
     keys: NDArray[np.bytes_]
     statistics: AlignmentStatistics
 
@@ -61,29 +61,25 @@ def check_shard(
         TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
         OSError: `with_tokenizers`, and a copy can't be read.
     """
-    findings: list[Finding] = []
-
-    def report(check: str, key: str, message: str) -> None:
-        findings.append(Finding(check, record.file, key, message))
-
+    findings = Findings(record.file)
     tokenizers = load_dataset_tokenizers(folder, manifest) if with_tokenizers else None
-    index = _read_index(folder, record, report)
+    index = _read_index(folder, record, findings)
     statistics = []
     try:
         with open_file(folder, record.file) as file:
             if index is None:
                 digest = digest_file(file, advance)
             else:
-                reader = TarReader(file, index, report, advance)
+                reader = TarReader(file, index, findings, advance)
                 for samples in reader.windows():
-                    part = check_samples(samples, index, manifest, report, tokenizers=tokenizers)
+                    part = check_samples(samples, index, manifest, findings, tokenizers=tokenizers)
                     statistics.append(part)
                 digest = reader.digest
-        check_digest(record.file, digest, record.num_bytes, record.sha256, report)
+        check_digest(record.file, digest, record.num_bytes, record.sha256, findings)
     except OSError as error:
-        report("files", "", f"{record.file} can't be read: {describe(error)}")
+        findings.add("files", f"{record.file} can't be read: {describe(error)}")
     keys = _key_bytes(() if index is None else index.key)
-    return ShardResult(tuple(findings), keys, AlignmentStatistics.merge(statistics))
+    return ShardResult(findings, keys, AlignmentStatistics.merge(statistics))
 
 
 def open_file(folder: str, name: str) -> IO[bytes]:
@@ -99,31 +95,31 @@ def describe(error: OSError) -> str:
 
 
 def check_digest(
-    name: str, digest: FileDigest, num_bytes: int | None, sha256_hex: str, report: Report
+    name: str, digest: FileDigest, num_bytes: int | None, sha256_hex: str, findings: Findings
 ) -> None:
     """Report a file that does not have the size or hash that the manifest says."""
     if num_bytes is not None and digest.num_bytes != num_bytes:
         text = f"{name} has {digest.num_bytes} bytes, the manifest says {num_bytes}"
-        report("files", "", text)
+        findings.add("files", text)
     if digest.sha256 != sha256_hex:
         text = f"{name} has SHA-256 {digest.sha256[:16]}…, the manifest says {sha256_hex[:16]}…"
-        report("sha256", "", text)
+        findings.add("sha256", text)
 
 
-def _read_index(folder: str, record: ShardRecord, report: Report) -> ShardIndex | None:
+def _read_index(folder: str, record: ShardRecord, findings: Findings) -> ShardIndex | None:
     name = record.index_file
     try:
         with open_file(folder, name) as file:
             data = file.read()
     except OSError as error:
-        report("files", "", f"{name} can't be read: {describe(error)}; no sample was checked")
+        findings.add("files", f"{name} can't be read: {describe(error)}; no sample was checked")
         return None
     digest = FileDigest(len(data), sha256(data).hexdigest())
-    check_digest(name, digest, record.index_num_bytes, record.index_sha256, report)
+    check_digest(name, digest, record.index_num_bytes, record.index_sha256, findings)
     try:
         index = decode_index(data)
     except DatasetError as error:
-        report("index", "", f"{name}: {error}; no sample was checked")
+        findings.add("index", f"{name}: {error}; no sample was checked")
         return None
     found = {"num_documents": len(index)}
     for count in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
@@ -131,7 +127,7 @@ def _read_index(folder: str, record: ShardRecord, report: Report) -> ShardIndex 
     for count, value in found.items():
         claim = getattr(record, count)
         if claim != value:
-            report("counts", "", f"{count} is {value} by the index, the manifest says {claim}")
+            findings.add("counts", f"{count} is {value} by the index, the manifest says {claim}")
     return index
 
 

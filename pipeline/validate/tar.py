@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.validate.findings import Report
+from pipeline.validate.findings import Findings
 from schemas.document import MEMBER_SUFFIX
 from schemas.index import ShardIndex
 
@@ -66,20 +66,24 @@ class TarReader:
     digest: FileDigest
 
     def __init__(
-        self, file: IO[bytes], index: ShardIndex, report: Report, advance: Callable[[int], object]
+        self,
+        file: IO[bytes],
+        index: ShardIndex,
+        findings: Findings,
+        advance: Callable[[int], object],
     ) -> None:
         """Read `file`, whose samples lie where `index` says.
 
         Args:
             file: the tar, open for reading.
             index: the shard's index.
-            report: takes the findings.
+            findings: takes what is found.
             advance: takes the number of bytes of each read.
         """
         self._file = file
         self._advance = advance
         self._index = index
-        self._report = report
+        self._findings = findings
         self._hash = sha256()
         self.position = 0
 
@@ -108,12 +112,12 @@ class TarReader:
         if len(wrong) == 0:
             return len(starts)
         row = int(wrong[0])
-        self._report(
+        self._findings.add(
             "index",
-            self._index.key[row],
             f"payload_offset of row {row} is {starts[row] + BLOCK}, but the members before it end "
             f"at byte {expected[row]}; this and the {len(starts) - row - 1} rows after it were "
             "not read",
+            key=self._index.key[row],
         )
         return row
 
@@ -127,29 +131,33 @@ class TarReader:
             key, end = self._index.key[first + i], offset + size
             if not sound[i]:
                 problem = _header_problem(data[offset - BLOCK : offset], names[i], size)
-                self._report("tar", key, problem)
+                self._findings.add("tar", problem, key=key)
                 continue
             padding = data[end : offset + _padded(size)]
             if padding.count(0) != len(padding):
-                self._report("tar", key, f"padding after the payload at byte {base + end} not zero")
+                self._findings.add(
+                    "tar", f"padding after the payload at byte {base + end} not zero", key=key
+                )
             payload = data[offset:end]
             crc32 = zlib.crc32(payload)
             if crc32 == self._index.crc32[first + i]:
                 samples.append(Sample(first + i, payload))
             else:
                 expected = int(self._index.crc32[first + i])
-                self._report(
-                    "crc32", key, f"payload has CRC-32 {crc32:08x}, the index says {expected:08x}"
+                self._findings.add(
+                    "crc32",
+                    f"payload has CRC-32 {crc32:08x}, the index says {expected:08x}",
+                    key=key,
                 )
         return samples
 
     def _report_cut(self, row: int, position: int) -> None:
         num_missing = len(self._index) - row
-        self._report(
+        self._findings.add(
             "tar",
-            self._index.key[row],
             f"tar ends at byte {position}: this member and the {num_missing - 1} after it are cut "
             "off or missing",
+            key=self._index.key[row],
         )
 
     def _check_end(self, *, whole: bool) -> None:
@@ -160,10 +168,10 @@ class TarReader:
         rest = self._read(2 * BLOCK)
         if len(rest) < 2 * BLOCK:
             found = f"{len(rest)} bytes after the last member"
-            self._report("tar", "", f"tar has {found}, not the two zero blocks of its end")
+            self._findings.add("tar", f"tar has {found}, not the two zero blocks of its end")
         while rest:
             if rest.count(0) != len(rest):
-                self._report("tar", "", f"bytes other than zero follow the tar's end at {start}")
+                self._findings.add("tar", f"bytes other than zero follow the tar's end at {start}")
                 break
             rest = self._read(WINDOW_BYTES)
 
