@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from beam_jobs.align.report_charts import CHART_STYLE, Series, bar_chart
 from beam_jobs.left_out import Losses
 from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
+from pipeline.drawing.charts import HISTOGRAM_STYLE, Series, histogram
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -119,7 +119,7 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
         _run_tables(manifest, run),
         tag("h2", "Shards"),
         _shards(manifest.shards),
-        style=CHART_STYLE + _STYLE,
+        style=HISTOGRAM_STYLE + _STYLE,
     )
 
 
@@ -188,28 +188,28 @@ def _charts(statistics: AlignmentStatistics) -> Element:
     token_bytes[-1] += "+"
     return tag(
         "div",
-        bar_chart(
+        histogram(
             "Document length",
             _length_labels(len(statistics.student_length_counts)),
             _both(statistics.student_length_counts, statistics.teacher_length_counts),
             x_label="tokens per document (from)",
             what="documents",
         ),
-        bar_chart(
+        histogram(
             "Teacher tokens per student token",
             widths,
             [Series("student", spans)],
             x_label="width of the span; 0 = unmapped",
             what="student tokens",
         ),
-        bar_chart(
+        histogram(
             "The same, without spans of one",
             [widths[0], *widths[2:]],
             [Series("student", [spans[0], *spans[2:]], sum(spans))],
             x_label="width of the span; 0 = unmapped",
             what="student tokens",
         ),
-        bar_chart(
+        histogram(
             "Bytes per token",
             token_bytes,
             _both(statistics.student_token_bytes_counts, statistics.teacher_token_bytes_counts),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from beam_jobs.align.report import OPEN_SHARDS, RunSummary, render_report
-from beam_jobs.align.report_charts import Series, bar_chart
 from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.drawing.charts import Series, histogram
 from pipeline.drawing.formatting import format_count
 from schemas.manifest import DeadLetterRecord, Manifest, ShardRecord
 from tests.support.datasets import build_dataset
@@ -157,7 +157,7 @@ def test_a_dataset_without_documents(tmp_path: Path) -> None:
 
 
 def test_bars_are_as_high_as_their_shares() -> None:
-    figure = bar_chart(
+    figure = histogram(
         "Title", ["0", "1", "2"], [Series("student", [0, 3, 1])], x_label="width", what="tokens"
     )
     heights = np.array([float(bar.get("height", "")) for bar in figure.iter("rect")])
