@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types clean \
+.PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types docs clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring benchmark-short_documents
 
 help: ## list the targets
@@ -59,6 +59,12 @@ format: $(VENV)/.installed-lint ## fix style
 
 types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
 	$(BIN)/mypy
+
+# pdoc imports what it describes, so this installs what the tests need: Beam, torch, Megatron.
+docs: $(VENV)/.installed-docs ## build the reference from the docstrings, in build/reference
+	HF_HUB_OFFLINE=1 $(BIN)/pdoc --docformat google --output-directory build/reference \
+	  schemas pipeline beam_jobs megatron_plugin vocag_cli
+	@echo "Reference: build/reference/index.html"
 
 megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under SmolLM2-135M inside Megatron, export it
 	@mkdir -p $(DEMO)
