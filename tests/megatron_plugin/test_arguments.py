@@ -17,6 +17,7 @@ from megatron_plugin.worlds import enter_world
 from pipeline.guidance import PAPER_RULE
 from pipeline.training.method import Method
 from schemas.errors import ForeignTokenizerError
+from tests.megatron_plugin.accepted_arguments import WORKING
 from tests.megatron_plugin.launch import ROOT, job_environment
 from tests.megatron_plugin.models import make_model
 from tests.support.datasets import build_dataset
@@ -134,34 +135,6 @@ def test_rows_that_teachers_cannot_share():
     ).teacher
     with pytest.raises(ArgumentError, match=r"6 rows per student replica, which 2 teacher.*of 2:"):
         require_service(args, teacher)
-
-
-WORKING = {
-    "calculate_per_token_loss": True,
-    "padded_vocab_size": 512,
-    "sequence_parallel": False,
-    "transformer_impl": "local",
-    "eval_iters": 0,
-    "context_parallel_size": 1,
-    "num_experts": None,
-    "mtp_num_layers": None,
-    "multi_latent_attention": False,
-    "hybrid_layer_pattern": None,
-    "attention_dropout": 0.0,
-    "rampup_batch_size": None,
-    "step_batch_size_schedule": None,
-    "full_validation": False,
-    "multiple_validation_sets": False,
-    "data_path": None,
-    "mock_data": False,
-    "sft": False,
-    "cuda_graph_impl": "none",
-    "inprocess_restart": False,
-    "use_megatron_fsdp": False,
-    "use_torch_fsdp2": False,
-    "ckpt_format": "torch_dist",
-    "dataloader_type": "external",
-}
 
 
 @pytest.mark.parametrize(

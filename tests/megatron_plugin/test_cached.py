@@ -12,15 +12,18 @@ from pipeline.validate.dataset import validate_dataset
 from schemas.sidecar import decode_sidecar
 from tests.megatron_plugin.launch import torchrun
 from tests.megatron_plugin.reference_step import reference_gradients
-from tests.megatron_plugin.test_layouts import (
+from tests.megatron_plugin.training_job import (
+    GLOBAL_BATCH,
     INTERLEAVED,
+    MICRO_BATCH,
     ONE,
     PIPELINE,
+    SEQ_LENGTH,
     TENSOR,
+    make_inputs,
     require_equal,
     train_forked,
 )
-from tests.megatron_plugin.training_job import GLOBAL_BATCH, MICRO_BATCH, SEQ_LENGTH, make_inputs
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -22,23 +21,22 @@ from tests.megatron_plugin.models import FAMILIES, save_model
 from tests.megatron_plugin.reference_step import reference_gradients
 from tests.megatron_plugin.training_job import (
     GLOBAL_BATCH,
+    INTERLEAVED,
     MICRO_BATCH,
+    ONE,
+    PIPELINE,
     SEQ_LENGTH,
+    TENSOR,
     Inputs,
     make_inputs,
-    merged,
+    require_equal,
     train,
+    train_forked,
 )
 from tests.support.datasets import build_dataset, byte_level, make_texts
 
 pytestmark = pytest.mark.slow
 
-train_forked = partial(train, forked=True)
-
-ONE = {}
-PIPELINE = {"pipeline_model_parallel_size": 2}
-TENSOR = {"tensor_model_parallel_size": 2}
-INTERLEAVED = {**PIPELINE, "num_layers_per_virtual_pipeline_stage": 1}
 # Student ranks and arguments; (tensor, pipeline, replicas) of the teacher's own world.
 STUDENTS = {"one": (1, ONE), "pipeline": (2, PIPELINE), "tensor": (2, TENSOR), "replicas": (2, ONE)}
 TEACHERS = {"one": (1, 1, 1), "pipeline": (1, 2, 1), "tensor": (2, 1, 1), "replicas": (1, 1, 2)}
@@ -118,16 +116,6 @@ def test_entropies_span_the_vocabulary_of_all_ranks(tmp_path, inputs, references
     require_equal(tmp_path, inputs, expected)
     with pytest.raises(AssertionError):
         require_equal(tmp_path, inputs, references[MICRO_BATCH][0])
-
-
-def require_equal(folder, inputs, expected):
-    """Compare a job's gradients with those of one process."""
-    found = merged(folder, "gradients", inputs.student)
-    assert found.keys() == expected.keys()
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    assert scale > 1e-3
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6 * scale, msg=name)
 
 
 def test_the_reference_is_the_plain_trainers_step(inputs, references):

@@ -10,12 +10,12 @@ pytest.importorskip("megatron.core")
 
 from tests.megatron_plugin.launch import ROOT
 from tests.megatron_plugin.reference_step import reference_gradients
-from tests.megatron_plugin.test_layouts import require_equal
 from tests.megatron_plugin.training_job import (
     GLOBAL_BATCH,
     MICRO_BATCH,
     SEQ_LENGTH,
     make_inputs,
+    require_equal,
     train,
 )
 

@@ -16,8 +16,8 @@ from megatron_plugin.student.run import StudentRun
 from megatron_plugin.worlds import World
 from pipeline.guidance import Aggregation, Expectation, SelectionRule
 from schemas.errors import ForeignTokenizerError
+from tests.megatron_plugin.accepted_arguments import WORKING
 from tests.megatron_plugin.models import save_model
-from tests.megatron_plugin.test_arguments import WORKING
 from tests.support.datasets import build_dataset, byte_level
 
 OF_THE_RULE = {"seed": "--vocag-selection-seed"}

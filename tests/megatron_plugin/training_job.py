@@ -1,6 +1,7 @@
 """A small training job that tests change in one point at a time."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,10 @@ from tests.megatron_plugin.models import save_model
 from tests.support.datasets import build_dataset, make_texts
 
 SEQ_LENGTH, MICRO_BATCH, GLOBAL_BATCH = 64, 2, 8
+ONE = {}
+PIPELINE = {"pipeline_model_parallel_size": 2}
+TENSOR = {"tensor_model_parallel_size": 2}
+INTERLEAVED = {**PIPELINE, "num_layers_per_virtual_pipeline_stage": 1}
 TRAINER = ROOT / "tests/megatron_plugin/trainer.py"
 
 
@@ -105,6 +110,9 @@ def train(
     return require_success(done) if check else done
 
 
+train_forked = partial(train, forked=True)
+
+
 def merged(folder, what, student):
     """Return what all student ranks have dumped, by Hugging Face name."""
     slices, seen = {}, set()
@@ -120,3 +128,13 @@ def merged(folder, what, student):
         name: [by_rank[rank] for rank in sorted(by_rank)] for name, by_rank in slices.items()
     }
     return merge_weights(ordered, read_shape(student))
+
+
+def require_equal(folder, inputs, expected):
+    """Compare a job's gradients with those of one process."""
+    found = merged(folder, "gradients", inputs.student)
+    assert found.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert scale > 1e-3
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6 * scale, msg=name)

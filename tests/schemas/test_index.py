@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import DamagedShardError, SchemaVersionError
 from schemas.index import ShardIndex, concatenate_indices, decode_index, encode_index
+from tests.support.documents import assert_same_index
 
 UINT32 = st.one_of(st.integers(0, 100), st.just(0xFFFFFFFF))
 
@@ -40,16 +41,6 @@ def indices(draw: st.DrawFn) -> ShardIndex:
     )
 
 
-def assert_same(found: ShardIndex, expected: ShardIndex) -> None:
-    for field in fields(ShardIndex):
-        values, wanted = getattr(found, field.name), getattr(expected, field.name)
-        if field.name in ("key", "document_id"):
-            assert list(values) == list(wanted)
-        else:
-            assert values.dtype == np.int64
-            np.testing.assert_array_equal(values, wanted, err_msg=field.name)
-
-
 ONE = ShardIndex(
     key=["0" * 32],
     document_id=["a"],
@@ -67,14 +58,14 @@ ONE = ShardIndex(
 
 @given(indices())
 def test_round_trip(index: ShardIndex) -> None:
-    assert_same(decode_index(encode_index(index)), index)
+    assert_same_index(decode_index(encode_index(index)), index)
     assert encode_index(index) == encode_index(decode_index(encode_index(index)))
 
 
 def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "x.index.parquet"
     path.write_bytes(encode_index(ONE))
-    assert_same(decode_index(str(path)), ONE)
+    assert_same_index(decode_index(str(path)), ONE)
 
 
 def test_names_can_be_left_out() -> None:

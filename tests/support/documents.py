@@ -1,7 +1,7 @@
 """Aligned documents without a tokenizer: arrays that fit each other."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipeline.alignment.kernels import merge_spans
 from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
 from schemas.document import AlignedDocument, Tokens, tiles_text
+from schemas.index import ShardIndex
 from tests.support.reference import Range
 
 MAX_TEXT_BYTES = 40
@@ -102,6 +103,17 @@ def assert_same(found: AlignedDocument, expected: AlignedDocument) -> None:
             np.testing.assert_array_equal(array, getattr(getattr(expected, side), name))
     assert found.teacher_spans.dtype == np.int64
     np.testing.assert_array_equal(found.teacher_spans, expected.teacher_spans)
+
+
+def assert_same_index(found: ShardIndex, expected: ShardIndex) -> None:
+    """Compare every column."""
+    for field in fields(ShardIndex):
+        values, wanted = getattr(found, field.name), getattr(expected, field.name)
+        if field.name in ("key", "document_id"):
+            assert list(values) == list(wanted)
+        else:
+            assert values.dtype == np.int64
+            np.testing.assert_array_equal(values, wanted, err_msg=field.name)
 
 
 def _join(parts: Sequence[Tokens], sizes: Sequence[int]) -> TokenBatch:

@@ -12,8 +12,7 @@ from schemas.document import decode_document, decode_tensors
 from schemas.index import decode_index
 from schemas.manifest import encode_manifest
 from tests.data.make_golden import FOLDER, TEXTS, golden_documents, golden_files
-from tests.schemas.test_index import assert_same as assert_same_index
-from tests.support.documents import assert_same
+from tests.support.documents import assert_same, assert_same_index
 
 FILES = golden_files()
 

@@ -16,7 +16,7 @@ from schemas.document import decode_document, document_key
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import CUT_STRIDE, encode_index
 from schemas.manifest import Manifest, encode_manifest
-from tests.schemas.test_manifest import MANIFEST
+from tests.support.manifests import MANIFEST
 from tests.support.tokenizer_zoo import SENTENCES, load
 
 SOURCES = [

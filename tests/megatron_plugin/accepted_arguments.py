@@ -1,0 +1,28 @@
+"""Arguments of Megatron-Core's trainer that every check accepts."""
+
+WORKING = {
+    "calculate_per_token_loss": True,
+    "padded_vocab_size": 512,
+    "sequence_parallel": False,
+    "transformer_impl": "local",
+    "eval_iters": 0,
+    "context_parallel_size": 1,
+    "num_experts": None,
+    "mtp_num_layers": None,
+    "multi_latent_attention": False,
+    "hybrid_layer_pattern": None,
+    "attention_dropout": 0.0,
+    "rampup_batch_size": None,
+    "step_batch_size_schedule": None,
+    "full_validation": False,
+    "multiple_validation_sets": False,
+    "data_path": None,
+    "mock_data": False,
+    "sft": False,
+    "cuda_graph_impl": "none",
+    "inprocess_restart": False,
+    "use_megatron_fsdp": False,
+    "use_torch_fsdp2": False,
+    "ckpt_format": "torch_dist",
+    "dataloader_type": "external",
+}
