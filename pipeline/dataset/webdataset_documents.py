@@ -49,9 +49,9 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
     return webdataset.DataPipeline(webdataset.SimpleShardList(numbers), *stages)
 
 
-def _read_shard(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
-    url = dataset.shard(shard).url
-    index = dataset.read_index(shard, with_names=True)
-    for place, sample in dataset.samples(shard, index):
+def _read_shard(dataset: Dataset, shard_index: int) -> Iterator[dict[str, Any]]:
+    url = dataset.shard(shard_index).url
+    index = dataset.read_index(shard_index, with_names=True)
+    for place, sample in dataset.samples(shard_index, index):
         document = decode_document(sample)
         yield {"__key__": index.key[place], "__url__": url, "document": document}

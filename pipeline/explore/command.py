@@ -168,8 +168,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _indices(dataset: Dataset) -> Iterator[ShardIndex]:
-    for shard in range(len(dataset.manifest.shards)):
-        yield dataset.read_index(shard)
+    for shard_index in range(len(dataset.manifest.shards)):
+        yield dataset.read_index(shard_index)
 
 
 def _use_colour(choice: str) -> bool:

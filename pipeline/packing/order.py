@@ -37,20 +37,20 @@ class RowOrder:
     group_row_starts: NDArray[np.int64]
     group_shards: tuple[range, ...]
 
-    def row(self, epoch: int, position: int) -> int:
-        """Return the plan's row at a position of an epoch.
+    def row_index(self, epoch: int, epoch_position: int) -> int:
+        """Return the number in the plan of the row at a position of an epoch.
 
         Example:
-            >>> {order.row(0, position) for position in range(3)}
+            >>> {order.row_index(0, p) for p in range(3)}
             {0, 1, 2}
         """
-        _, group, start = self.locate(epoch, position)
-        return int(_group_rows(self, epoch, group)[position - start])
+        _, group, start = self.locate(epoch, epoch_position)
+        return int(_group_rows(self, epoch, group)[epoch_position - start])
 
-    def locate(self, epoch: int, position: int) -> tuple[int, int, int]:
+    def locate(self, epoch: int, epoch_position: int) -> tuple[int, int, int]:
         """Return a position's place in the order of groups, its group, and that one's start."""
         groups, starts = _group_order(self, epoch)
-        place = bisect_right(starts, position) - 1
+        place = bisect_right(starts, epoch_position) - 1
         return place, groups[place], starts[place]
 
     def group_at(self, epoch: int, place: int) -> int | None:

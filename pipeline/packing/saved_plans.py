@@ -126,8 +126,8 @@ def _indices(
     dataset: Dataset, columns: dict[str, list[NDArray[np.integer]]]
 ) -> Iterator[ShardIndex]:
     """Yield the indices one by one; keep of each only what reading needs."""
-    for shard in range(len(dataset.manifest.shards)):
-        index = dataset.read_index(shard)
+    for shard_index in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(shard_index)
         for name, dtype in _SAMPLE_COLUMNS.items():
             columns.setdefault(name, []).append(getattr(index, name).astype(dtype))
         yield index

@@ -37,12 +37,12 @@ class DocumentTokens:
     starts: NDArray[np.int64]
 
 
-def read_teacher_tokens(dataset: Dataset, shard: int, index: ShardIndex) -> DocumentTokens:
+def read_teacher_tokens(dataset: Dataset, shard_index: int, index: ShardIndex) -> DocumentTokens:
     """Return the teacher tokens of a shard's documents, each verified against the index.
 
     Args:
         dataset: the dataset.
-        shard: its number.
+        shard_index: its shard.
         index: of the shard, with names.
 
     Raises:
@@ -54,13 +54,13 @@ def read_teacher_tokens(dataset: Dataset, shard: int, index: ShardIndex) -> Docu
         array([  0, 152, 331])
     """
     parts = [np.empty(0, np.int64)]
-    for _, sample in dataset.samples(shard, index):
+    for _, sample in dataset.samples(shard_index, index):
         parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
     starts = np.cumsum([0, *map(len, parts[1:])], dtype=np.int64)
     if not np.array_equal(np.diff(starts), index.num_teacher_tokens):
         raise DamagedShardError(
-            f"the samples of {dataset.shard(shard).url} have other numbers of teacher tokens than "
-            "its index says: restore the shard or run beam_jobs.align again"
+            f"the samples of {dataset.shard(shard_index).url} have other numbers of teacher "
+            "tokens than its index says: restore the shard or run beam_jobs.align again"
         )
     return DocumentTokens(np.concatenate(parts), starts)
 
@@ -82,9 +82,9 @@ def make_sidecar(
         pieces: in which.
         teacher: fingerprint of the `TeacherRule`.
     """
-    scores = ShardLosses(to_fp16(losses), starts, teacher, shard.sha256)
-    data = encode_sidecar(scores)
-    return data, describe_sidecar(data, scores, shard=shard, pieces=pieces)
+    stored = ShardLosses(to_fp16(losses), starts, teacher, shard.sha256)
+    data = encode_sidecar(stored)
+    return data, describe_sidecar(data, stored, shard=shard, pieces=pieces)
 
 
 def accept_sidecar(
@@ -97,27 +97,27 @@ def accept_sidecar(
     """
     file = sidecar_name(shard.file, teacher)
     try:
-        scores = decode_sidecar(data, where=file)
+        stored = decode_sidecar(data, where=file)
     except ValueError:
         return None
-    if (scores.teacher, scores.shard_sha256) != (teacher, shard.sha256):
+    if (stored.teacher, stored.shard_sha256) != (teacher, shard.sha256):
         return None
-    if not np.array_equal(np.diff(scores.starts), index.num_teacher_tokens):
+    if not np.array_equal(np.diff(stored.starts), index.num_teacher_tokens):
         return None
-    return describe_sidecar(data, scores, shard=shard, pieces=pieces)
+    return describe_sidecar(data, stored, shard=shard, pieces=pieces)
 
 
 def describe_sidecar(
-    data: bytes, scores: ShardLosses, *, shard: ShardRecord, pieces: Pieces
+    data: bytes, stored: ShardLosses, *, shard: ShardRecord, pieces: Pieces
 ) -> SidecarRecord:
     """Return what the score manifest says of a sidecar."""
-    known = scores.losses[~np.isnan(scores.losses)].astype(np.float64)
+    known = stored.losses[~np.isnan(stored.losses)].astype(np.float64)
     return SidecarRecord(
-        file=sidecar_name(shard.file, scores.teacher),
+        file=sidecar_name(shard.file, stored.teacher),
         num_bytes=len(data),
         sha256=sha256(data).hexdigest(),
         shard=shard.file,
-        num_tokens=len(scores.losses),
+        num_tokens=len(stored.losses),
         num_losses=len(known),
         loss_sum=float(known.sum()),
         num_split_documents=pieces.num_split_documents,

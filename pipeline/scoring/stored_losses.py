@@ -80,7 +80,7 @@ class StoredLosses:
         """Leave memory maps behind when a worker process gets a copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
-    def read(self, document: int, start: int, stop: int) -> NDArray[np.float16]:
+    def read(self, document_index: int, start: int, stop: int) -> NDArray[np.float16]:
         """Return the losses of some teacher tokens of a document, float16 [stop - start], nats.
 
         Raises:
@@ -90,29 +90,31 @@ class StoredLosses:
             >>> losses.read(7, 0, 3)
             array([2.5  , 0.125, 7.75 ], dtype=float16)
         """
-        shard = bisect_right(self._shard_starts, document) - 1
-        opened = self._sidecar(shard)
-        first = int(opened.starts[document - self._shard_starts[shard]])
+        shard_index = bisect_right(self._shard_starts, document_index) - 1
+        opened = self._sidecar(shard_index)
+        first = int(opened.starts[document_index - self._shard_starts[shard_index]])
         return opened.losses[first + start : first + stop]
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch the sidecars of remote shards in the background."""
         if self._cache is not None:
             records = self.scores.manifest.sidecars
-            self._cache.prefetch([self.scores.sidecar(records[shard]) for shard in shards])
+            self._cache.prefetch(
+                [self.scores.sidecar(records[shard_index]) for shard_index in shards]
+            )
 
-    def _sidecar(self, shard: int) -> ShardLosses:
-        opened = self._open.get(shard)
+    def _sidecar(self, shard_index: int) -> ShardLosses:
+        opened = self._open.get(shard_index)
         if opened is not None:
-            self._open.move_to_end(shard)
+            self._open.move_to_end(shard_index)
             return opened
-        record = self.scores.manifest.sidecars[shard]
-        opened = self._open[shard] = self._read(record, shard)
+        record = self.scores.manifest.sidecars[shard_index]
+        opened = self._open[shard_index] = self._read(record, shard_index)
         if len(self._open) > _MAX_OPEN_SIDECARS:
             self._open.popitem(last=False)
         return opened
 
-    def _read(self, record: SidecarRecord, shard: int) -> ShardLosses:
+    def _read(self, record: SidecarRecord, shard_index: int) -> ShardLosses:
         claim = self.scores.sidecar(record)
         with self._open_file(claim) as file:
             if not record.num_bytes == file.seek(0, 2):
@@ -121,7 +123,7 @@ class StoredLosses:
         if sha256(data).hexdigest() != record.sha256:
             raise _altered(claim.url)
         losses = decode_sidecar(data, where=claim.url)
-        expected = (self.scores.manifest.rule.fingerprint, self._shards[shard].sha256)
+        expected = (self.scores.manifest.rule.fingerprint, self._shards[shard_index].sha256)
         if (losses.teacher, losses.shard_sha256) != expected:
             raise ForeignLossesError(
                 f"{claim.url} holds losses of teacher {losses.teacher[:16]}… for shard "

@@ -1,6 +1,6 @@
 """Training rows for two models at once, as a map-style torch Dataset.
 
-Sample i of a run is row `order(epoch, position)` of the plan, where `epoch, position =
+Row i of a run is row `order(epoch, epoch_position)` of the plan, where `epoch, epoch_position =
 divmod(i, samples_per_epoch)`: pure arithmetic, so that a run resumes exactly from the number of
 samples it has consumed, with any number of replicas and DataLoader workers.
 
@@ -75,7 +75,7 @@ __all__ = [
 
 
 class AlignedRows(TorchDataset[Rows]):
-    """The samples of a run by number, over all its epochs.
+    """The rows of a run by number, over all its epochs.
 
     Attributes:
         config: what it was opened with.
@@ -130,28 +130,28 @@ class AlignedRows(TorchDataset[Rows]):
             self._reader.give_up(shard, error)
 
     def __len__(self) -> int:
-        """Return the samples of all epochs."""
+        """Return the rows of all epochs."""
         return self.samples_per_epoch * self.config.num_epochs
 
-    def __getitem__(self, sample: int) -> Rows:
+    def __getitem__(self, run_position: int) -> Rows:
         """Return one row.
 
         Raises:
             IndexError: past the last epoch.
             DatasetError: the row's sample or shard is damaged and that is not to be quarantined.
         """
-        return Rows(self.__getitems__([sample]).buffer[0], self.layout)
+        return Rows(self.__getitems__([run_position]).buffer[0], self.layout)
 
-    def __getitems__(self, samples: Sequence[int]) -> Rows:
+    def __getitems__(self, run_positions: Sequence[int]) -> Rows:
         """Return a batch, one tensor; a DataLoader calls this, and then `collate_rows`."""
-        buffer = torch.empty((len(samples), self.layout.num_words), dtype=torch.int32)
-        self.read_into(buffer, samples)
+        buffer = torch.empty((len(run_positions), self.layout.num_words), dtype=torch.int32)
+        self.read_into(buffer, run_positions)
         return Rows(buffer, self.layout)
 
-    def read_into(self, buffer: torch.Tensor, samples: Sequence[int]) -> None:
-        """Write a batch into memory that exists: int32 [len(samples), layout.num_words]."""
-        for row, sample in zip(buffer.numpy(), samples, strict=True):
-            self._fill_row(row, sample)
+    def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
+        """Write a batch into memory that exists: int32 [len(run_positions), layout.num_words]."""
+        for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
+            self._fill_row(row, run_position)
 
     @property
     def teacher_rule(self) -> TeacherRule | None:
@@ -185,13 +185,13 @@ class AlignedRows(TorchDataset[Rows]):
         self.state(0).require_same_run(saved, global_batch_size=self.config.global_batch_size)
         return saved.consumed_samples
 
-    def leave_out(self, sample: int, segment: int, what: str) -> None:
+    def leave_out(self, run_position: int, segment: int, what: str) -> None:
         """Raise for a segment of a row that can't be learned from, or list its document.
 
         Whoever calls masks the segment's tokens where this doesn't raise.
 
         Args:
-            sample: the row's.
+            run_position: the row's place in the run, over all epochs.
             segment: its place in the row.
             what: is wrong, such as a teacher's loss.
 
@@ -201,24 +201,26 @@ class AlignedRows(TorchDataset[Rows]):
         Example:
             >>> rows.leave_out(96, 0, "the teacher's loss at place 7 of the row is NaN")
         """
-        row = self.order.row(*divmod(sample, self.samples_per_epoch))
-        document = int(self.plan.segments["document"][self.plan.row_starts[row] + segment])
-        step = sample // self.config.global_batch_size + 1
-        named = self._reader.describe(document, ValueError(what))
+        row_index = self.order.row_index(*divmod(run_position, self.samples_per_epoch))
+        document_index = int(
+            self.plan.segments["document"][self.plan.row_starts[row_index] + segment]
+        )
+        step = run_position // self.config.global_batch_size + 1
+        named = self._reader.describe(document_index, ValueError(what))
         error = NonFiniteLossError(
             f"{what} (document {json.dumps(named.document_id)}, sample {named.key} in "
             f"{named.shard}, step {step} on {self.config.path}): the model that gave it is broken, "
             'or overflows on this text; mend it, or leave such documents out by "quarantine"'
         )
-        self.damage.note(document, replace(named, reason=str(error)), error)
+        self.damage.note(document_index, replace(named, reason=str(error)), error)
 
-    def _fill_row(self, row: NDArray[int32], sample: int) -> None:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} is not in 0 … {len(self) - 1}; raise num_epochs")
-        epoch, position = divmod(sample, self.samples_per_epoch)
-        self._prefetch(epoch, position)
-        number = self.order.row(epoch, position)
-        start, stop = self.plan.row_starts[number : number + 2].tolist()
+    def _fill_row(self, row: NDArray[int32], run_position: int) -> None:
+        if not 0 <= run_position < len(self):
+            raise IndexError(f"row {run_position} is not in 0 … {len(self) - 1}; raise num_epochs")
+        epoch, epoch_position = divmod(run_position, self.samples_per_epoch)
+        self._prefetch(epoch, epoch_position)
+        row_index = self.order.row_index(epoch, epoch_position)
+        start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
         at, num_quarantined = (0, 0, 0), 0
         if self._losses is not None:
             row[self.layout.starts["teacher_losses"] :].view(float32).fill(nan)
@@ -231,7 +233,7 @@ class AlignedRows(TorchDataset[Rows]):
         self, row: NDArray[int32], at: tuple[int, int, int], segment: tuple[int, ...]
     ) -> tuple[tuple[int, int, int], int]:
         """Write one segment; return where the next one starts and the student tokens masked."""
-        document, s_start, s_stop, t_start, t_stop, flags = segment
+        document_index, s_start, s_stop, t_start, t_stop, flags = segment
         whole = STARTS | ENDS
         added = self._added[flags & whole]
         stop = (
@@ -240,7 +242,7 @@ class AlignedRows(TorchDataset[Rows]):
         )
         num_masked = 0
         try:
-            sample, tensors = self._reader.locate(document, keep=flags & whole != whole)
+            sample, tensors = self._reader.locate(document_index, keep=flags & whole != whole)
             num_bad = fill_segment(
                 row,
                 self.layout.kernel_starts,
@@ -252,9 +254,11 @@ class AlignedRows(TorchDataset[Rows]):
                 bool(flags & FORCED),
             )
             if num_bad:
-                raise self._reader.contradiction(document, f"{num_bad} spans leave their segment")
+                raise self._reader.contradiction(
+                    document_index, f"{num_bad} spans leave their segment"
+                )
         except DatasetError as error:
-            self.damage.note(document, self._reader.describe(document, error), error)
+            self.damage.note(document_index, self._reader.describe(document_index, error), error)
             fill_nothing(row, self.layout.kernel_starts, at, stop)
             num_masked = s_stop - s_start
         else:
@@ -262,14 +266,14 @@ class AlignedRows(TorchDataset[Rows]):
                 # They come after the context token and, since no end token has one, end at `stop`.
                 end = self.layout.starts["teacher_losses"] + stop[TEACHER]
                 losses = row[end - (t_stop - t_start) : end].view(float32)
-                losses[:] = self._losses.read(document, t_start, t_stop)
+                losses[:] = self._losses.read(document_index, t_start, t_stop)
         return (*stop, at[SEGMENT] + 1), num_masked
 
-    def _prefetch(self, epoch: int, position: int) -> None:
+    def _prefetch(self, epoch: int, epoch_position: int) -> None:
         """Fetch this group's shards and the next group's when a group is entered."""
         if not self._reader.is_remote:
             return
-        place, group, _ = self.order.locate(epoch, position)
+        place, group, _ = self.order.locate(epoch, epoch_position)
         if self._prefetched == (epoch, place):
             return
         self._prefetched = (epoch, place)

@@ -56,17 +56,17 @@ class SampleReader:
         """Leave memory maps behind when a worker process gets a copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
-    def shard_of(self, document: int) -> int:
+    def shard_of(self, document_index: int) -> int:
         """Return the shard that holds a document."""
-        return bisect_right(self._shard_starts, document) - 1
+        return bisect_right(self._shard_starts, document_index) - 1
 
     def locate(
-        self, document: int, *, keep: bool = False
+        self, document_index: int, *, keep: bool = False
     ) -> tuple[NDArray[np.uint8], SampleTensors]:
         """Return a sample's bytes, verified, and where its tensors lie.
 
         Args:
-            document: its number in the dataset.
+            document_index: its number in the dataset.
             keep: whether to remember it as verified: worth it where a document is read in many
                 segments.
 
@@ -75,27 +75,27 @@ class SampleReader:
             DamagedSampleError: its CRC-32 differs from the index's, or its header is unusable.
             SchemaVersionError: written by another version of the format.
         """
-        shard = self.shard_of(document)
-        start = int(self._table.payload_offset[document])
-        stop = start + int(self._table.payload_bytes[document])
-        sample = self._shard(shard)[start:stop]
-        known = self._known.get(document)
+        shard_index = self.shard_of(document_index)
+        start = int(self._table.payload_offset[document_index])
+        stop = start + int(self._table.payload_bytes[document_index])
+        sample = self._shard(shard_index)[start:stop]
+        known = self._known.get(document_index)
         if known is not None:
             return sample, known
-        expected = int(self._table.crc32[document])
+        expected = int(self._table.crc32[document_index])
         if zlib.crc32(sample) != expected:
-            shard_file, key, _ = self._names(document)
-            check_crc32(sample.data, expected, shard=shard_file, key=key)
+            shard_name, key, _ = self._names(document_index)
+            check_crc32(sample.data, expected, shard=shard_name, key=key)
         try:
-            tensors = self._read_header(document, sample)
+            tensors = self._read_header(document_index, sample)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, SchemaVersionError):
                 raise
             raise DamagedSampleError(
-                f"{self._where(document)}: no usable header ({error}); {_REMEDY}"
+                f"{self._where(document_index)}: no usable header ({error}); {_REMEDY}"
             ) from error
         if keep:
-            self._known[document] = tensors
+            self._known[document_index] = tensors
             if len(self._known) > _MAX_KNOWN_SAMPLES:
                 self._known.popitem(last=False)
         return sample, tensors
@@ -105,45 +105,45 @@ class SampleReader:
         """Whether shards come through a cache."""
         return self._cache is not None
 
-    def give_up(self, shard: int, error: DamagedShardError) -> None:
+    def give_up(self, shard_index: int, error: DamagedShardError) -> None:
         """Never read a shard; every sample of it raises `error`."""
-        self._unusable[shard] = error
+        self._unusable[shard_index] = error
 
-    def contradiction(self, document: int, what: str) -> DamagedSampleError:
+    def contradiction(self, document_index: int, what: str) -> DamagedSampleError:
         """Return the error for a sample whose fields contradict each other or the index."""
-        return DamagedSampleError(f"{self._where(document)}: {what}; {_REMEDY}")
+        return DamagedSampleError(f"{self._where(document_index)}: {what}; {_REMEDY}")
 
-    def describe(self, document: int, error: ValueError) -> QuarantinedSample:
+    def describe(self, document_index: int, error: ValueError) -> QuarantinedSample:
         """Return what a list of unusable samples says about one."""
-        shard, key, document_id = self._names(document)
-        num_student_tokens = int(self._table.num_student_tokens[document])
-        return QuarantinedSample(shard, key, document_id, num_student_tokens, str(error))
+        shard_name, key, document_id = self._names(document_index)
+        num_student_tokens = int(self._table.num_student_tokens[document_index])
+        return QuarantinedSample(shard_name, key, document_id, num_student_tokens, str(error))
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch remote shards in the background."""
         if self._cache is not None:
-            self._cache.prefetch([self._dataset.shard(shard) for shard in shards])
+            self._cache.prefetch([self._dataset.shard(shard_index) for shard_index in shards])
 
-    def _shard(self, shard: int) -> NDArray[np.uint8]:
-        opened = self._open.get(shard)
+    def _shard(self, shard_index: int) -> NDArray[np.uint8]:
+        opened = self._open.get(shard_index)
         if opened is not None:
-            self._open.move_to_end(shard)
+            self._open.move_to_end(shard_index)
             return opened
-        if shard in self._unusable:
-            raise self._unusable[shard]
+        if shard_index in self._unusable:
+            raise self._unusable[shard_index]
         try:
-            opened = self._map(shard)
+            opened = self._map(shard_index)
         except DamagedShardError as error:
-            self._unusable[shard] = error
+            self._unusable[shard_index] = error
             raise
-        self._open[shard] = opened
+        self._open[shard_index] = opened
         if len(self._open) > _MAX_OPEN_SHARDS:
             self._open.popitem(last=False)
         return opened
 
-    def _map(self, shard: int) -> NDArray[np.uint8]:
-        claim = self._dataset.shard(shard)
-        with self._open_file(shard) as file:
+    def _map(self, shard_index: int) -> NDArray[np.uint8]:
+        claim = self._dataset.shard(shard_index)
+        with self._open_file(shard_index) as file:
             num_bytes = file.seek(0, 2)
             if num_bytes != claim.num_bytes:
                 raise DamagedShardError(
@@ -152,19 +152,19 @@ class SampleReader:
                 )
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
-    def _open_file(self, shard: int) -> BinaryIO:
+    def _open_file(self, shard_index: int) -> BinaryIO:
         if self._cache is not None:
-            return self._cache.open(self._dataset.shard(shard))
-        return self._dataset.open_shard(shard)
+            return self._cache.open(self._dataset.shard(shard_index))
+        return self._dataset.open_shard(shard_index)
 
-    def _read_header(self, document: int, sample: NDArray[np.uint8]) -> SampleTensors:
+    def _read_header(self, document_index: int, sample: NDArray[np.uint8]) -> SampleTensors:
         """Return where the tensors lie; checks all that the row's kernels rely on."""
         header, body = read_header(sample.data)
         version = header["__metadata__"]["schema_version"]
         if version != str(SCHEMA_VERSION):
-            raise SchemaVersionError(self._where(document), version, SCHEMA_VERSION)
-        num_student = int(self._table.num_student_tokens[document])
-        num_teacher = int(self._table.num_teacher_tokens[document])
+            raise SchemaVersionError(self._where(document_index), version, SCHEMA_VERSION)
+        num_student = int(self._table.num_student_tokens[document_index])
+        num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)
         tensors = []
         for name, length in zip(_TENSORS, lengths, strict=True):
@@ -174,20 +174,20 @@ class SampleReader:
             tensors.append((start, dtype.itemsize))
         return tuple(tensors)  # type: ignore[return-value]  # as many as _TENSORS
 
-    def _names(self, document: int) -> tuple[str, str, str]:
+    def _names(self, document_index: int) -> tuple[str, str, str]:
         """Return a document's shard, key and id, for messages; reads the shard's index.
 
         Key and id are empty where the index can't be read either.
         """
-        shard = self.shard_of(document)
-        record = self._dataset.manifest.shards[shard]
+        shard_index = self.shard_of(document_index)
+        record = self._dataset.manifest.shards[shard_index]
         try:
-            index = self._dataset.read_index(shard, with_names=True)
+            index = self._dataset.read_index(shard_index, with_names=True)
         except (OSError, DamagedShardError):
             return record.file, "", ""
-        place = document - self._shard_starts[shard]
+        place = document_index - self._shard_starts[shard_index]
         return record.file, index.key[place], index.document_id[place]
 
-    def _where(self, document: int) -> str:
-        shard, key, document_id = self._names(document)
-        return f"sample {key} (document {json.dumps(document_id)}) in {shard}"
+    def _where(self, document_index: int) -> str:
+        shard_name, key, document_id = self._names(document_index)
+        return f"sample {key} (document {json.dumps(document_id)}) in {shard_name}"

@@ -43,7 +43,7 @@ def losses_with(batch, value):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_document_shard_and_step_are_named(value, tmp_path):
     rows, batch = open_batch(tmp_path, "raise")
-    row = rows.order.row(*divmod(SAMPLES[1], rows.samples_per_epoch))
+    row = rows.order.row_index(*divmod(SAMPLES[1], rows.samples_per_epoch))
     document = int(rows.plan.segments["document"][rows.plan.row_starts[row] + 1])
     where = rows._reader.describe(document, ValueError())
     told = f'document "{where.document_id}", sample {where.key} in {where.shard}, step 3 on '

@@ -94,7 +94,7 @@ def test_rows_equal_the_reference(dataset, student, teacher):
     rows = open_rows(dataset, student=student, teacher=teacher)
     assert len(rows.order.group_row_starts) > 2, "the order has groups to mix"
     for sample in range(len(rows)):
-        number = rows.order.row(0, sample)
+        number = rows.order.row_index(0, sample)
         expected = reference_row(rows.plan, number, dataset.documents, rows.layout.max_segments)
         row = rows[sample]
         assert list(row) == list(rows.layout.shapes)
@@ -115,7 +115,7 @@ def test_rows_equal_the_reference_for_every_stored_width(tmp_path, largest_id):
     dataset = write_dataset(tmp_path / "data", documents, shard_sizes=[3])
     rows = open_rows(dataset, seq_length=128, teacher_seq_length=450)
     for sample in range(len(rows)):
-        number = rows.order.row(0, sample)
+        number = rows.order.row_index(0, sample)
         expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
         for name, values in expected.items():
             assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
@@ -131,7 +131,7 @@ def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path
     documents = [sample["document"] for sample in found]
     assert len(rows) > 10
     for sample in range(len(rows)):
-        number = rows.order.row(0, sample)
+        number = rows.order.row_index(0, sample)
         expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
         for name, values in expected.items():
             assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
@@ -155,7 +155,7 @@ def test_a_forced_cut_loses_no_token_and_unmaps_what_it_parts(tmp_path):
     assert bool(np.all(rows.plan.segments["flags"] & FORCED))
     for sample in range(len(rows)):
         expected = reference_row(
-            rows.plan, rows.order.row(0, sample), [document], rows.layout.max_segments
+            rows.plan, rows.order.row_index(0, sample), [document], rows.layout.max_segments
         )
         for name, values in expected.items():
             assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
@@ -262,13 +262,13 @@ def test_global_batches_do_not_depend_on_the_replicas(dataset):
 def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
     rows = open_rows(dataset, num_epochs=3)
     size = rows.samples_per_epoch
-    epochs = [[rows.order.row(epoch, place) for place in range(size)] for epoch in range(3)]
+    epochs = [[rows.order.row_index(epoch, place) for place in range(size)] for epoch in range(3)]
     assert all(sorted(epoch) == list(range(len(rows.plan))) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
     other = open_rows(dataset, seed=1).order
-    assert [other.row(0, place) for place in range(size)] != epochs[0]
+    assert [other.row_index(0, place) for place in range(size)] != epochs[0]
     again = open_rows(dataset).order
-    assert [again.row(2, place) for place in range(size)] == epochs[2]
+    assert [again.row_index(2, place) for place in range(size)] == epochs[2]
     group = np.searchsorted(rows.order.group_row_starts, epochs[0], "right")
     assert np.count_nonzero(np.diff(group)) == len(rows.order.group_row_starts) - 2
 
@@ -276,8 +276,8 @@ def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
 def test_the_order_is_the_one_of_this_release(dataset):
     """A changed order would silently break the resuming of every run: raise the plan's FORMAT."""
     order = RowOrder("name", 7, np.array([0, 5, 9]), (range(1), range(1)))
-    assert [order.row(0, place) for place in range(9)] == GOLDEN_EPOCH_0
-    assert [order.row(1, place) for place in range(9)] == GOLDEN_EPOCH_1
+    assert [order.row_index(0, place) for place in range(9)] == GOLDEN_EPOCH_0
+    assert [order.row_index(1, place) for place in range(9)] == GOLDEN_EPOCH_1
 
 
 GOLDEN_EPOCH_0 = [2, 4, 1, 0, 3, 7, 5, 6, 8]
@@ -293,7 +293,7 @@ def test_large_groups_are_divided(dataset, monkeypatch):
     assert len(sizes) > 2
     assert sizes.max() < 20 + 3 * 6  # a group ends with a window
     num_rows = int(divided.group_row_starts[-1])
-    assert sorted(divided.row(1, place) for place in range(num_rows)) == list(range(num_rows))
+    assert sorted(divided.row_index(1, place) for place in range(num_rows)) == list(range(num_rows))
 
 
 def test_batches_from_workers_stay_valid_while_they_are_kept(dataset):
@@ -379,7 +379,7 @@ def test_samples_past_the_end_are_refused(dataset):
     assert len(rows) == 2 * rows.samples_per_epoch
     with pytest.raises(IndexError, match=r"raise num_epochs"):
         rows[len(rows)]
-    with pytest.raises(IndexError, match=r"sample -1 is not in"):
+    with pytest.raises(IndexError, match=r"row -1 is not in"):
         rows[-1]
 
 
