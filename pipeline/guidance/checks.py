@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -27,14 +28,41 @@ def check_finite(
     Example:
         >>> check_finite({"student_losses": (student_losses, loss_mask)})
     """
-    broken = {name: ~values.isfinite() & mask for name, (values, mask) in tensors.items()}
-    num_broken = sum(bad.sum() for bad in broken.values())
-    assert isinstance(num_broken, Tensor)
+    num_broken = count_broken(tensors)
     if group is not None:
         dist.all_reduce(num_broken, group=group)
+    refuse_broken(tensors, num_broken)
+
+
+def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+    """Return how many values that count are NaN or infinite, int64 scalar.
+
+    Args:
+        tensors: as in `check_finite`.
+
+    Example:
+        >>> count_broken({"student_losses": (torch.tensor([[1.0, nan]]), mask)})
+        tensor(1)
+    """
+    return torch.stack([bad.sum() for bad in _broken(tensors).values()]).sum()
+
+
+def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
+    """Raise if this rank or another has broken values.
+
+    Args:
+        tensors: as in `check_finite`, of this rank.
+        num_broken: of all ranks.
+
+    Raises:
+        NonFiniteLossError: names the rows.
+
+    Example:
+        >>> refuse_broken(tensors, count_broken(tensors))
+    """
     if not int(num_broken):
         return
-    for name, bad in broken.items():
+    for name, bad in _broken(tensors).items():
         places = bad.nonzero().tolist()
         if places:
             row, position = places[0]
@@ -48,6 +76,10 @@ def check_finite(
         f"{' or '.join(tensors)} of another rank are NaN or infinite; that rank's error names the "
         "row"
     )
+
+
+def _broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    return {name: ~values.isfinite() & mask for name, (values, mask) in tensors.items()}
 
 
 def check_same_shape(student_losses: Tensor, **others: Tensor | None) -> None:

@@ -15,8 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.guidance.checks import check_choice, check_finite, check_same_shape
-from pipeline.guidance.top_fraction import global_positions, keep_top_fraction
+from pipeline.guidance.checks import (
+    check_choice,
+    check_finite,
+    check_same_shape,
+    count_broken,
+    refuse_broken,
+)
+from pipeline.guidance.top_fraction import keep_top_fraction
+from pipeline.guidance.totals import Totals, sum_totals
 
 Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss"]
 UnmappedStrategy = Literal["include", "exclude", "mean"]
@@ -24,8 +31,6 @@ Scope = Literal["row", "microbatch", "group"]
 
 RANKED_BY_TEACHER: tuple[Selector, ...] = ("teacher", "teacher_loss")
 """Selectors that rank by the teacher's losses, and can't do without them."""
-
-_FIXED_POINT = 2.0**24
 
 
 @dataclass(frozen=True)
@@ -145,19 +150,30 @@ def select_tokens(
     _check_selection_inputs(values, loss_mask, rule, group)
     values, mask = values.detached(), loss_mask.bool()
     known = mask if values.mapped is None else mask & values.mapped
-    check_finite(_that_count(values, mask, known, rule), group)
+    counted = _that_count(values, mask, known, rule)
     if rule.selector == "full":
+        check_finite(counted, group)
         nothing_competed = values.student_losses.new_full((1,), torch.nan)
         return Selection(mask, known, mask, values.guidance, nothing_competed)
+    candidates = mask if rule.unmapped == "mean" else known
+    totals = sum_totals(
+        count_broken(counted),
+        candidates,
+        values.teacher_losses if _needs_teacher_losses(rule) else None,
+        per_row=rule.scope == "row",
+        group=group,
+    )
+    refuse_broken(counted, totals.num_broken)
     if positions is None:
-        positions = global_positions(mask.shape, mask.device, group)
+        positions = _number_tokens(mask) + totals.num_before
     top = keep_top_fraction(
-        _scores(values, known, rule, group, step, positions),
-        mask if rule.unmapped == "mean" else known,
+        _scores(values, known, rule, totals, step, positions),
+        candidates,
         rule.keep_fraction,
         positions=positions,
         per_row=rule.scope == "row",
         group=group,
+        num_candidates=totals.num_candidates,
     )
     kept = top.kept | (mask & ~known) if rule.unmapped == "include" else top.kept
     return Selection(kept, known, mask, values.guidance, top.threshold)
@@ -212,7 +228,7 @@ def _scores(
     values: _Values,
     mapped: Tensor,
     rule: SelectionRule,
-    group: dist.ProcessGroup | None,
+    totals: Totals,
     step: int,
     positions: Tensor,
 ) -> Tensor:
@@ -227,26 +243,17 @@ def _scores(
     guidance = values.guidance
     assert guidance is not None
     if _needs_teacher_losses(rule):
-        assert values.teacher_losses is not None
-        mean = _scope_mean(values.teacher_losses, per_row=rule.scope == "row", group=group)
-        guidance = torch.where(mapped, guidance, mean)
+        guidance = torch.where(mapped, guidance, totals.mean_teacher_loss)
     return -guidance if rule.selector == "teacher_loss" else values.student_losses - guidance
 
 
-def _scope_mean(
-    teacher_losses: Tensor, *, per_row: bool, group: dist.ProcessGroup | None
-) -> Tensor:
-    """Return the mean of all teacher token losses of the scope, fp32 [rows or 1, 1]."""
-    # Fixed-point integers add up to the same sum in any order, so one process and many ranks get
-    # the same mean to the last bit, and hence the same selection. Without any loss the mean is 0:
-    # no token is mapped then, and any other constant would rank them alike.
-    has_loss = ~teacher_losses.isnan()
-    fixed = (torch.where(has_loss, teacher_losses, 0.0).double() * _FIXED_POINT).round().long()
-    totals = torch.stack((fixed.sum(-1), has_loss.sum(-1)))
-    totals = totals if per_row else totals.sum(-1, keepdim=True)
-    if group is not None:
-        dist.all_reduce(totals, group=group)
-    return (totals[0].double() / _FIXED_POINT / totals[1].clamp_min(1)).float().unsqueeze(-1)
+def _number_tokens(mask: Tensor) -> Tensor:
+    """Number this rank's tokens row by row, int64 [rows, seq_length].
+
+    With the tokens of the ranks before added, ranks that hold consecutive rows get the numbers that
+    one process holding all of the rows would give.
+    """
+    return torch.arange(mask.numel(), device=mask.device).view(mask.shape)
 
 
 def _hash(positions: Tensor, seed: int, step: int) -> Tensor:

@@ -42,6 +42,7 @@ def keep_top_fraction(
     positions: Tensor,
     per_row: bool = False,
     group: dist.ProcessGroup | None = None,
+    num_candidates: Tensor | None = None,
 ) -> TopFraction:
     """Keep the `floor(fraction * candidates)` highest scores.
 
@@ -55,6 +56,8 @@ def keep_top_fraction(
         positions: int64 [rows, T], unique and below 2**55 over the scope; the smaller wins a tie.
         per_row: count k for each row instead of over all rows.
         group: count k over the rows of all ranks of this group; every rank must call.
+        num_candidates: int64 [1], of all ranks of the group, where it is known; it spares a
+            collective. None: counted here.
 
     Returns:
         The kept candidates and the threshold.
@@ -67,64 +70,43 @@ def keep_top_fraction(
     rows = shape if per_row else (1, scores.numel())
     members, positions = candidates.reshape(rows), positions.reshape(rows)
     keys = _descending_keys(scores.reshape(rows))
-    num_kept = _floor_of_fraction(_sum_over(members.sum(-1), group), fraction)
+    if num_candidates is None:
+        num_candidates = _sum_over(members.sum(-1), group)
+    num_kept = _floor_of_fraction(num_candidates, fraction)
 
-    last, num_tied = _kth_smallest(keys, members, num_kept, _SCORE_BITS, group)
+    last, num_tied, num_equal = _kth_smallest(keys, members, num_kept, _SCORE_BITS, group)
     kept = members & (keys < last.unsqueeze(-1)) & (num_kept > 0).unsqueeze(-1)
     tied = members & (keys == last.unsqueeze(-1))
     # `num_tied` of the tied are kept; the search by position runs only where that isn't all of
     # them. Every rank sees the same sums, so every rank takes the same branch.
-    if bool((_sum_over(tied.sum(-1), group) > num_tied).any()):
-        last_position, _ = _kth_smallest(positions, tied, num_tied, _POSITION_BITS, group)
+    if bool((num_equal > num_tied).any()):
+        last_position, _, _ = _kth_smallest(positions, tied, num_tied, _POSITION_BITS, group)
         tied &= (positions <= last_position.unsqueeze(-1)) & (num_tied > 0).unsqueeze(-1)
     threshold = _scores_of_keys(last).masked_fill(num_kept == 0, torch.nan)
     return TopFraction((kept | tied).view(shape), threshold)
 
 
-def global_positions(
-    shape: torch.Size, device: torch.device, group: dist.ProcessGroup | None
-) -> Tensor:
-    """Number the tokens of a batch across ranks: rank order, then row order.
-
-    Ranks that hold consecutive rows of a batch get the numbers that one process holding all of the
-    rows would give.
-
-    Args:
-        shape: of the local batch, [rows, T]; it may differ between ranks.
-        device: of the result.
-        group: every rank must call; None: this process alone.
-
-    Returns:
-        int64 [rows, T].
-
-    Example:
-        >>> global_positions(torch.Size([2, 3]), torch.device("cpu"), None)[1]
-        tensor([3, 4, 5])
-    """
-    local = torch.arange(shape.numel(), device=device).view(shape)
-    if group is None:
-        return local
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
-    dist.all_gather(sizes, torch.tensor([shape.numel()], device=device), group=group)
-    return local + torch.cat(sizes)[: group.rank()].sum()
-
-
 def _kth_smallest(
     keys: Tensor, members: Tensor, k: Tensor, num_bits: int, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """Find each group's k-th smallest key, and how many of the keys equal to it are among the k."""
-    prefix, remaining = torch.zeros_like(k), k.clone()
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Find each group's k-th smallest key, how many keys equal to it are among the k, and of all.
+
+    The last histogram knows how many keys are equal, so they are not counted over the ranks again.
+    """
+    prefix, remaining, equal = torch.zeros_like(k), k.clone(), torch.zeros_like(k)
     for shift in range(num_bits - _DIGIT_BITS, -1, -_DIGIT_BITS):
         alive = members & ((keys >> (shift + _DIGIT_BITS)) == prefix.unsqueeze(-1))
         digits = (keys >> shift) & (2**_DIGIT_BITS - 1)
         counts = k.new_zeros(k.numel(), 2**_DIGIT_BITS).scatter_add_(1, digits, alive.long())
-        running = _sum_over(counts, group).cumsum(-1)
+        counts = _sum_over(counts, group)
+        running = counts.cumsum(-1)
         digit = (running < remaining.unsqueeze(-1)).sum(-1)
         below = torch.where(
             digit > 0, running.gather(1, (digit - 1).clamp_min(0)[:, None])[:, 0], 0
         )
         prefix, remaining = (prefix << _DIGIT_BITS) | digit, remaining - below
-    return prefix, remaining
+        equal = counts.gather(1, digit[:, None])[:, 0]
+    return prefix, remaining, equal
 
 
 def _descending_keys(scores: Tensor) -> Tensor:

@@ -80,8 +80,28 @@ def run_rank(rank, folder):
         error = None
     except NonFiniteLossError as caught:
         error = str(caught)
-    torch.save((kept, thresholds, error), f"{folder}/{rank}.pt")
+    torch.save((kept, thresholds, error, count_messages(rank, group)), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def count_messages(rank, group):
+    """Return the collectives that a choice takes, without ties at the threshold and with them."""
+    batch = [share_of(tensor, rank, "even rows") for tensor in make_batch()]
+    distinct = (torch.randperm(batch[0].numel()) + rank / NUM_RANKS).view_as(batch[0])
+    calls = []
+    for student in (distinct, torch.ones_like(distinct)):
+        before, sent = (dist.all_reduce, dist.all_gather), []
+
+        def counting(original, sent=sent):
+            return lambda *given, **named: sent.append(1) or original(*given, **named)
+
+        dist.all_reduce, dist.all_gather = map(counting, before)
+        for unmapped in STRATEGIES:
+            sent.clear()
+            select([student, student * 0, *batch[2:]], ("teacher", unmapped, 0.4), group)
+            calls.append(len(sent))
+        dist.all_reduce, dist.all_gather = before
+    return calls
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +117,7 @@ def test_ranks_select_what_one_process_selects(ranks, sharing):
     batch = make_batch()
     for case in CASES:
         whole = select(batch, case)
-        for rank, (kept, thresholds, _) in enumerate(ranks):
+        for rank, (kept, thresholds, *_) in enumerate(ranks):
             expected = share_of(whole.kept, rank, sharing)
             assert torch.equal(kept[sharing, case], expected), (case, rank)
             torch.testing.assert_close(
@@ -119,10 +139,17 @@ def test_the_batch_has_ties_that_ranks_could_break_differently(ranks):
 
 @pytest.mark.slow
 def test_a_broken_rank_stops_all_and_names_its_row(ranks):
-    errors = [error for _, _, error in ranks]
+    errors = [error for _, _, error, _ in ranks]
     assert errors[2].startswith("student_losses[1, ")
     for rank in (0, 1, 3):
         assert "of another rank are NaN or infinite" in errors[rank]
+
+
+@pytest.mark.slow
+def test_what_ranks_must_know_of_each_other_goes_in_one_message(ranks):
+    """Then three histograms of losses, and five of positions where a tie has to be broken."""
+    for *_, calls in ranks:
+        assert calls == [4, 4, 4, 9, 9, 9]
 
 
 def test_a_group_needs_scope_group():
