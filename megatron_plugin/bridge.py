@@ -6,7 +6,9 @@ reply one float per teacher token. Requests and replies of a pair keep their ord
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
-    reply     fp32 [rows * places + 2]: losses, the teacher tokens scored, the seconds it took
+    reply     `TeacherReply.pack`: fp32, one loss per place, then what the reply cost
+
+Tensor-parallel ranks of a student pass the same message on among them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
+_TRAILER = 3  # numbers of a packed reply after the losses
 _IDLE = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
 START_TIMEOUT = timedelta(minutes=30)  # the other world loads its weights
 _GRACE_SECONDS = 5.0
@@ -59,18 +62,63 @@ class TeacherRows:
 
 
 @dataclass(frozen=True)
-class Scores:
+class TeacherReply:
     """What the teacher says of some rows.
 
     Attributes:
         losses: fp32 [rows, teacher_seq_length], nats; NaN for a token without context.
         num_tokens: that were scored.
         seconds: that scoring took.
+        waited_seconds: that the student stood still for it.
     """
 
     losses: Tensor
-    num_tokens: float
-    seconds: float
+    num_tokens: float = 0.0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+    @staticmethod
+    def packed_size(num_rows: int, places: int) -> int:
+        """Return the numbers of a packed reply of so many rows."""
+        return num_rows * places + _TRAILER
+
+    def pack(self) -> Tensor:
+        """Return the reply as one message, fp32 [rows * teacher_seq_length + 3], on its device.
+
+        Example:
+            >>> TeacherReply(torch.zeros(2, 4), num_tokens=6.0).pack().shape
+            torch.Size([11])
+        """
+        trailer = self.losses.new_tensor([self.num_tokens, self.seconds, self.waited_seconds])
+        return torch.cat((self.losses.flatten(), trailer))
+
+    @classmethod
+    def unpack(cls, message: Tensor, *, places: int) -> TeacherReply:
+        """Return what `pack` was given.
+
+        Args:
+            message: of `pack`.
+            places: of a row, teacher_seq_length.
+
+        Example:
+            >>> TeacherReply.unpack(reply.pack(), places=4).losses.shape
+            torch.Size([2, 4])
+        """
+        trailer = message[-_TRAILER:].tolist()
+        return cls(message[:-_TRAILER].view(-1, places), *trailer)
+
+    def split(self, sizes: list[int]) -> list[TeacherReply]:
+        """Return the replies for so many rows each, which share tokens and time by their rows.
+
+        Example:
+            >>> [len(part.losses) for part in reply.split([4, 2])]
+            [4, 2]
+        """
+        shares = [size / len(self.losses) for size in sizes]
+        return [
+            TeacherReply(losses, s * self.num_tokens, s * self.seconds, s * self.waited_seconds)
+            for losses, s in zip(self.losses.split(sizes), shares, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -153,7 +201,7 @@ class StudentBridge:
     def _peer(self, what: str) -> AbstractContextManager[None]:
         return peer("the teacher", f"student replica {self._replica} {what} {self._names};")
 
-    def request(self, rows: TeacherRows) -> PendingScores:
+    def request(self, rows: TeacherRows) -> PendingReply:
         """Ask for losses; returns at once."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
@@ -165,11 +213,10 @@ class StudentBridge:
             with self._peer("asked"):
                 self._sends.append((self._link.send(header, teacher, _HEADER), header))
                 self._sends.append((self._link.send(payload, teacher, _REQUEST), payload))
-                reply = torch.empty(num_rows * places + 2)
+                reply = torch.empty(TeacherReply.packed_size(num_rows, places))
                 replies.append((self._link.receive(reply, teacher, _REPLY), reply))
         waited = f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"
-        shape = len(rows), rows.input_ids.shape[1]
-        return PendingScores(replies, shape, self._timeout, self._peer(waited))
+        return PendingReply(replies, rows.input_ids.shape[1], self._timeout, self._peer(waited))
 
     def close(self) -> None:
         """Tell the teachers that no request follows."""
@@ -180,27 +227,31 @@ class StudentBridge:
 
 
 @dataclass(frozen=True)
-class PendingScores:
-    """A request that is under way."""
+class PendingReply:
+    """A request that is under way, each teacher replica's part by itself."""
 
-    replies: list[tuple[dist.Work, Tensor]]
-    shape: tuple[int, int]
+    parts: list[tuple[dist.Work, Tensor]]
+    places: int
     timeout: timedelta
     peer: AbstractContextManager[None]
 
-    def wait(self) -> Scores:
-        """Return the losses.
+    def wait(self) -> TeacherReply:
+        """Return the reply, with how long this took.
 
         Raises:
             BridgeError: the teacher is gone or silent for too long.
         """
+        start = time.perf_counter()
         with self.peer:
-            for work, _ in self.replies:
+            for work, _ in self.parts:
                 work.wait(self.timeout)
-        parts = [reply for _, reply in self.replies]
-        losses = torch.cat([part[:-2] for part in parts]).view(self.shape)
-        tokens = sum(float(part[-2]) for part in parts)
-        return Scores(losses, tokens, sum(float(part[-1]) for part in parts) / len(parts))
+        parts = [TeacherReply.unpack(message, places=self.places) for _, message in self.parts]
+        return TeacherReply(
+            torch.cat([part.losses for part in parts]),
+            num_tokens=sum(part.num_tokens for part in parts),
+            seconds=sum(part.seconds for part in parts) / len(parts),
+            waited_seconds=time.perf_counter() - start,
+        )
 
 
 class TeacherBridge:
@@ -235,11 +286,10 @@ class TeacherBridge:
             self._asking.append(student)
         return requests
 
-    def reply(self, scores: list[Scores]) -> None:
+    def reply(self, replies: list[TeacherReply]) -> None:
         """Answer the requests that `receive` gave, in their order."""
-        for student, score in zip(self._asking, scores, strict=True):
-            trailer = torch.tensor([score.num_tokens, score.seconds])
-            message = torch.cat((score.losses.flatten().cpu(), trailer))
+        for student, reply in zip(self._asking, replies, strict=True):
+            message = reply.pack().cpu()
             with peer("the student", f"the teacher answered student replica {student};"):
                 self._link.send(message, student, _REPLY).wait(_IDLE)
 

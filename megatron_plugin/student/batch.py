@@ -5,36 +5,16 @@ The only file where `input_ids` are Megatron's `tokens`.
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from megatron_plugin.bridge import PendingScores, Scores, StudentBridge, TeacherRows
+from megatron_plugin.bridge import TeacherReply, TeacherRows
 from megatron_plugin.models.attention import RowSegments, row_segments
 from pipeline.guidance import Aggregation, NonFiniteLossError, aggregate_teacher_losses
 from pipeline.guidance.loss import mapped_tokens
 from pipeline.streaming import AlignedRows, Rows
-
-
-@dataclass(frozen=True)
-class ServiceTimes:
-    """What waiting for the teacher cost, for one micro-batch.
-
-    Attributes:
-        waited_seconds: that the student stood still.
-        num_tokens: teacher tokens scored.
-        seconds: that scoring took.
-    """
-
-    waited_seconds: float = 0.0
-    num_tokens: float = 0.0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +45,7 @@ class MicroBatch:
         origin: where the rows come from.
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
             that compute no loss.
-        teacher_losses: fp32 [rows, teacher_seq_length], nats, what guidance was made of; NaN for a
-            token without a loss.
-        times: of the teacher.
+        reply: of the teacher, what guidance was made of; None where that is None.
     """
 
     number: int
@@ -79,21 +57,19 @@ class MicroBatch:
     rows: Rows
     origin: Origin
     guidance: Tensor | None = None
-    teacher_losses: Tensor | None = None
-    times: ServiceTimes = ServiceTimes()
+    reply: TeacherReply | None = None
 
-    def guided_by(self, losses: Tensor, how: Aggregation, times: ServiceTimes) -> MicroBatch:
+    def guided_by(self, reply: TeacherReply, how: Aggregation) -> MicroBatch:
         """Return the micro-batch with guidance from the losses of its teacher tokens.
 
         Args:
-            losses: fp32 [rows, teacher_seq_length], nats, on the device.
+            reply: of the teacher for these rows, on the device.
             how: Φ.
-            times: of the teacher.
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
         """
-        device = losses.device
+        losses, device = reply.losses, reply.losses.device
         spans = self.rows["teacher_spans"].to(device)
         has_loss = self.rows.teacher_has_loss.to(device)
         mask = self.loss_mask
@@ -103,8 +79,8 @@ class MicroBatch:
             mask, sound = self._leave_out(losses.isinf() | (has_loss & losses.isnan()))
             losses, has_loss = losses.masked_fill(~sound, torch.nan), has_loss & sound
             guidance = aggregate_teacher_losses(losses, spans, how, teacher_loss_mask=has_loss)
-        losses = losses.masked_fill(~has_loss, torch.nan)
-        return replace(self, loss_mask=mask, guidance=guidance, teacher_losses=losses, times=times)
+        reply = replace(reply, losses=losses.masked_fill(~has_loss, torch.nan))
+        return replace(self, loss_mask=mask, guidance=guidance, reply=reply)
 
     def _leave_out(self, broken: Tensor) -> tuple[Tensor, Tensor]:
         """Leave out the documents that hold broken losses, or raise, as the dataset is opened.
@@ -144,9 +120,7 @@ class MicroBatch:
         """
         # Not stored: padding, or a token without context. Others were counted when the rows were
         # opened.
-        return self.guided_by(
-            self.rows["teacher_losses"].to(self.tokens.device), how, ServiceTimes()
-        )
+        return self.guided_by(TeacherReply(self.rows["teacher_losses"].to(self.tokens.device)), how)
 
     def mapped(self) -> Tensor:
         """Return which labels a teacher token with a loss covers, bool [rows, seq_length]."""
@@ -178,116 +152,13 @@ def teacher_rows(batches: list[MicroBatch]) -> TeacherRows:
     )
 
 
-def spread_scores(
-    batches: list[MicroBatch], losses: Tensor, how: Aggregation, times: ServiceTimes
-) -> list[MicroBatch]:
-    """Return micro-batches guided by the losses of all their rows.
+def guide(batches: list[MicroBatch], reply: TeacherReply, how: Aggregation) -> list[MicroBatch]:
+    """Return micro-batches guided by the teacher's losses of all their rows.
 
     Args:
         batches: in the order in which `teacher_rows` took them.
-        losses: fp32 [rows of all, teacher_seq_length].
+        reply: of all their rows.
         how: Φ.
-        times: of all together; each micro-batch gets its share.
     """
-    count = len(batches)
-    share = ServiceTimes(
-        times.waited_seconds / count, times.num_tokens / count, times.seconds / count
-    )
-    parts = losses.split([len(batch.tokens) for batch in batches])
-    return [batch.guided_by(part, how, share) for batch, part in zip(batches, parts, strict=True)]
-
-
-class GuidedBatches(Iterator[MicroBatch]):
-    """Micro-batches of the last pipeline stage, each with its guidance from another world.
-
-    A step's micro-batches make one request. `lookahead` further steps are on their way while one is
-    computed: the teacher scores step n + 1 while the student computes step n.
-    """
-
-    def __init__(
-        self,
-        batches: Iterator[MicroBatch],
-        bridge: StudentBridge | None,
-        *,
-        num_microbatches: int,
-        how: Aggregation,
-        tensor_parallel_group: dist.ProcessGroup,
-        lookahead: int,
-        meet: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start without asking anything.
-
-        Args:
-            batches: to guide.
-            bridge: of the first tensor-parallel rank, which passes replies on; None on the others.
-            num_microbatches: of a step.
-            how: Φ.
-            tensor_parallel_group: ranks that compute the same loss.
-            lookahead: steps requested beyond the one that is computed.
-            meet: returns when all of the student's ranks are here.
-        """
-        self._batches = batches
-        self._bridge = bridge
-        self._num_microbatches = num_microbatches
-        self._how = how
-        self._group = tensor_parallel_group
-        self._lookahead = lookahead
-        self._meet = meet
-        self._asked: deque[tuple[list[MicroBatch], PendingScores | None]] = deque()
-        self._ready: deque[MicroBatch] = deque()
-
-    def __next__(self) -> MicroBatch:
-        """Return the next micro-batch; wait for the teacher at the start of a step.
-
-        Raises:
-            StopIteration: the run's samples are used up.
-            BridgeError: the teacher is gone.
-        """
-        if not self._ready:
-            self._ask(1)
-            if not self._asked:
-                raise StopIteration
-            step, pending = self._asked.popleft()
-            losses, times = self._receive(step, pending)
-            # Before this step is computed, so that the teacher has work while it is.
-            self._ask(self._lookahead)
-            self._ready.extend(spread_scores(step, losses, self._how, times))
-        return self._ready.popleft()
-
-    def drain(self) -> None:
-        """Take the replies that are still on their way, so that the bridge can be closed."""
-        while self._asked:
-            _, pending = self._asked.popleft()
-            if pending is not None:
-                pending.wait()
-
-    def _ask(self, num_steps: int) -> None:
-        while len(self._asked) < num_steps:
-            step = list(islice(self._batches, self._num_microbatches))
-            if not step:
-                return
-            pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
-            self._asked.append((step, pending))
-
-    def _receive(
-        self, step: list[MicroBatch], pending: PendingScores | None
-    ) -> tuple[Tensor, ServiceTimes]:
-        num_rows = sum(len(batch.tokens) for batch in step)
-        places = step[0].rows["teacher_input_ids"].shape[1]
-        device = step[0].tokens.device
-        if pending is None:
-            message = torch.empty(num_rows * places + 3, device=device)
-        else:
-            start = time.perf_counter()
-            scores = pending.wait()
-            message = _flatten(scores, time.perf_counter() - start).to(device)
-        # Before the broadcast, whose timeout is Megatron's.
-        self._meet()
-        if self._group.size() > 1:
-            dist.broadcast(message, dist.get_global_rank(self._group, 0), group=self._group)
-        return message[:-3].view(num_rows, places), ServiceTimes(*message[-3:].tolist())
-
-
-def _flatten(scores: Scores, waited_seconds: float) -> Tensor:
-    trailer = torch.tensor([waited_seconds, scores.num_tokens, scores.seconds])
-    return torch.cat((scores.losses.flatten(), trailer))
+    parts = reply.split([len(batch.tokens) for batch in batches])
+    return [batch.guided_by(part, how) for batch, part in zip(batches, parts, strict=True)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
-from megatron_plugin.student.batch import MicroBatch, ServiceTimes, spread_scores, teacher_rows
+from megatron_plugin.student.batch import MicroBatch, guide, teacher_rows
 from megatron_plugin.student.step_schedule import read_steps_ahead
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.setup import load_teacher
@@ -41,9 +41,7 @@ class ColocatedTeacher:
 
     def _guide(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         start = time.perf_counter()
-        scores = self._teacher.score(teacher_rows(batches))
-        if scores is None:
+        reply = self._teacher.score(teacher_rows(batches))
+        if reply is None:
             return batches
-        times = ServiceTimes(time.perf_counter() - start, scores.num_tokens, scores.seconds)
-        losses: Tensor = scores.losses
-        return spread_scores(batches, losses, self._how, times)
+        return guide(batches, replace(reply, waited_seconds=time.perf_counter() - start), self._how)

@@ -97,7 +97,7 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
         loss_mask=batch.loss_mask,
         rule=rules.rule,
         group=parallel_state.get_data_parallel_group() if shared else None,
-        teacher_losses=batch.teacher_losses,
+        teacher_losses=None if batch.reply is None else batch.reply.losses,
         mapped=mapped,
         student_entropies=entropies,
         step=batch.number,
@@ -118,10 +118,10 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     quarantined = batch.rows["num_quarantined_tokens"].sum().to(device)
     replicas = parallel_state.get_data_parallel_world_size()
     reported["vocag/quarantined_tokens"] = _pair(quarantined, per_step / replicas)
-    if batch.times.seconds:  # stored losses take none
+    reply = batch.reply
+    if reply is not None and reply.seconds:  # stored losses take none
         times = torch.tensor(
-            [1000 * batch.times.waited_seconds, batch.times.num_tokens, batch.times.seconds],
-            device=device,
+            [1000 * reply.waited_seconds, reply.num_tokens, reply.seconds], device=device
         )
         reported["vocag/teacher_wait_ms"] = _pair(times[0], per_step)
         reported["vocag/teacher_tokens_per_second"] = times[1:]
@@ -160,18 +160,19 @@ def _token_losses(
 def _entropies(logits_sbv: Tensor) -> Tensor:
     """Return fp32 [b, s], nats, of distributions whose vocabulary the ranks share."""
     group = parallel_state.get_tensor_model_parallel_group()
+    maxima = logits_sbv.amax(-1, keepdim=True).float()
+    dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
     chunks = []
-    for chunk in logits_sbv.split(_ENTROPY_CHUNK):
-        logits = chunk.float()
-        maximum = logits.amax(-1, keepdim=True)
-        dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)
+    for chunk, maximum in zip(
+        *(t.split(_ENTROPY_CHUNK) for t in (logits_sbv, maxima)), strict=True
+    ):
         # The floor keeps padding from giving 0 * inf.
-        logits = (logits - maximum).clamp_min(-1e4)
+        logits = (chunk.float() - maximum).clamp_min(-1e4)
         weights = logits.exp()
-        sums = torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, logits)))
-        dist.all_reduce(sums, group=group)
-        chunks.append(sums[0].log() - sums[1] / sums[0])
-    return torch.cat(chunks).transpose(0, 1)
+        chunks.append(torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, logits))))
+    sums = torch.cat(chunks, 1)
+    dist.all_reduce(sums, group=group)
+    return (sums[0].log() - sums[1] / sums[0]).transpose(0, 1)
 
 
 def _never_nan(pair: Tensor) -> Tensor:

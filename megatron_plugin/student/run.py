@@ -27,11 +27,12 @@ from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge
 from megatron_plugin.models.arguments import config_of_arguments, require_model
 from megatron_plugin.models.build import load_model, packed_layer_spec
 from megatron_plugin.models.weights import Weights, open_weights
-from megatron_plugin.student.batch import GuidedBatches, MicroBatch, Origin, micro_batch
+from megatron_plugin.student.batch import MicroBatch, Origin, micro_batch
 from megatron_plugin.student.colocated import ColocatedTeacher
 from megatron_plugin.student.forward_step import StepRules, run_forward_step
 from megatron_plugin.student.full_disks import explain_full_disks
 from megatron_plugin.student.meeting import StudentMeeting, meet_before_steps
+from megatron_plugin.student.requests import GuidedBatches
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
 from megatron_plugin.student.skipped_steps import take_over_skipping
 from megatron_plugin.student.step_schedule import read_steps_ahead

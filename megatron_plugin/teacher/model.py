@@ -19,7 +19,7 @@ from megatron.core.pipeline_parallel.schedules import (
 from torch import Tensor
 from torch import distributed as dist
 
-from megatron_plugin.bridge import Scores, TeacherRows
+from megatron_plugin.bridge import TeacherReply, TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import Precision, build_frozen_model
 from megatron_plugin.models.weights import Weights
@@ -53,7 +53,7 @@ class Teacher:
             weights, precision, device=device, layers_per_stage=layers_per_stage
         )
 
-    def score(self, rows: TeacherRows) -> Scores | None:
+    def score(self, rows: TeacherRows) -> TeacherReply | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
 
         All micro-batches go through the pipeline in one pass, so that its stages wait only at the
@@ -78,7 +78,7 @@ class Teacher:
             return None
         stacked = torch.cat(losses)
         num_tokens = float((~stacked.isnan()).sum())  # waits for the device
-        return Scores(stacked, num_tokens, time.perf_counter() - start)
+        return TeacherReply(stacked, num_tokens, time.perf_counter() - start)
 
     def mean_loss(self, tokens: Sequence[int]) -> float | None:
         """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.

@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
-from megatron_plugin.bridge import Pairing, Scores, TeacherBridge, TeacherRows
+from megatron_plugin.bridge import Pairing, TeacherBridge, TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.worlds import World
@@ -128,15 +128,7 @@ def _answer_requests(
             torch.cat([request.input_ids for request in requests]),
             torch.cat([request.cu_seqlens for request in requests]),
         )
-        scores = teacher.score(together)
+        reply = teacher.score(together)
         if bridge is not None:
-            assert scores is not None
-            bridge.reply(_split(scores, [len(request) for request in requests]))
-
-
-def _split(scores: Scores, sizes: list[int]) -> list[Scores]:
-    """Return each request's part; all share the time."""
-    return [
-        Scores(losses, float((~losses.isnan()).sum()), scores.seconds / len(sizes))
-        for losses in scores.losses.split(sizes)
-    ]
+            assert reply is not None
+            bridge.reply(reply.split([len(request) for request in requests]))

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from megatron_plugin import bridge as bridges
 from megatron_plugin.bridge import (
     BridgeError,
     Pairing,
-    Scores,
     StudentBridge,
     TeacherBridge,
+    TeacherReply,
     TeacherRows,
 )
-from megatron_plugin.student.batch import GuidedBatches, Origin, micro_batch
+from megatron_plugin.student.batch import Origin, micro_batch
+from megatron_plugin.student.requests import GuidedBatches
 from pipeline.streaming import AlignedRows, StreamConfig
 from tests.support.datasets import build_dataset
 
@@ -38,7 +40,7 @@ def serve(store, pairing, replica):
     while requests := bridge.receive():
         sizes.append([len(request) for request in requests])
         bridge.reply(
-            [Scores(r.input_ids.float(), float(r.input_ids.numel()), 2.0) for r in requests]
+            [TeacherReply(r.input_ids.float(), float(r.input_ids.numel()), 2.0) for r in requests]
         )
     return sizes
 
@@ -49,11 +51,25 @@ def ask(store, pairing, replica, num_steps):
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
     for each, answer in zip(rows, pending, strict=True):
-        scores = answer.wait()
-        assert torch.equal(scores.losses, each.input_ids.float())
-        assert scores.num_tokens == 4 * PLACES
-        assert scores.seconds == 2.0
+        reply = answer.wait()
+        assert torch.equal(reply.losses, each.input_ids.float())
+        assert reply.num_tokens == 4 * PLACES
+        assert reply.seconds == 2.0
+        assert reply.waited_seconds > 0
     bridge.close()
+
+
+def test_a_packed_reply_is_the_same_reply():
+    losses = torch.arange(12.0).view(4, 3).masked_fill(torch.eye(4, 3) > 0, torch.nan)
+    sent = TeacherReply(losses, num_tokens=9.0, seconds=0.5, waited_seconds=0.25)
+    message = sent.pack()
+    assert message.shape == (TeacherReply.packed_size(4, 3),)
+    found = TeacherReply.unpack(message, places=3)
+    torch.testing.assert_close(found.losses, losses, rtol=0, atol=0, equal_nan=True)
+    assert replace(found, losses=losses) == sent
+    first, second = found.split([1, 3])
+    torch.testing.assert_close(second.losses, losses[1:], rtol=0, atol=0, equal_nan=True)
+    assert (first.num_tokens, first.seconds, second.waited_seconds) == (2.25, 0.125, 0.1875)
 
 
 @pytest.mark.parametrize(("students", "teachers"), [(1, 1), (2, 1), (1, 2), (2, 4)])
@@ -108,7 +124,7 @@ class _Recorder:
 
     def wait(self):
         self.answered.append(len(self.asked))
-        return Scores(torch.zeros(self.asked[0], 64), 1.0, 1.0)
+        return TeacherReply(torch.zeros(self.asked[0], 64), 1.0, 1.0)
 
 
 def test_steps_are_asked_ahead_and_drained(tmp_path):

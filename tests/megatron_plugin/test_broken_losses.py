@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.student.batch import Origin, ServiceTimes, micro_batch
+from megatron_plugin.bridge import TeacherReply
+from megatron_plugin.student.batch import Origin, micro_batch
 from pipeline.guidance import NonFiniteLossError
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.streaming.damage import read_quarantine
@@ -31,13 +32,13 @@ def open_batch(folder, on_damage):
     return rows, micro_batch(rows.__getitems__(SAMPLES), 2, torch.device("cpu"), origin=origin)
 
 
-def losses_with(batch, value):
-    """Return losses of 1 nat, but for one of the second segment of row 1."""
+def reply_with(batch, value):
+    """Return a reply of 1 nat each, but for one of the second segment of row 1."""
     start, stop = batch.rows["teacher_cu_seqlens"][1, 1:3].tolist()
     assert stop - start > 3
     losses = torch.where(batch.rows["teacher_position_ids"] > 0, 1.0, torch.nan)
     losses[1, start + 2] = value
-    return losses
+    return TeacherReply(losses)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -48,14 +49,14 @@ def test_document_shard_and_step_are_named(value, tmp_path):
     where = rows._reader.describe(document, ValueError())
     told = f'document "{where.document_id}", sample {where.key} in {where.shard}, step 3 on '
     with pytest.raises(NonFiniteLossError, match=re.escape(told)):
-        batch.guided_by(losses_with(batch, value), "max", ServiceTimes())
+        batch.guided_by(reply_with(batch, value), "max")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_quarantined_document_is_masked_and_counted(value, tmp_path):
     rows, batch = open_batch(tmp_path, "quarantine")
-    whole = batch.guided_by(losses_with(batch, 1.0), "max", ServiceTimes())
-    guided = batch.guided_by(losses_with(batch, value), "max", ServiceTimes())
+    whole = batch.guided_by(reply_with(batch, 1.0), "max")
+    guided = batch.guided_by(reply_with(batch, value), "max")
     start, stop = batch.rows["cu_seqlens"][1, 1:3].tolist()
     expected = whole.loss_mask.clone()
     expected[1, start:stop] = 0

@@ -1,0 +1,101 @@
+"""A step's micro-batches ask another world for their losses, steps ahead of their use."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import torch
+from torch import distributed as dist
+
+from megatron_plugin.bridge import PendingReply, StudentBridge, TeacherReply
+from megatron_plugin.student.batch import MicroBatch, guide, teacher_rows
+from pipeline.guidance import Aggregation
+
+
+class GuidedBatches(Iterator[MicroBatch]):
+    """Micro-batches of the last pipeline stage, each with its guidance from another world.
+
+    A step's micro-batches make one request. `lookahead` further steps are on their way while one is
+    computed: the teacher scores step n + 1 while the student computes step n.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[MicroBatch],
+        bridge: StudentBridge | None,
+        *,
+        num_microbatches: int,
+        how: Aggregation,
+        tensor_parallel_group: dist.ProcessGroup,
+        lookahead: int,
+        meet: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start without asking anything.
+
+        Args:
+            batches: to guide.
+            bridge: of the first tensor-parallel rank, which passes replies on; None on the others.
+            num_microbatches: of a step.
+            how: Φ.
+            tensor_parallel_group: ranks that compute the same loss.
+            lookahead: steps requested beyond the one that is computed.
+            meet: returns when all of the student's ranks are here.
+        """
+        self._batches = batches
+        self._bridge = bridge
+        self._num_microbatches = num_microbatches
+        self._how = how
+        self._group = tensor_parallel_group
+        self._lookahead = lookahead
+        self._meet = meet
+        self._asked: deque[tuple[list[MicroBatch], PendingReply | None]] = deque()
+        self._ready: deque[MicroBatch] = deque()
+
+    def __next__(self) -> MicroBatch:
+        """Return the next micro-batch; wait for the teacher at the start of a step.
+
+        Raises:
+            StopIteration: the run's samples are used up.
+            BridgeError: the teacher is gone.
+        """
+        if not self._ready:
+            self._ask(1)
+            if not self._asked:
+                raise StopIteration
+            step, pending = self._asked.popleft()
+            reply = self._receive(step, pending)
+            # Before this step is computed, so that the teacher has work while it is.
+            self._ask(self._lookahead)
+            self._ready.extend(guide(step, reply, self._how))
+        return self._ready.popleft()
+
+    def drain(self) -> None:
+        """Take the replies that are still on their way, so that the bridge can be closed."""
+        while self._asked:
+            _, pending = self._asked.popleft()
+            if pending is not None:
+                pending.wait()
+
+    def _ask(self, num_steps: int) -> None:
+        while len(self._asked) < num_steps:
+            step = list(islice(self._batches, self._num_microbatches))
+            if not step:
+                return
+            pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
+            self._asked.append((step, pending))
+
+    def _receive(self, step: list[MicroBatch], pending: PendingReply | None) -> TeacherReply:
+        places = step[0].rows["teacher_input_ids"].shape[1]
+        device = step[0].tokens.device
+        if pending is None:
+            num_rows = sum(len(batch.tokens) for batch in step)
+            message = torch.empty(TeacherReply.packed_size(num_rows, places), device=device)
+        else:
+            message = pending.wait().pack().to(device)
+        # Before the broadcast, whose timeout is Megatron's.
+        self._meet()
+        if self._group.size() > 1:
+            dist.broadcast(message, dist.get_global_rank(self._group, 0), group=self._group)
+        return TeacherReply.unpack(message, places=places)
