@@ -2,16 +2,80 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
+from megatron.core import parallel_state
 from torch import distributed as dist
 
-from megatron_plugin.bridge import PendingReply, StudentBridge, TeacherReply
+from megatron_plugin.arguments import TeacherOptions
+from megatron_plugin.bridge import (
+    START_TIMEOUT,
+    Pairing,
+    PendingReply,
+    StudentBridge,
+    TeacherReply,
+)
 from megatron_plugin.student.batch import MicroBatch, guide, teacher_rows
+from megatron_plugin.student.meeting import StudentMeeting
+from megatron_plugin.student.step_schedule import read_steps_ahead
 from pipeline.guidance import Aggregation
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A student rank's way to the teacher's world.
+
+    Attributes:
+        meeting: where all ranks wait for a step's losses.
+        bridge: of a replica's leader, which asks; None on the other ranks.
+    """
+
+    meeting: StudentMeeting
+    bridge: StudentBridge | None
+
+
+def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Connection:
+    """Connect the leaders with the teacher; all ranks call, and wait until they are.
+
+    Args:
+        teacher: in a world of its own.
+        args: Megatron's.
+        store: what both worlds see.
+
+    Raises:
+        BridgeError: the teacher's world does not answer.
+    """
+    meeting = StudentMeeting(
+        teacher_minutes=teacher.timeout_minutes,
+        distributed_minutes=args.distributed_timeout_minutes,
+    )
+    read_steps_ahead()
+    replicas, bridge = range(args.data_parallel_size), None
+    if computes_loss() and parallel_state.get_tensor_model_parallel_rank() == 0:
+        replica = parallel_state.get_data_parallel_rank()
+        bridge = StudentBridge(
+            store,
+            Pairing(len(replicas), teacher.num_replicas),
+            replica=replica,
+            timeout_minutes=teacher.timeout_minutes,
+        )
+        store.set(f"connected/{replica}", "")
+    # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.
+    store.wait([f"connected/{replica}" for replica in replicas], 2 * START_TIMEOUT)
+    return Connection(meeting, bridge)
+
+
+def computes_loss(vp_stage: int | None = None) -> bool:
+    """Whether this rank's chunk is the model's last."""
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return False
+    num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    return vp_stage is None or num_chunks is None or vp_stage == num_chunks - 1
 
 
 class GuidedBatches(Iterator[MicroBatch]):

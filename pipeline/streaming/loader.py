@@ -57,6 +57,7 @@ class RowLoader:
             yield Rows(buffer, self.layout)
 
     def _from_workers(self) -> Iterator[Rows]:
+        """Start the workers at once, so that they read before the first batch is asked for."""
         # A slot is filled anew only after the reader asked for the batch that follows: DataLoader
         # keeps this many batches under way, and hands out the next one before it returns a batch.
         num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
@@ -68,8 +69,14 @@ class RowLoader:
             sampler=_SlottedBatches(self.batches, num_slots),
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCHED_BATCHES,
+            # Else each loader draws a seed from the run's own generator, and a run that goes on
+            # has one draw more behind it than one that never stopped.
+            generator=torch.Generator(),
         )
-        for slot in loader:
+        return self._copied(iter(loader), slots)
+
+    def _copied(self, filled: Iterator[int], slots: torch.Tensor) -> Iterator[Rows]:
+        for slot in filled:
             buffer = self._new_buffer()
             # By numpy: torch wakes its threads for a copy, and they compete with the workers.
             np.copyto(buffer.numpy(), slots[slot].numpy())

@@ -292,6 +292,7 @@ def load_batches(
     replica: int = 0,
     num_replicas: int = 1,
     consumed_samples: int = 0,
+    num_samples: int | None = None,
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> RowLoader:
@@ -303,6 +304,7 @@ def load_batches(
         replica: this data-parallel replica's number.
         num_replicas: how many there are; may differ from the run's earlier part.
         consumed_samples: from `AlignedRows.restore`.
+        num_samples: of the whole run; None: those of all epochs.
         num_workers: processes that read ahead; 0 reads in this one.
         pin_memory: whether batches lie in page-locked memory.
 
@@ -314,7 +316,7 @@ def load_batches(
         ...     loss = step(batch.to("cuda"))
     """
     batches = ReplicaBatches(
-        num_samples=len(rows),
+        num_samples=len(rows) if num_samples is None else num_samples,
         consumed_samples=consumed_samples,
         micro_batch_size=micro_batch_size,
         global_batch_size=rows.config.global_batch_size,

@@ -56,6 +56,7 @@ class _DevicesAreCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if "device" in kwargs:
             kwargs["device"] = _cpu_for_cuda(kwargs["device"])
+        kwargs.pop("pin_memory", None)
         if any(isinstance(value, str | torch.device) for value in args):
             args = tuple(_cpu_for_cuda(value) for value in args)
         return function(*args, **kwargs)

@@ -48,7 +48,8 @@ def fork_ranks(num_ranks, command, *, timeout, **environment):
             ranks.append(_context().Process(target=_run_rank, args=(command, own, output)))
             ranks[-1].start()
         code = _end(ranks, timeout)
-        said = "".join((Path(folder) / str(rank)).read_text() for rank in range(num_ranks))
+        # Of ranks that came to speak before another failed.
+        said = "".join(path.read_text() for path in sorted(Path(folder).iterdir()))
     return subprocess.CompletedProcess(command, code, said, said)
 
 

@@ -82,7 +82,9 @@ def uninterrupted(inputs, tmp_path_factory):
 
 
 def test_three_and_three_steps_are_six_bit_for_bit(inputs, interrupted, uninterrupted, tmp_path):
-    again = resume(inputs, interrupted, tmp_path, 3, pipeline_model_parallel_size=2, **TWO_WORLDS)
+    # Also where worker processes read the rows.
+    options = {"pipeline_model_parallel_size": 2, "num_workers": 2, **TWO_WORLDS}
+    again = resume(inputs, interrupted, tmp_path, 3, **options)
     assert all(torch.equal(uninterrupted[name], again[name]) for name in uninterrupted)
     three = merged(interrupted / "first", "weights", inputs.student)
     assert any(not torch.equal(uninterrupted[name], three[name]) for name in three)
