@@ -30,7 +30,8 @@ ALLOWED = {
     " pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset"
-    " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError",
+    " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"
+    " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.streaming pipeline.scoring pipeline.guidance pipeline.packing"
     " pipeline.dataset pipeline.tokenization pipeline.drawing",
     "pipeline.validate": "pipeline.scoring pipeline.dataset pipeline.alignment"

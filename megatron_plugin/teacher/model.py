@@ -23,6 +23,7 @@ from megatron_plugin.bridge import TeacherReply, TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import Precision, build_frozen_model
 from megatron_plugin.models.weights import Weights
+from pipeline.guidance import has_context
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 
 
@@ -120,16 +121,13 @@ class Teacher:
         part = next(parts)
         tokens = part.input_ids.to(self._device, torch.int64)
         segments = row_segments(part.cu_seqlens, self.seq_length, self._device)
-        has_context = torch.ones(tokens.numel(), dtype=torch.bool, device=self._device)
-        has_context[segments.cu_seqlens_q[:-1].long()] = False
+        mask = has_context(part.cu_seqlens, self.seq_length).to(self._device)
         output = model(
             tokens,
             torch.arange(self.seq_length, device=self._device).expand_as(tokens),
             None,
             packed_seq_params=segments,
-            output_processor=partial(
-                _token_losses, tokens, has_context.view_as(tokens), self._vocab_size
-            ),
+            output_processor=partial(_token_losses, tokens, mask, self._vocab_size),
         )
         return output, _keep
 

@@ -1,6 +1,6 @@
 """Which student tokens count, by the losses of a teacher (Eq. 2 to 4)."""
 
-from pipeline.guidance.aggregation import Aggregation, aggregate_teacher_losses
+from pipeline.guidance.aggregation import Aggregation, aggregate_teacher_losses, has_context
 from pipeline.guidance.checks import NonFiniteLossError
 from pipeline.guidance.loss import (
     Expectation,
@@ -21,6 +21,7 @@ __all__ = [
     "SelectionRule",
     "aggregate_teacher_losses",
     "guided_loss",
+    "has_context",
     "mapped_tokens",
     "metric_values",
     "select_tokens",

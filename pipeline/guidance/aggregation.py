@@ -12,7 +12,7 @@ from pipeline.guidance.checks import (
     check_finite,
 )
 
-__all__ = ["aggregate_teacher_losses"]
+__all__ = ["aggregate_teacher_losses", "has_context"]
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -63,6 +63,29 @@ def aggregate_teacher_losses(
         values = _span_sums(losses.masked_fill(~expected, 0.0).double(), starts, ends)
         values = values / counts if how == "mean" else values
     return values.float().masked_fill(counts == 0, torch.nan)
+
+
+def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
+    """Say which teacher tokens stand behind another of their document: only they can have a loss.
+
+    The one rule of a row's teacher, wherever it runs: a document's context token, or its text's
+    first token where the convention has none, is predicted by nothing.
+
+    Args:
+        cu_seqlens: int [..., segments + 1], each row's segment bounds from 0 on, filled up with
+            `seq_length`.
+        seq_length: places of a row.
+
+    Returns:
+        bool [..., seq_length]; padding is a segment like any other.
+
+    Example:
+        >>> has_context(torch.tensor([[0, 3, 4, 4]]), 4)
+        tensor([[False,  True,  True, False]])
+    """
+    shape = (*cu_seqlens.shape[:-1], seq_length + 1)  # one more place for bounds at the row's end
+    found = torch.ones(shape, dtype=torch.bool, device=cu_seqlens.device)
+    return found.scatter_(-1, cu_seqlens.long(), False)[..., :-1]
 
 
 def _span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:

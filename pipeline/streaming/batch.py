@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from pipeline.guidance.aggregation import has_context
 from pipeline.streaming.layout import RowLayout
 
 _FLOAT_FIELDS = ("loss_mask", "teacher_losses")
@@ -65,13 +66,21 @@ class Rows(Mapping[str, torch.Tensor]):
         return self._is_text("teacher_cu_seqlens", self["teacher_input_ids"].shape[-1])
 
     @property
+    def teacher_has_context(self) -> torch.Tensor:
+        """Which teacher tokens stand behind another of their segment, bool [B, teacher_seq_length].
+
+        Padding is a segment like any other.
+        """
+        return has_context(self["teacher_cu_seqlens"], self["teacher_input_ids"].shape[-1])
+
+    @property
     def teacher_has_loss(self) -> torch.Tensor:
         """Which teacher tokens have a loss, bool [B, teacher_seq_length].
 
         Those with a context, or a stored loss, in a segment that the student learns from.
         """
         stored = "teacher_losses" in self.layout.shapes
-        known = ~self["teacher_losses"].isnan() if stored else self["teacher_position_ids"] > 0
+        known = ~self["teacher_losses"].isnan() if stored else self.teacher_has_context
         return known & self.teacher_is_text
 
     def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:

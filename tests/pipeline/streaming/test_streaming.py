@@ -298,7 +298,9 @@ def test_large_groups_are_divided(dataset, monkeypatch):
 
 def test_batches_from_workers_stay_valid_while_they_are_kept(dataset):
     rows = open_rows(dataset, global_batch_size=2, num_epochs=3)
+    random = torch.get_rng_state()
     kept = list(load_batches(rows, micro_batch_size=2, num_workers=2))
+    assert torch.equal(torch.get_rng_state(), random), "a run's own numbers are drawn"
     assert len(kept) == len(rows) // 2 > 50
     for number, batch in enumerate(kept):
         expected = rows.__getitems__([2 * number, 2 * number + 1])
@@ -360,6 +362,8 @@ def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
         assert torch.equal(found, expected)
         assert int((batch["teacher_position_ids"] > 0).sum()) > int(found.sum())
         assert torch.equal(rows[3].teacher_has_loss, found[3])
+        assert torch.equal(batch.teacher_has_context, batch["teacher_position_ids"] > 0)
+        assert torch.equal(rows[3].teacher_has_context, batch.teacher_has_context[3])
 
 
 def test_a_loader_without_our_collate_function_says_so(dataset):
