@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
 _TRAILER = 3  # numbers of a packed reply after the losses
-_IDLE = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
+IDLE_TIMEOUT = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
 START_TIMEOUT = timedelta(minutes=30)  # the other world loads its weights
 _GRACE_SECONDS = 5.0
 
@@ -275,13 +275,13 @@ class TeacherBridge:
         for student in list(self._students):
             with peer("the student", f"the teacher waited for student replica {student};"):
                 header = torch.empty(4, dtype=torch.int64)
-                self._link.receive(header, student, _HEADER).wait(_IDLE)
+                self._link.receive(header, student, _HEADER).wait(IDLE_TIMEOUT)
                 kind, num_rows, places, bounds = header.tolist()
                 if kind == _STOP:
                     self._students.remove(student)
                     continue
                 payload = torch.empty((num_rows, places + bounds), dtype=torch.int32)
-                self._link.receive(payload, student, _REQUEST).wait(_IDLE)
+                self._link.receive(payload, student, _REQUEST).wait(IDLE_TIMEOUT)
             requests.append(TeacherRows(payload[:, :places], payload[:, places:]))
             self._asking.append(student)
         return requests
@@ -291,7 +291,7 @@ class TeacherBridge:
         for student, reply in zip(self._asking, replies, strict=True):
             message = reply.pack().cpu()
             with peer("the student", f"the teacher answered student replica {student};"):
-                self._link.send(message, student, _REPLY).wait(_IDLE)
+                self._link.send(message, student, _REPLY).wait(IDLE_TIMEOUT)
 
 
 def _rank_key(teacher: int) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
-from megatron_plugin.bridge import Pairing
+from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing
 from megatron_plugin.models.shape import ModelShape
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
@@ -110,6 +111,7 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
     sizes = step_sizes(args)
     parts = 1
     if teacher.world_size:
+        _require_timeouts(args, teacher)
         pairing = Pairing(sizes.replicas, teacher.num_replicas)
         parts = len(pairing.teachers_of(0))
     elif args.virtual_pipeline_model_parallel_size is not None:
@@ -128,6 +130,19 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
                 "--vocag-teacher-micro-batch-size, or the batch size to a multiple of "
                 f"{parts * teacher.micro_batch_size} rows"
             )
+
+
+def _require_timeouts(args: Namespace, teacher: TeacherOptions) -> None:
+    """Check that a teacher doesn't give its student up while the student's ranks still meet."""
+    together = teacher.timeout_minutes + args.distributed_timeout_minutes
+    limit = IDLE_TIMEOUT / timedelta(minutes=1)
+    if together > limit:
+        raise ArgumentError(
+            f"--vocag-teacher-timeout-minutes {teacher.timeout_minutes:g} and "
+            f"--distributed-timeout-minutes {args.distributed_timeout_minutes:g}: the student's "
+            f"ranks wait for losses as long as both together, a teacher gives its student up after "
+            f"{limit:g}: lower them"
+        )
 
 
 def teacher_seq_length(teacher: TeacherOptions | None, manifest: Manifest, seq_length: int) -> int:

@@ -17,7 +17,12 @@ from megatron_plugin.student.batch import MicroBatch
 
 
 class StudentMeeting:
-    """A CPU group of all student ranks; its timeout outlasts both of the job's."""
+    """A CPU group of all student ranks; its timeout is the sum of the job's two.
+
+    So neither has to be longer than the other: ranks may come one after the other for as long as
+    Megatron lets them, the leader may wait its time for losses then, and is still the first to end.
+    `checks.require_service` refuses a sum that a teacher doesn't wait for.
+    """
 
     def __init__(self, *, teacher_minutes: float, distributed_minutes: float) -> None:
         """Make the group; every student rank does.

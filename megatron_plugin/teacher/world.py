@@ -16,15 +16,13 @@ from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
-from megatron_plugin.bridge import Pairing, TeacherBridge, TeacherRows
+from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.worlds import World
 from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
-
-_IDLE = timedelta(days=7)
 
 
 def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespace) -> None:
@@ -103,7 +101,7 @@ def _waiting_group() -> dist.ProcessGroup:
     dist.all_gather_object(ranks_of_replicas, own)
     found: dist.ProcessGroup | None = None
     for ranks in sorted({tuple(ranks) for ranks in ranks_of_replicas if ranks}):
-        group = dist.new_group(list(ranks), timeout=_IDLE, backend="gloo")
+        group = dist.new_group(list(ranks), timeout=IDLE_TIMEOUT, backend="gloo")
         if isinstance(group, dist.ProcessGroup):  # others than its members get a number
             found = group
     assert found is not None

@@ -128,6 +128,7 @@ def test_rows_that_teachers_cannot_share():
         eval_micro_batch_size=3,
         eval_iters=0,
         virtual_pipeline_model_parallel_size=None,
+        distributed_timeout_minutes=10,
     )
     teacher = options(
         *("--vocag-teacher", "m", "--vocag-teacher-world-size", "2"),

@@ -89,12 +89,35 @@ def test_a_colocated_teacher_has_no_virtual_stages():
         eval_micro_batch_size=2,
         eval_iters=0,
         virtual_pipeline_model_parallel_size=2,
+        distributed_timeout_minutes=10,
     )
     require_service(
         args, options("--vocag-teacher", "m", "--vocag-teacher-world-size", "1").teacher
     )
     with pytest.raises(ArgumentError, match="no virtual pipeline stages: give it ranks of its own"):
         require_service(args, options("--vocag-teacher", "m").teacher)
+
+
+@pytest.mark.parametrize("minutes", ["inf", "10071"])
+def test_both_timeouts_together_are_within_a_teachers_patience(minutes):
+    args = Namespace(
+        global_batch_size=8,
+        micro_batch_size=2,
+        data_parallel_size=1,
+        eval_global_batch_size=8,
+        eval_micro_batch_size=2,
+        eval_iters=0,
+        distributed_timeout_minutes=10,
+    )
+
+    def teacher(minutes):
+        world = ("--vocag-teacher", "m", "--vocag-teacher-world-size", "1")
+        return options(*world, "--vocag-teacher-timeout-minutes", minutes).teacher
+
+    require_service(args, teacher("10070"))
+    told = rf"--vocag-teacher-timeout-minutes {minutes} and --distributed-timeout-minutes 10: .*"
+    with pytest.raises(ArgumentError, match=told + "gives its student up after 10080: lower them"):
+        require_service(args, teacher(minutes))
 
 
 def megatron_args(argv):
