@@ -59,7 +59,8 @@ def test_every_argument_states_its_default():
 def test_a_students_tokenizer_must_be_the_datasets(tmp_path):
     manifest = build_dataset(tmp_path / "data")
     save_model(tmp_path / "student", "llama", vocab_size=400)
-    run = StudentRun(options(), World("student", 0, 1, 1), manifest)
+    of_data = options("--vocag-data", str(tmp_path / "data"))
+    run = StudentRun(of_data, World("student", 0, 1, 1), manifest)
     args = megatron_args(model_arguments(read_shape(tmp_path / "student")))
     run._open_student(args, str(tmp_path / "student"))
     (tmp_path / "student" / "tokenizer.json").write_text("{}")
