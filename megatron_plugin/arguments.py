@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from pipeline.dataset.conventions import add_convention_options
 from pipeline.guidance import PAPER_RULE, Aggregation, Expectation, SelectionRule
 from pipeline.guidance.selection import RANKED_BY_TEACHER, Scope, Selector, UnmappedStrategy
 
@@ -213,6 +212,25 @@ def options_of(given: Namespace) -> VocagOptions:
         student_eos=given.vocag_student_eos,
         teacher_context=given.vocag_teacher_context,
     )
+
+
+def add_convention_options(add: Callable[..., object], *, prefix: str = "--") -> None:
+    """Add the options that say which tokens stand around a text.
+
+    Args:
+        add: of a parser or a group of one.
+        prefix: of the options' names.
+
+    Example:
+        >>> add_convention_options(parser.add_argument)
+    """
+    for name, place in (
+        ("student-bos", "before a student's text"),
+        ("student-eos", "after a student's document"),
+        ("teacher-context", "before a teacher's text"),
+    ):
+        text = f"token that stands {place}, its id, or none (default: the dataset's)"
+        add(f"{prefix}{name}", metavar="TOKEN", help=text)
 
 
 def _require_no_teacher_options(given: Namespace) -> None:

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from megatron_plugin.arguments import ArgumentError, TeacherOptions
+from megatron_plugin.arguments import ArgumentError, TeacherOptions, add_convention_options
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.score_rows import pack_pieces, place_losses
 from megatron_plugin.teacher.setup import load_teacher
-from pipeline.dataset.conventions import add_convention_options, choose_conventions
+from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens

@@ -15,6 +15,7 @@ PARTS = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
 ALLOWED = {
     "schemas": "",
     "pipeline": "",
+    "pipeline.commands": "",
     "pipeline.drawing": "",
     "pipeline.remote": "",
     "pipeline.guidance": "",
@@ -33,17 +34,19 @@ ALLOWED = {
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.streaming pipeline.scoring pipeline.guidance pipeline.packing"
-    " pipeline.dataset pipeline.tokenization pipeline.drawing",
+    " pipeline.dataset pipeline.tokenization pipeline.drawing pipeline.commands",
     "pipeline.validate": "pipeline.scoring pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.batches pipeline.drawing",
+    " pipeline.tokenization pipeline.batches pipeline.drawing pipeline.commands",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.drawing",
+    " pipeline.tokenization pipeline.drawing pipeline.commands",
     "pipeline.figures": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance"
-    " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",
-    "beam_jobs": "pipeline.dataset pipeline.drawing pipeline.remote",
+    " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing"
+    " pipeline.commands",
+    "beam_jobs": "pipeline.dataset pipeline.drawing pipeline.remote pipeline.commands",
     "beam_jobs.align": "beam_jobs pipeline.tokenization pipeline.alignment pipeline.dataset"
-    " pipeline.batches pipeline.drawing",
-    "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.dataset pipeline.drawing",
+    " pipeline.batches pipeline.drawing pipeline.commands",
+    "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.dataset pipeline.drawing"
+    " pipeline.commands",
     "megatron_plugin": "megatron_plugin.models megatron_plugin.teacher megatron_plugin.student"
     " pipeline.streaming pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "megatron_plugin.arguments pipeline.scoring.teacher_files",

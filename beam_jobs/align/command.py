@@ -328,7 +328,9 @@ def _make(
 
 
 def _load(source: str, options: AlignOptions) -> Tokenizer:
-    tokenizer = load_tokenizer(source, special_strings=options.special_strings, fast=options.fast)
+    tokenizer = load_tokenizer(
+        source, special_strings=options.special_strings, fast=not options.no_fast_path
+    )
     if tokenizer.slow_reason:
         logger.warning("%s takes the reference path: %s", source, tokenizer.slow_reason)
     return tokenizer

@@ -1,19 +1,15 @@
-"""The options of `score`: the command line, and the frozen dataclass that the job is made from."""
+"""The options of `score`: the frozen dataclass that its command line and the job are made from."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
 from beam_jobs.errors import OptionsError
-from beam_jobs.run_options import HERE, RunOptions, add_run_options, option_names, take_run_options
-from pipeline.dataset.conventions import add_convention_options
+from beam_jobs.run_options import HERE, RunOptions
+from pipeline.commands import options
+from pipeline.commands.options import DatasetSource, ModelSource, Option, Rest, TokenName
 
-DTYPES = ("float32", "bfloat16", "float16")
-
-_DESCRIPTION = """\
-Run a frozen teacher over every document of an aligned dataset, once, and store the loss of each
-teacher token beside the shards, two bytes each. Training then needs no teacher. Shards are never
-rewritten; several teachers' losses live side by side. Run the same command again to resume."""
+Dtype = Literal["", "float32", "bfloat16", "float16"]
 
 _EXAMPLES = """\
 examples:
@@ -43,47 +39,61 @@ teacher-FINGERPRINT.json.
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
 
+_GROUPS = {
+    "teacher": "whose losses, in which context",
+    "dtype": "how the job runs",
+}
+
+
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What `score` is asked to do.
+    """Run a frozen teacher over every document of an aligned dataset, once, and store its losses.
+
+    Each teacher token's loss stands beside the shards, in two bytes. Training then needs no
+    teacher. Shards are never rewritten; several teachers' losses live side by side. Run the same
+    command again to resume.
 
     Attributes:
         output: folder of a finished dataset.
-        teacher: folder, Hugging Face repository or .gguf file.
-        seq_length: student tokens per training row; None with `stride`.
-        teacher_seq_length: teacher tokens per training row, or of a window; None takes rows'
-            default.
-        stride: teacher tokens by which windows advance; None scores as rows are split.
-        dtype: of the teacher; "": bfloat16 on a GPU and on a CPU that is faster in it.
-        device: "" takes the GPU where there is one.
-        batch_tokens: teacher tokens per batch; 0: the device's default.
-        threads: of each worker on a CPU; 0: torch's default.
-        student_bos: token before a student's text, its id, or "none"; None: the dataset's. It and
-            the next take room in rows, so they decide where documents are split.
-        student_eos: token after a student's document, likewise.
-        teacher_context: token before a teacher's text, likewise.
-        allow_untrained_teacher: accept one that predicts no better than chance.
-        limit: score only so many documents, here, and write nothing.
+        teacher: folder, Hugging Face repository (owner/name) or .gguf file.
+        seq_length: student tokens per training row.
+        teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
+            12.5 %, as training takes it), or of a window with --stride.
+        stride: score documents longer than --teacher-seq-length in overlapping windows that advance
+            by N tokens.
+        student_bos: token that stands before a student's text, its id, or none (default: the
+            dataset's). It and --student-eos take room in rows, so they decide where documents are
+            split.
+        student_eos: token that stands after a student's document, likewise.
+        teacher_context: token that stands before a teacher's text, likewise.
+        allow_untrained_teacher: accept a teacher that predicts a plain text no better than chance.
+        dtype: of the teacher (default: bfloat16 on a GPU, on a CPU the faster one in a trial).
+        device: such as cuda:1 (default: the GPU where there is one).
+        batch_tokens: teacher tokens per batch (default: 2048 on a CPU, 32768 elsewhere).
+        threads: of each worker on a CPU; state it to get equal bytes on unequal machines (default:
+            torch's).
+        limit: score the first N documents in this process, say how fast and how well, and write
+            nothing.
         run: how many processes, and what they say.
         beam_arguments: options for Beam.
     """
 
-    output: str
-    teacher: str
+    output: DatasetSource
+    teacher: ModelSource
     seq_length: int | None = None
     teacher_seq_length: int | None = None
     stride: int | None = None
-    dtype: str = ""
-    device: str = ""
+    student_bos: TokenName | None = None
+    student_eos: TokenName | None = None
+    teacher_context: TokenName | None = None
+    allow_untrained_teacher: bool = False
+    dtype: Dtype = ""
+    device: Annotated[str, Option("NAME")] = ""
     batch_tokens: int = 0
     threads: int = 0
-    allow_untrained_teacher: bool = False
     limit: int | None = None
-    student_bos: str | None = None
-    student_eos: str | None = None
-    teacher_context: str | None = None
     run: RunOptions = HERE
-    beam_arguments: tuple[str, ...] = ()
+    beam_arguments: Rest = ()
 
     def __post_init__(self) -> None:
         """Check each option by itself.
@@ -100,8 +110,8 @@ class ScoreOptions:
             raise OptionsError(
                 f"--stride {self.stride} needs --teacher-seq-length, the tokens of a window"
             )
-        if self.dtype and self.dtype not in DTYPES:
-            raise OptionsError(f"--dtype {self.dtype} is none of {', '.join(DTYPES)}")
+        if self.dtype not in get_args(Dtype):
+            raise OptionsError(f"--dtype {self.dtype} is none of{', '.join(get_args(Dtype))[1:]}")
         if self.limit is not None and self.limit < 1:
             raise OptionsError(f"--limit {self.limit} is below 1 document")
         for name in ("batch_tokens", "threads"):
@@ -121,50 +131,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
         >>> parse_options("aligned --teacher t --seq-length 2048".split()).seq_length
         2048
     """
-    known, unknown = _parser().parse_known_args(arguments)
-    values = vars(known)
-    values["run"] = take_run_options(values)
-    return ScoreOptions(**values, beam_arguments=tuple(unknown))
+    return options.parse_options(
+        ScoreOptions, arguments, prog="vocag score", epilog=_EXAMPLES, groups=_GROUPS
+    )
 
 
 def own_options() -> list[str]:
     """Return the names of the options that don't go to Beam."""
-    return option_names(_parser())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vocag score",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("output", metavar="OUTPUT", help="folder of a finished dataset")
-    add("--teacher", required=True, metavar="MODEL",
-        help="folder, Hugging Face repository (owner/name) or .gguf file")  # fmt: skip
-    add("--seq-length", type=int, metavar="N", help="student tokens per training row")
-    add("--teacher-seq-length", type=int, metavar="N",
-        help="teacher tokens per training row (default: the dataset's ratio plus 12.5 %%, as "
-        "training takes it), or of a window with --stride")  # fmt: skip
-    add("--stride", type=int, metavar="N",
-        help="score documents longer than --teacher-seq-length in overlapping windows that "
-        "advance by N tokens")  # fmt: skip
-    add_convention_options(add)
-    add("--dtype", choices=DTYPES, default="",
-        help="of the teacher (default: bfloat16 on a GPU, on a CPU the faster one in a "
-        "trial)")  # fmt: skip
-    add("--device", default="", help="such as cuda:1 (default: the GPU where there is one)")
-    add("--batch-tokens", type=int, default=0, metavar="N",
-        help="teacher tokens per batch (default: 2048 on a CPU, 32768 elsewhere)")  # fmt: skip
-    add("--threads", type=int, default=0, metavar="N",
-        help="of each worker on a CPU; state it to get equal bytes on unequal machines "
-        "(default: torch's)")  # fmt: skip
-    add("--limit", type=int, metavar="N",
-        help="score the first N documents in this process, say how fast and how well, and write "
-        "nothing")  # fmt: skip
-    add("--allow-untrained-teacher", action="store_true",
-        help="accept a teacher that predicts a plain text no better than chance")  # fmt: skip
-    add_run_options(parser)
-    return parser
+    return options.option_names(ScoreOptions)

@@ -96,28 +96,6 @@ def describe_convention(record: TokenizerRecord, tokenizer: Tokenizer) -> str:
     return f"{before} before a text, {after} after it"
 
 
-def add_convention_options(
-    add: Callable[..., object], *, prefix: str = "--", default: str = "the dataset's"
-) -> None:
-    """Add the options that say which tokens stand around a text.
-
-    Args:
-        add: of a parser or a group of one.
-        prefix: of the options' names.
-        default: what happens without them, for the help.
-
-    Example:
-        >>> add_convention_options(parser.add_argument)
-    """
-    for name, place in (
-        ("student-bos", "before a student's text"),
-        ("student-eos", "after a student's document"),
-        ("teacher-context", "before a teacher's text"),
-    ):
-        text = f"token that stands {place}, its id, or none (default: {default})"
-        add(f"{prefix}{name}", metavar="TOKEN", help=text)
-
-
 def _find(name: str, load: Callable[[], Tokenizer]) -> int | None:
     return None if name == NOTHING else load().find_token(name)
 

@@ -1,14 +1,15 @@
 """`python -m pipeline.explore`: what is in a dataset, how it is aligned, how it would be packed."""
 
-import argparse
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from pipeline.dataset.conventions import add_convention_options, choose_conventions
+from pipeline.commands.options import DatasetSource, TokenName, parse_command
+from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
@@ -34,13 +35,13 @@ examples:
 
 @dataclass(frozen=True)
 class InfoOptions:
-    """What to describe.
+    """Totals, lengths, tokenizers, dead letters, shards.
 
     Attributes:
-        dataset: folder, URL or manifest.
+        dataset: folder, URL or manifest of a dataset.
     """
 
-    dataset: str
+    dataset: DatasetSource
 
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
@@ -49,23 +50,23 @@ class InfoOptions:
 
 @dataclass(frozen=True)
 class PreviewOptions:
-    """Which documents to show, and where.
+    """Documents with both tokenizations.
 
     Attributes:
-        dataset: folder, URL or manifest.
+        dataset: folder, URL or manifest of a dataset.
         documents: how many, from the first on.
-        id: the one document to show instead.
+        id: show the document of this id instead.
         max_tokens: student tokens shown of each.
-        html: file to write a page to; None draws in the terminal.
-        colour: whether to use colours in the terminal.
+        html: write a page to this file instead of drawing in the terminal.
+        colour: auto: where the output is a terminal and NO_COLOR is not set.
     """
 
-    dataset: str
+    dataset: DatasetSource
     documents: int = 3
     id: str | None = None
     max_tokens: int = 300
     html: Path | None = None
-    colour: str = "auto"
+    colour: Literal["auto", "always", "never"] = "auto"
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -95,27 +96,29 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How rows would be packed and stepped through.
+    """Rows, padding and steps per epoch.
 
     Attributes:
-        dataset: folder, URL or manifest.
+        dataset: folder, URL or manifest of a dataset.
         seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row; None takes the dataset's ratio, with room.
+        teacher_seq_length: teacher tokens per row (default: from the dataset's ratio, with room to
+            spare).
         global_batch_size: rows per step.
         replicas: student replicas that share a step.
-        student_bos: token before a student's text, its id, or "none"; None: the dataset's.
-        student_eos: token after a student's document, likewise.
-        teacher_context: token before a teacher's text, likewise.
+        student_bos: token that stands before a student's text, its id, or none (default: the
+            dataset's).
+        student_eos: token that stands after a student's document, likewise.
+        teacher_context: token that stands before a teacher's text, likewise.
     """
 
-    dataset: str
+    dataset: DatasetSource
     seq_length: int
     teacher_seq_length: int | None = None
     global_batch_size: int = 1
     replicas: int = 1
-    student_bos: str | None = None
-    student_eos: str | None = None
-    teacher_context: str | None = None
+    student_bos: TokenName | None = None
+    student_eos: TokenName | None = None
+    teacher_context: TokenName | None = None
 
     def __post_init__(self) -> None:
         """Check that replicas share a step evenly."""
@@ -151,12 +154,24 @@ class PlanOptions:
         )
 
 
+_COMMANDS: dict[str, type[InfoOptions | PreviewOptions | PlanOptions]] = {
+    "info": InfoOptions,
+    "preview": PreviewOptions,
+    "plan": PlanOptions,
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
-    arguments = vars(_parser().parse_args(argv))
-    kind = arguments.pop("options")
     try:
-        for line in kind(**arguments).lines():
+        options = parse_command(
+            _COMMANDS,
+            argv,
+            prog="vocag explore",
+            description="What is in a dataset, how it is aligned, how it would be packed.",
+            epilog=_EPILOG,
+        )
+        for line in options.lines():
             print(line)
     except BrokenPipeError:
         # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
@@ -176,51 +191,3 @@ def _use_colour(choice: str) -> bool:
     if choice == "auto":
         return sys.stdout.isatty() and "NO_COLOR" not in os.environ
     return choice == "always"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vocag explore",
-        description="What is in a dataset, how it is aligned, how it would be packed.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "info", InfoOptions, "totals, lengths, tokenizers, dead letters, shards")
-    preview = _command(commands, "preview", PreviewOptions, "documents with both tokenizations")
-    preview.add_argument("--documents", type=int, default=3, metavar="N", help="how many (3)")
-    preview.add_argument("--id", metavar="ID", help="show the document of this id")
-    preview.add_argument(
-        "--max-tokens", type=int, default=300, metavar="N", help="student tokens of each (300)"
-    )
-    preview.add_argument("--html", type=Path, metavar="FILE", help="write a page instead")
-    preview.add_argument(
-        "--colour",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="auto: where the output is a terminal and NO_COLOR is not set",
-    )
-    plan = _command(commands, "plan", PlanOptions, "rows, padding and steps per epoch")
-    plan.add_argument("--seq-length", type=int, required=True, metavar="S", help="student tokens")
-    plan.add_argument(
-        "--teacher-seq-length",
-        type=int,
-        metavar="T",
-        help="teacher tokens (default: from the dataset's ratio, with room to spare)",
-    )
-    plan.add_argument("--global-batch-size", type=int, default=1, metavar="N", help="rows per step")
-    plan.add_argument("--replicas", type=int, default=1, metavar="N", help="that share a step")
-    add_convention_options(plan.add_argument)
-    return parser
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    options: type,
-    help_text: str,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=help_text, description=help_text)
-    parser.add_argument("dataset", metavar="OUTPUT", help="folder, URL or manifest of a dataset")
-    parser.set_defaults(options=options)
-    return parser

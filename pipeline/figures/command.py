@@ -1,6 +1,5 @@
 """`python -m pipeline.figures`: the paper's figures, from real tokenizers, texts and models."""
 
-import argparse
 import json
 import os
 import shutil
@@ -9,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated, Literal
 
+from pipeline.commands.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
 from pipeline.drawing.charts import write_figure
 from pipeline.drawing.formatting import printable
 from pipeline.figures.alignment import (
@@ -23,6 +24,8 @@ from pipeline.figures.runs import compare_runs
 from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 from pipeline.tokenization import Tokenizer, load_tokenizer
+
+Text = Annotated[str, Option("TEXT", form="positional")]
 
 _EPILOG = """\
 examples:
@@ -44,16 +47,16 @@ repository; NAME=SOURCE names it in the figure.
 
 @dataclass(frozen=True)
 class VocabularyOptions:
-    """Whose vocabularies to compare.
+    """Fig. 1: vocabulary overlap.
 
     Attributes:
         student: the student's tokenizer.
         teacher: the teachers'.
-        output: .svg or .html file; None prints only.
+        output: also write .svg or .html.
     """
 
-    student: str
-    teacher: Sequence[str]
+    student: TokenizerSource
+    teacher: tuple[TokenizerSource, ...]
     output: Path | None = None
 
     def lines(self) -> Iterator[str]:
@@ -69,16 +72,16 @@ class VocabularyOptions:
 
 @dataclass(frozen=True)
 class TokensOptions:
-    """Which text to tokenize, and by what.
+    """Fig. 2: one text's tokens.
 
     Attributes:
-        text: the text.
+        text: the text itself.
         tokenizers: the student's first.
-        output: .html file; None prints only.
+        output: also write .html.
     """
 
-    text: str
-    tokenizers: Sequence[str]
+    text: Text
+    tokenizers: tuple[TokenizerSource, ...]
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -99,24 +102,24 @@ class TokensOptions:
 
 @dataclass(frozen=True)
 class AlignmentOptions:
-    """What to align by chunks and by tokens.
+    """Fig. 3: chunks against tokens.
 
     Attributes:
         student: the student's tokenizer.
         teacher: the teacher's.
-        input: JSON lines, or a .txt file.
-        text_field: the lines' field that holds the text.
-        seq_length: student tokens of the sequences that are cut into chunks.
-        chunks: numbers of chunks.
-        output: .svg or .html file; None prints only.
+        input: .jsonl or .txt.
+        text_field: the field of each line that holds the text.
+        seq_length: student tokens of the sequences that are cut into chunks, as in the paper.
+        chunks: into how many.
+        output: also write .svg or .html.
     """
 
-    student: str
-    teacher: str
+    student: TokenizerSource
+    teacher: TokenizerSource
     input: Path
-    text_field: str = "text"
+    text_field: Annotated[str, Option("NAME")] = "text"
     seq_length: int = PAPER_SEQ_LENGTH
-    chunks: Sequence[int] = PAPER_CHUNKS
+    chunks: tuple[int, ...] = PAPER_CHUNKS
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -145,32 +148,33 @@ class AlignmentOptions:
 
 @dataclass(frozen=True)
 class KeptOptions:
-    """Which models look at which text.
+    """Fig. 8: tokens that a teacher keeps.
 
     Attributes:
         student: a causal language model: folder, Hugging Face repository or .gguf file.
         teacher: likewise.
         student_tokenizer: where it isn't beside the model (.gguf).
         teacher_tokenizer: likewise.
-        text: the text; or
-        text_file: a file that holds it.
-        student_bos: token before the student's text, its id, or "none"; None: its tokenizer's.
-        teacher_context: token before the teacher's text, likewise.
+        text: the text itself; or --text-file.
+        text_file: read the text from a file.
+        student_bos: token that stands before the student's text, its id, or none (default: its
+            tokenizer's).
+        teacher_context: token that stands before the teacher's text, likewise.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: of the teacher's losses over a span.
-        output: .html file; None prints only.
+        output: also write .html.
     """
 
-    student: str
-    teacher: str
-    student_tokenizer: str | None = None
-    teacher_tokenizer: str | None = None
-    text: str | None = None
+    student: ModelSource
+    teacher: ModelSource
+    student_tokenizer: TokenizerSource | None = None
+    teacher_tokenizer: TokenizerSource | None = None
+    text: Text | None = None
     text_file: Path | None = None
-    student_bos: str | None = None
-    teacher_context: str | None = None
+    student_bos: TokenName | None = None
+    teacher_context: TokenName | None = None
     keep_fraction: float = 0.4
-    aggregation: str = "max"
+    aggregation: Literal["mean", "max", "sum"] = "max"
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -202,16 +206,16 @@ class KeptOptions:
 
 @dataclass(frozen=True)
 class RunsOptions:
-    """Which runs to compare.
+    """Runs of vocag train, compared.
 
     Attributes:
-        runs: folders that `vocag train` has written.
+        runs: folders that vocag train has written.
         heldout: name of the held-out set, where the runs have several.
-        output: .svg or .html file; None prints only.
+        output: also write .svg or .html.
     """
 
-    runs: Sequence[Path]
-    heldout: str = ""
+    runs: Annotated[tuple[Path, ...], Option("RUN", form="positional")]
+    heldout: Annotated[str, Option("NAME")] = ""
     output: Path | None = None
 
     def lines(self) -> Iterator[str]:
@@ -221,12 +225,26 @@ class RunsOptions:
             yield f"wrote {self.output}"
 
 
+_FIGURES = {
+    "vocabulary": VocabularyOptions,
+    "tokens": TokensOptions,
+    "alignment": AlignmentOptions,
+    "kept": KeptOptions,
+    "runs": RunsOptions,
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
-    arguments = vars(_parser().parse_args(argv))
-    kind = arguments.pop("options")
     try:
-        for line in kind(**arguments).lines():
+        options = parse_command(
+            _FIGURES,
+            argv,
+            prog="vocag figures",
+            description="The paper's figures, from real tokenizers, texts and models.",
+            epilog=_EPILOG,
+        )
+        for line in options.lines():
             print(line)
     except BrokenPipeError:
         # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
@@ -290,92 +308,3 @@ def _require_page(output: Path | None) -> None:
 
 def _use_colour() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vocag figures",
-        description="The paper's figures, from real tokenizers, texts and models.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(required=True, metavar="FIGURE")
-    _add_vocabulary(commands)
-    _add_tokens(commands)
-    _add_alignment(commands)
-    _add_kept(commands)
-    _add_runs(commands)
-    return parser
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    options: type,
-    help_text: str,
-    output: str,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=help_text, description=help_text)
-    parser.add_argument("--output", type=Path, metavar="FILE", help=f"also write {output}")
-    parser.set_defaults(options=options)
-    return parser
-
-
-def _add_vocabulary(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _command(
-        commands, "vocabulary", VocabularyOptions, "Fig. 1: vocabulary overlap", ".svg or .html"
-    )
-    parser.add_argument("--student", required=True, metavar="TOKENIZER")
-    parser.add_argument("--teacher", required=True, nargs="+", metavar="TOKENIZER")
-
-
-def _add_tokens(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _command(commands, "tokens", TokensOptions, "Fig. 2: one text's tokens", ".html")
-    parser.add_argument("text", metavar="TEXT")
-    parser.add_argument(
-        "--tokenizers", required=True, nargs="+", metavar="TOKENIZER", help="the student's first"
-    )
-
-
-def _add_alignment(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _command(
-        commands, "alignment", AlignmentOptions, "Fig. 3: chunks against tokens", ".svg or .html"
-    )
-    parser.add_argument("--student", required=True, metavar="TOKENIZER")
-    parser.add_argument("--teacher", required=True, metavar="TOKENIZER")
-    parser.add_argument("--input", required=True, type=Path, metavar="FILE", help=".jsonl or .txt")
-    parser.add_argument("--text-field", default="text", metavar="NAME", help="of each line (text)")
-    parser.add_argument(
-        "--seq-length",
-        type=int,
-        default=PAPER_SEQ_LENGTH,
-        metavar="N",
-        help=f"student tokens of a sequence ({PAPER_SEQ_LENGTH}, as in the paper)",
-    )
-    parser.add_argument(
-        "--chunks", type=int, nargs="+", default=PAPER_CHUNKS, metavar="N", help="8 16 … 512"
-    )
-
-
-def _add_kept(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _command(commands, "kept", KeptOptions, "Fig. 8: tokens that a teacher keeps", ".html")
-    parser.add_argument("text", nargs="?", metavar="TEXT")
-    parser.add_argument("--text-file", type=Path, metavar="FILE", help="read the text from a file")
-    for side in ("student", "teacher"):
-        parser.add_argument(
-            f"--{side}", required=True, metavar="MODEL", help="folder, repository or .gguf file"
-        )
-        parser.add_argument(f"--{side}-tokenizer", metavar="TOKENIZER", help="if not in MODEL")
-    for name, side in (("--student-bos", "student"), ("--teacher-context", "teacher")):
-        text = f"stands before the {side}'s text: token, id or none (the tokenizer's)"
-        parser.add_argument(name, metavar="TOKEN", help=text)
-    parser.add_argument("--keep-fraction", type=float, default=0.4, metavar="K", help="0.4")
-    parser.add_argument("--aggregation", choices=("mean", "max", "sum"), default="max")
-
-
-def _add_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _command(
-        commands, "runs", RunsOptions, "runs of vocag train, compared", ".svg or .html"
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--heldout", default="", metavar="NAME", help="of several held-out sets")

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from pipeline.commands.options import ModelSource, Option, TokenName
 from pipeline.streaming import StreamConfig
 from pipeline.training.method import NEED_LOSSES, Method
 
@@ -12,13 +13,19 @@ Schedule = Literal["cosine", "linear", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run; the command line has an option for every field.
+    """Train a Hugging Face student on an aligned dataset, by the paper's method or a baseline.
+
+    On one GPU or a CPU, or data-parallel under torchrun with the same rows and losses. Run the same
+    command again to go on from the last checkpoint, bit for bit.
 
     Attributes:
         data: aligned dataset to train on.
         student: folder, Hugging Face repository or .gguf file.
         output: folder of this run; the same command again goes on from its checkpoint.
         random_init: use only the student's configuration.
+        teacher: folder, repository or .gguf file; for rho1 the reference model.
+        stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
+            teacher's name.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
@@ -27,9 +34,6 @@ class TrainConfig:
         teacher_context: token before a teacher's text, likewise.
         num_epochs: how often the data may be read.
         num_workers: processes that read ahead.
-        teacher: folder, repository or .gguf file; for rho1 the reference model.
-        stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
-            teacher's name.
         method: how the loss is made.
         num_steps: of the whole run; the learning rate's schedule ends there.
         exit_after: stop after this step, with a checkpoint, to go on later.
@@ -53,20 +57,20 @@ class TrainConfig:
         wandb: also log to this project of Weights & Biases.
     """
 
-    data: str
-    student: str
-    output: Path
+    data: Annotated[str, Option("DATASET")]
+    student: ModelSource
+    output: Annotated[Path, Option("FOLDER")]
     random_init: bool = False
-    heldout: tuple[str, ...] = ()
+    teacher: ModelSource | None = None
+    stored_losses: Annotated[str, Option("NAME")] | None = None
+    heldout: Annotated[tuple[str, ...], Option("DATASET")] = ()
     seq_length: int = 512
     teacher_seq_length: int | None = None
-    student_bos: str | None = None
-    student_eos: str | None = None
-    teacher_context: str | None = None
+    student_bos: TokenName | None = None
+    student_eos: TokenName | None = None
+    teacher_context: TokenName | None = None
     num_epochs: int = 1
     num_workers: int = 0
-    teacher: str | None = None
-    stored_losses: str | None = None
     method: Method = field(default_factory=Method)
     num_steps: int = 1000
     exit_after: int | None = None
@@ -79,13 +83,13 @@ class TrainConfig:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     seed: int = 0
-    device: str = ""
+    device: Annotated[str, Option("NAME")] = ""
     bf16: bool = False
     evaluate_every: int = 0
     checkpoint_every: int = 500
     export_every: int = 0
     tensorboard: bool = False
-    wandb: str = ""
+    wandb: Annotated[str, Option("PROJECT")] = ""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data.

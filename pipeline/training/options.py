@@ -1,19 +1,9 @@
 """The command line of `vocag train`: an option for every field of two dataclasses."""
 
-import argparse
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
 
+from pipeline.commands.options import parse_options
 from pipeline.training.config import TrainConfig
-from pipeline.training.method import Method
-
-_DESCRIPTION = """\
-Train a Hugging Face student on an aligned dataset, by the paper's method or one that it is compared
-with: on one GPU or a CPU, or data-parallel under torchrun with the same rows and losses. Run the
-same command again to go on from the last checkpoint, bit for bit."""
 
 _EXAMPLES = """\
 examples:
@@ -54,26 +44,12 @@ methods, --method (docs/guidance.md has the equations):
 output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
 AutoModelForCausalLM and AutoTokenizer load."""
 
-_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "data and models": (
-        *("data", "student", "output", "random_init", "teacher", "stored_losses", "heldout"),
-        *("seq_length", "teacher_seq_length", "student_bos", "student_eos", "teacher_context"),
-        *("num_epochs", "num_workers"),
-    ),
-    "method (docs/guidance.md)": tuple(f.name for f in fields(Method) if f.name != "seed"),
-    "steps": (
-        *("num_steps", "exit_after", "global_batch_size", "micro_batch_size", "learning_rate"),
-        *("schedule", "warmup_steps", "min_lr_fraction", "weight_decay", "clip_norm", "seed"),
-        *("device", "bf16"),
-    ),
-    "measuring and keeping": (
-        *("evaluate_every", "checkpoint_every", "export_every", "tensorboard", "wandb"),
-    ),
+_GROUPS = {
+    "data": "data and models",
+    "method": "method (docs/guidance.md)",
+    "num_steps": "steps",
+    "evaluate_every": "measuring and keeping",
 }
-_METAVARS = {"data": "DATASET", "heldout": "DATASET", "student": "MODEL", "teacher": "MODEL",
-             "stored_losses": "NAME", "student_bos": "TOKEN", "student_eos": "TOKEN",
-             "teacher_context": "TOKEN", "output": "FOLDER", "device": "NAME",
-             "wandb": "PROJECT"}  # fmt: skip
 
 
 def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
@@ -88,57 +64,4 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
         >>> parse_config(arguments).method.name
         'full'
     """
-    values = vars(_parser().parse_args(argv))
-    names = [entry.name for entry in fields(Method) if entry.name not in ("name", "seed")]
-    chosen = {name: values.pop(name) for name in names}
-    # One seed serves the order, the weights and the method.
-    method = Method(name=values.pop("method"), seed=values["seed"], **chosen)
-    values["heldout"] = tuple(values["heldout"])
-    return TrainConfig(method=method, **values)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vocag train",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for title, names in _GROUPS.items():
-        group = parser.add_argument_group(title)
-        kind = Method if title.startswith("method") else TrainConfig
-        known = {entry.name: entry for entry in fields(kind)}
-        texts, hints = _texts(kind), get_type_hints(kind)
-        for name in names:
-            _add_option(group, known[name], hints[name], texts[name])
-    return parser
-
-
-def _texts(kind: type) -> dict[str, str]:
-    """Return what a dataclass's docstring says of each field."""
-    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", kind.__doc__ or "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
-
-
-def _add_option(group: argparse._ArgumentGroup, entry: "Field[Any]", hint: Any, text: str) -> None:
-    option = "--" + {"name": "method"}.get(entry.name, entry.name).replace("_", "-")
-    required = entry.default is MISSING
-    default: dict[str, Any] = {"required": True} if required else {"default": entry.default}
-    if not required and entry.default not in (None, "", (), False):
-        text = text.rstrip(".") + f" (default: {entry.default})"
-    help_text = text.replace("%", "%%")
-    group.add_argument(option, help=help_text, **_arguments(entry.name, hint), **default)
-
-
-def _arguments(name: str, hint: Any) -> dict[str, Any]:
-    """Return what argparse needs for a field of this type."""
-    if hint is bool:
-        return {"action": "store_true"}
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    if get_origin(hint) is tuple:
-        return {"nargs": "+", "metavar": _METAVARS[name]}
-    kinds = [part for part in get_args(hint) if part is not NoneType] or [hint]
-    metavar = _METAVARS.get(name, "N" if kinds[0] is int else "X" if kinds[0] is float else None)
-    return {"type": kinds[0], "metavar": metavar}
+    return parse_options(TrainConfig, argv, prog="vocag train", epilog=_EXAMPLES, groups=_GROUPS)

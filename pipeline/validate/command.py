@@ -1,6 +1,5 @@
 """`python -m pipeline.validate OUTPUT`: is every byte of this dataset what it says it is?"""
 
-import argparse
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from itertools import groupby
 
 from tqdm import tqdm
 
+from pipeline.commands.options import DatasetSource, ModelSource, parse_options
 from pipeline.dataset.reading import read_manifest
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -29,9 +29,16 @@ SHOWN_PER_CHECK = 10
 BYTES_PER_PROCESS = 512 << 20
 """Starting a process costs as much as checking some hundred megabytes."""
 
+
+def _describe_checks() -> str:
+    checks = {**DATASET_CHECKS, **SHARD_CHECKS}
+    width = max(map(len, checks))
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in checks.items())
+
+
 _EPILOG = f"""\
 checks:
-{{checks}}
+{_describe_checks()}
 
 examples:
   vocag validate aligned
@@ -49,20 +56,22 @@ exit status: {CLEAN} no findings, {FOUND} findings, {CANNOT_RUN} could not run.
 
 @dataclass(frozen=True)
 class ValidateOptions:
-    """What to check, and how to say it.
+    """Check a dataset: is every byte what manifest, index and samples say it is?
 
     Attributes:
-        dataset: folder, URL or manifest.
-        tokenizers: tokenize kept text again.
-        teacher: score some documents again with this model.
-        seed: which documents; None for others each time.
-        json: print one JSON object instead of text.
-        processes: how many check shards at once, 0 to choose by size.
+        dataset: folder, URL or manifest of a dataset.
+        tokenizers: tokenize kept text again, on the reference path, with the dataset's own
+            tokenizers.
+        teacher: score some documents again with this model, and compare with the stored losses.
+        seed: score the documents again that this seed chooses, as a report names it (default:
+            others each time).
+        json: print one JSON object with everything, instead of text.
+        processes: check N shards at once (default: as many as the size of the dataset is worth).
     """
 
-    dataset: str
+    dataset: DatasetSource
     tokenizers: bool = False
-    teacher: str | None = None
+    teacher: ModelSource | None = None
     seed: int | None = None
     json: bool = False
     processes: int = 0
@@ -79,9 +88,8 @@ class ValidateOptions:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    arguments = _parser().parse_args(argv)
     try:
-        options = ValidateOptions(**vars(arguments))
+        options = parse_options(ValidateOptions, argv, prog="vocag validate", epilog=_EPILOG)
         report = _validate(options)
     except (ValueError, OSError, BrokenProcessPool) as error:
         print(f"validate: {printable(str(error))}", file=sys.stderr)
@@ -153,42 +161,3 @@ def _summary(report: ValidationReport) -> Iterator[str]:
         return
     parts = ", ".join(f"{check} {format_count(count)}" for check, count in sorted(counts.items()))
     yield f"{format_plural(sum(counts.values()), 'finding')}: {parts}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    checks = {**DATASET_CHECKS, **SHARD_CHECKS}
-    width = max(map(len, checks))
-    lines = "\n".join(f"  {name:{width}}  {text}" for name, text in checks.items())
-    parser = argparse.ArgumentParser(
-        prog="vocag validate",
-        description="Check a dataset: is every byte what manifest, index and samples say it is?",
-        epilog=_EPILOG.format(checks=lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("dataset", metavar="OUTPUT", help="folder, URL or manifest of a dataset")
-    parser.add_argument(
-        "--tokenizers",
-        action="store_true",
-        help="tokenize kept text again, on the reference path, with the dataset's own tokenizers",
-    )
-    parser.add_argument(
-        "--teacher",
-        metavar="MODEL",
-        help="score some documents again with this model, and compare with the stored losses",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="score the documents again that this seed chooses, as a report names it (default: "
-        "others each time)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object with everything")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=0,
-        metavar="N",
-        help="check N shards at once (default: as many as the size of the dataset is worth)",
-    )
-    return parser

@@ -57,7 +57,3 @@ def _usage() -> str:
             "vocag COMMAND --help tells the rest; vocag --version.",
         ]
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

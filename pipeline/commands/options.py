@@ -1,0 +1,258 @@
+"""Command lines from frozen dataclasses: a field is an option, its docstring line the help.
+
+Name, type, default and help stand in the dataclass alone. A field's type is str, int, float, Path,
+bool (False by default), Literal, `X | None`, tuple[X, ...] (several values), or another dataclass,
+whose fields are options of the same command; `Annotated` with an `Option` says more.
+"""
+
+import argparse
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a value is written on a command line.
+
+    Attributes:
+        metavar: stands for the value in the help; by default one for its type.
+        read: makes the value of its text, or raises argparse.ArgumentTypeError; by default the
+            type does.
+        show: writes the default as a user would.
+        form: an option by its name; the same, once for each value; a value without a name; or what
+            is no option of this command.
+        once: what to do instead of giving the option twice; by default the last one holds.
+    """
+
+    metavar: str | None = None
+    read: Callable[[str], Any] | None = None
+    show: Callable[[Any], str] = str
+    form: Literal["named", "repeated", "positional", "rest"] = "named"
+    once: str = ""
+
+
+DatasetSource = Annotated[str, Option("OUTPUT", form="positional")]
+Folder = Annotated[str, Option("FOLDER")]
+ModelSource = Annotated[str, Option("MODEL")]
+TokenName = Annotated[str, Option("TOKEN")]
+TokenizerSource = Annotated[str, Option("TOKENIZER")]
+Rest = Annotated[tuple[str, ...], Option(form="rest")]
+
+_METAVARS = {int: "N", float: "X", Path: "FILE"}
+
+
+def parse_options[T](
+    kind: type[T],
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str,
+    epilog: str = "",
+    groups: Mapping[str, str] | None = None,
+) -> T:
+    """Return what a command line asks for; the dataclass's docstring describes the command.
+
+    Args:
+        kind: a frozen dataclass.
+        argv: the arguments; None takes the process's.
+        prog: the command's name.
+        epilog: follows the options in the help; paragraphs with indented lines stay as they are.
+        groups: by the name of a group's first option, the group's title.
+
+    Raises:
+        ValueError: from the dataclass, and for an option that is given twice but must not be.
+        SystemExit: argparse's own errors, and --help.
+
+    Example:
+        >>> parse_options(RunOptions, ["--workers", "2"], prog="vocag align")
+        RunOptions(workers=2, quiet=False, verbose=False)
+    """
+    parser = argparse.ArgumentParser(**_texts(prog, _summary(kind), epilog))
+    _add_options(parser, kind, groups or {})
+    rest = [entry.name for entry in _entries(kind) if entry.option.form == "rest"]
+    known, unknown = parser.parse_known_args(argv)
+    if unknown and not rest:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return _build(kind, {**vars(known), **dict.fromkeys(rest, unknown)})
+
+
+def parse_command[T](
+    kinds: Mapping[str, type[T]],
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str,
+    description: str,
+    epilog: str = "",
+) -> T:
+    """Return what one of several commands is asked for, as its dataclass.
+
+    Raises:
+        ValueError: from the dataclass.
+        SystemExit: argparse's own errors, and --help.
+
+    Example:
+        >>> parse_command({"info": Info}, ["info", "aligned"], prog="vocag x", description="…")
+        Info(dataset='aligned')
+    """
+    parser = argparse.ArgumentParser(**_texts(prog, description, epilog))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="COMMAND")
+    for name, kind in kinds.items():
+        summary = _summary(kind)
+        line = summary.split("\n")[0].replace("%", "%%")
+        command = commands.add_parser(name, help=line, **_texts(None, summary, ""))
+        _add_options(command, kind, {})
+    values = vars(parser.parse_args(argv))
+    return _build(kinds[values.pop("COMMAND")], values)
+
+
+def option_names(kind: type) -> list[str]:
+    """Return the options of a dataclass.
+
+    Example:
+        >>> option_names(RunOptions)
+        ['--workers', '--quiet', '--verbose']
+    """
+    named = ("named", "repeated")
+    return [_flag(entry.name) for entry in _entries(kind) if entry.option.form in named]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A field as an option; `hint` is its type without `| None` and `Annotated`."""
+
+    name: str
+    hint: Any
+    option: Option
+    default: Any
+    text: str
+
+    @property
+    def help(self) -> str:
+        """What --help says: the docstring's line, and the default unless the line tells it."""
+        text, default = self.text.rstrip("."), self.default
+        told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
+        if not told:
+            values = default if isinstance(default, tuple) else (default,)
+            text += f" (default: {' '.join(map(self.option.show, values))})"
+        return text.replace("%", "%%")
+
+
+def _entries(kind: type, *, name: str = "", taken: Sequence[str] = ()) -> Iterator[_Entry]:
+    """Yield the fields of a dataclass and of those that it holds.
+
+    A name that both have is one option. Where the inner one has a `name`, it bears that of the
+    outer one's field: `method: Method` with `Method.name` is --method.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(kind) or "", re.M))
+    names = [entry.name for entry in fields(kind)]
+    for entry in fields(kind):
+        hint, option = _unwrap(hints[entry.name])
+        if is_dataclass(hint):
+            yield from _entries(hint, name=entry.name, taken=names)  # type: ignore[arg-type]
+        elif entry.name not in taken:
+            own_name = name if name and entry.name == "name" else entry.name
+            text = " ".join(texts.get(entry.name, "").split())
+            yield _Entry(own_name, hint, option, entry.default, text)
+
+
+def _unwrap(hint: Any) -> tuple[Any, Option]:
+    if get_origin(hint) is Annotated:
+        inner, option = get_args(hint)[:2]
+        return _unwrap(inner)[0], option
+    if get_origin(hint) in (Union, UnionType):
+        parts = [part for part in get_args(hint) if part is not NoneType]
+        choices = [choice for part in parts for choice in get_args(part)]
+        return _unwrap(parts[0]) if len(parts) == 1 else (Literal[*choices], Option())
+    return hint, Option()
+
+
+def _add_options(parser: argparse.ArgumentParser, kind: type, groups: Mapping[str, str]) -> None:
+    place: argparse._ActionsContainer = parser
+    for entry in _entries(kind):
+        if entry.name in groups:
+            place = parser.add_argument_group(groups[entry.name])
+        if entry.option.form == "positional":
+            optional = {} if entry.default is MISSING else {"nargs": "?", "default": entry.default}
+            place.add_argument(entry.name, help=entry.help, **_arguments(entry), **optional)
+        elif entry.option.form != "rest":
+            required = entry.default is MISSING
+            default = {"required": True} if required else {"default": entry.default}
+            place.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
+
+
+def _arguments(entry: _Entry) -> dict[str, Any]:
+    """Return what argparse needs for a field of this type."""
+    hint, option = entry.hint, entry.option
+    if hint is bool:
+        return {"action": "store_true"}
+    if get_origin(hint) is Literal:
+        # "" is what a program gives where a user leaves the option out.
+        return {"choices": [choice for choice in get_args(hint) if choice]}
+    several: dict[str, Any] = {}
+    if get_origin(hint) is tuple:
+        hint, inner = _unwrap(get_args(hint)[0])
+        option = option if option.metavar else inner
+        several = {"action": "append"} if option.form == "repeated" else {"nargs": "+"}
+    elif option.once:
+        several = {"action": _Once, "const": option.once}
+    metavar = option.metavar or _METAVARS.get(hint)
+    return {"type": option.read or hint, "metavar": metavar, **several}
+
+
+def _build[T](kind: type[T], values: Mapping[str, Any], name: str = "") -> T:
+    given: dict[str, Any] = {}
+    for field, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            given[field] = _build(hint, values, field)
+        else:
+            value = values[name if name and field == "name" else field]
+            given[field] = tuple(value) if isinstance(value, list) else value
+    return kind(**given)
+
+
+def _summary(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").partition("\n\nAttributes:")[0]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
+    texts = {"prog": prog, "description": description, "epilog": epilog}
+    return {**texts, "formatter_class": _HelpFormatter, "allow_abbrev": False}
+
+
+class _Once(argparse.Action):
+    """An option that a second use would silently overrule; `const` tells what to do instead."""
+
+    given = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the value, once."""
+        if self.given:
+            raise ValueError(f"{option_string} is given twice; {self.const}")
+        self.given = True
+        setattr(namespace, self.dest, values)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Prose in the terminal's width; paragraphs with indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            block if re.search(r"^ ", block, re.M) else textwrap.fill(block, width)
+            for block in text.strip().split("\n\n")
+        )

@@ -1,0 +1,186 @@
+"""Command lines from dataclasses: what a field's type, default and docstring line become."""
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.score.options import ScoreOptions
+from pipeline.commands.options import Option, Rest, _entries, parse_command, parse_options
+from pipeline.explore.command import InfoOptions, PlanOptions, PreviewOptions
+from pipeline.figures.command import (
+    AlignmentOptions,
+    KeptOptions,
+    RunsOptions,
+    TokensOptions,
+    VocabularyOptions,
+)
+from pipeline.training.config import TrainConfig
+from pipeline.validate.command import ValidateOptions
+
+OF_FIGURES = (AlignmentOptions, KeptOptions, RunsOptions, TokensOptions, VocabularyOptions)
+OF_EXPLORE = (InfoOptions, PlanOptions, PreviewOptions)
+ALL = (AlignOptions, ScoreOptions, TrainConfig, ValidateOptions, *OF_FIGURES, *OF_EXPLORE)
+
+
+@dataclass(frozen=True)
+class Blade:
+    """What cuts.
+
+    Attributes:
+        name: of the blade.
+        seed: of the wear.
+        teeth: how many.
+    """
+
+    name: Literal["saw", "axe"] = "saw"
+    seed: int = 0
+    teeth: int | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut wood.
+
+    100 % by hand.
+
+    Attributes:
+        wood: what to cut.
+        lengths: of the pieces, in m;
+            the rest is burnt.
+        blade: what cuts.
+        seed: of everything.
+        marks: where to cut.
+        share: of the wood, such as 5 %.
+        owner: whose it is (default: nobody's).
+        log: what to write.
+        dry_run: cut nothing.
+        rest: for the saw mill.
+    """
+
+    wood: Annotated[str, Option("WOOD", form="positional")]
+    lengths: tuple[float, ...] = (1.0, 2.5)
+    blade: Blade = field(default_factory=Blade)
+    seed: int = 3
+    marks: Annotated[tuple[str, ...] | None, Option("MARK", form="repeated")] = None
+    share: Annotated[float, Option("SHARE", read=lambda text: int(text) / 100)] = 0.05
+    owner: Annotated[str, Option(once="two people can't own it")] | None = None
+    log: Path | None = None
+    dry_run: bool = False
+    rest: Rest = ()
+
+
+def parse(*arguments: str) -> Cut:
+    return parse_options(Cut, arguments, prog="cut", epilog="examples:\n  cut oak", groups=GROUPS)
+
+
+GROUPS = {"wood": "the wood", "blade": "the blade"}
+
+
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as left:
+        parse("--help")
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_what_is_left_out_has_the_dataclass_default() -> None:
+    assert parse("oak") == Cut("oak", blade=Blade(seed=3))
+
+
+def test_every_form_of_value_is_read() -> None:
+    given = parse(
+        *("oak", "--lengths", "3", "4", "--blade=axe", "--teeth", "7", "--seed", "9"),
+        *("--share=10", "--owner", "me", "--log", "l.txt", "--dry-run"),
+        *("--mill_speed", "8", "--mar", "x"),
+    )
+    assert given == Cut(
+        "oak",
+        lengths=(3.0, 4.0),
+        blade=Blade("axe", 9, 7),
+        seed=9,
+        share=0.1,
+        owner="me",
+        log=Path("l.txt"),
+        dry_run=True,
+        # Neither Beam's underscores nor a shortened name are taken for ours.
+        rest=("--mill_speed", "8", "--mar", "x"),
+    )
+
+
+def test_a_repeated_option_keeps_every_value_and_others_the_last() -> None:
+    given = parse("oak", "--marks", "a", "--marks=b", "--teeth=1", "--teeth=2")
+    assert (given.marks, given.blade.teeth) == (("a", "b"), 2)
+
+
+def test_an_option_that_must_not_be_repeated_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="--owner is given twice; two people can't own it"):
+        parse("oak", "--owner=a", "--owner=a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: WOOD"),
+        (["oak", "--teeth=many"], "argument --teeth: invalid int value: 'many'"),
+        (["oak", "--blade=spoon"], "argument --blade: invalid choice: 'spoon'"),
+    ],
+)
+def test_argparse_says_what_is_wrong_and_ends_with_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse(*arguments)
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_help_is_the_docstring(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shown(capsys, monkeypatch)
+    flat = " ".join(text.split())
+    for part in (
+        "Cut wood. 100 % by hand. options: -h",
+        "the wood: WOOD what to cut",
+        "of the pieces, in m; the rest is burnt (default: 1.0 2.5)",
+        "the blade: --blade {saw,axe} of the blade (default: saw)",
+        "of everything (default: 3)",
+        "such as 5 % (default: 0.05)",
+        "whose it is (default: nobody's) --log FILE what to write --dry-run cut nothing",
+    ):
+        assert part in flat
+    assert "of the wear" not in flat
+    assert "for the saw mill" not in flat
+    assert "examples:\n  cut oak\n" in text
+    assert max(map(len, text.splitlines())) < 80
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_option_is_described(kind: type) -> None:
+    entries = list(_entries(kind))
+    assert len(entries) >= len(fields(kind)) - 2
+    assert [entry.name for entry in entries if not entry.text] == []
+    described = re.findall(r"^ {8}(\w+): ", kind.__doc__ or "", re.MULTILINE)
+    assert described == [entry.name for entry in fields(kind)]
+
+
+def test_commands_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: dict[str, type[Cut | Blade]] = {"cut": Cut, "sharpen": Blade}
+
+    def parse_one(*arguments: str) -> Cut | Blade:
+        return parse_command(kinds, arguments, prog="wood", description="Wood.", epilog="more")
+
+    assert parse_one("sharpen", "--name", "axe") == Blade("axe")
+    for arguments in ([], ["sharpen", "--nam", "axe"], ["burn"]):
+        with pytest.raises(SystemExit) as left:
+            parse_one(*arguments)
+        assert left.value.code == 2
+    assert "invalid choice: 'burn'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse_one("--help")
+    assert re.search(r"sharpen +What cuts\.", capsys.readouterr().out)
