@@ -209,7 +209,7 @@ def _build[T](kind: type[T], values: Mapping[str, Any], name: str = "") -> T:
     given: dict[str, Any] = {}
     for field, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
-            given[field] = _build(hint, values, field)
+            given[field] = _build(hint, values, field)  # type: ignore[arg-type]
         else:
             value = values[name if name and field == "name" else field]
             given[field] = tuple(value) if isinstance(value, list) else value
