@@ -34,12 +34,12 @@ class _Decoded:
     """A decoded sample.
 
     Attributes:
-        row: its row in the index.
+        place: its place in the index.
         document: what it holds.
         tiled: for each side, whether it stores bytes per token, which must tile the text.
     """
 
-    row: int
+    place: int
     document: AlignedDocument
     tiled: tuple[bool, bool]
 
@@ -71,10 +71,10 @@ def check_samples(
     batch, entries = _without(unsound, batch, entries)
     wrong_spans = dict(find_wrong_spans(batch))
     for d, message in wrong_spans.items():
-        findings.add("spans", message, key=index.key[entries[d].row])
-    cuts = stack_cuts(index, [entry.row for entry in entries])
+        findings.add("spans", message, key=index.key[entries[d].place])
+    cuts = stack_cuts(index, [entry.place for entry in entries])
     for d, message in find_wrong_cuts(batch, cuts):
-        findings.add("cut_points", message, key=index.key[entries[d].row])
+        findings.add("cut_points", message, key=index.key[entries[d].place])
     if tokenizers is not None:
         _check_tokenization(entries, tokenizers, index, findings)
     return _measure(_without(wrong_spans, batch, entries)[0])
@@ -86,17 +86,17 @@ def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded |
         document = decode_document(sample.payload)
     # TypeError and AttributeError: the header is JSON, but not of a safetensors file's shape.
     except (ValueError, TypeError, AttributeError) as error:
-        findings.add("sample", str(error), key=index.key[sample.row])
+        findings.add("sample", str(error), key=index.key[sample.place])
         return None
     student, teacher = (f"{side}.token_bytes" in tensors for side in SIDES)
-    return _Decoded(sample.row, document, (student, teacher))
+    return _Decoded(sample.place, document, (student, teacher))
 
 
 def _agrees(entry: _Decoded, index: ShardIndex, findings: Findings) -> bool:
     """Report a sample that is not the index's; return whether its lengths are."""
-    document, row, key = entry.document, entry.row, index.key[entry.row]
-    if document.document_id != index.document_id[row]:
-        found, claim = document.document_id, index.document_id[row]
+    document, place, key = entry.document, entry.place, index.key[entry.place]
+    if document.document_id != index.document_id[place]:
+        found, claim = document.document_id, index.document_id[place]
         findings.add("key", f'the sample is document "{found}", the index says "{claim}"', key=key)
     elif document_key(document.document_id) != key:
         expected = document_key(document.document_id)
@@ -108,7 +108,7 @@ def _agrees(entry: _Decoded, index: ShardIndex, findings: Findings) -> bool:
         "num_student_tokens": len(document.student),
         "num_teacher_tokens": len(document.teacher),
     }
-    claims = {name: int(getattr(index, name)[row]) for name in counts}
+    claims = {name: int(getattr(index, name)[place]) for name in counts}
     for name in (name for name in counts if counts[name] != claims[name]):
         findings.add("counts", f"{name} is {counts[name]}, the index says {claims[name]}", key=key)
     return counts == claims
@@ -138,9 +138,9 @@ def _check_tokens(
         tokens = getattr(batch, side)
         must_tile = np.array([entry.tiled[place] for entry in entries], np.bool_)
         for d, message in find_unknown_ids(tokens, getattr(manifest, side).vocab_size):
-            findings.add("input_ids", f"{side} {message}", key=index.key[entries[d].row])
+            findings.add("input_ids", f"{side} {message}", key=index.key[entries[d].place])
         for d, message in find_unsound_offsets(tokens, batch.num_text_bytes, must_tile):
-            findings.add("offsets", f"{side} {message}", key=index.key[entries[d].row])
+            findings.add("offsets", f"{side} {message}", key=index.key[entries[d].place])
             unsound.add(d)
     return unsound
 
@@ -169,7 +169,7 @@ def _check_tokenization(
         other = dict(find_other_tokens(getattr(batch, side), fresh))
         foreign = dict(find_foreign_content(fresh, texts, tokenizer))
         for d, message in {**foreign, **other}.items():
-            findings.add("tokenization", f"{side} {message}", key=index.key[kept[d].row])
+            findings.add("tokenization", f"{side} {message}", key=index.key[kept[d].place])
 
 
 def _measure(batch: DecodedBatch) -> AlignmentStatistics:

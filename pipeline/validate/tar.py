@@ -34,11 +34,11 @@ class Sample:
     """One payload whose tar member is sound and whose CRC-32 is the index's.
 
     Attributes:
-        row: its row in the index.
+        place: its place in the index.
         payload: the sample's bytes.
     """
 
-    row: int
+    place: int
     payload: bytes
 
 
