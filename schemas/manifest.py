@@ -2,17 +2,30 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from hashlib import sha256
-from pathlib import PurePosixPath
-from typing import Any, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from schemas.document import SCHEMA_VERSION
-from schemas.errors import DatasetError, ForeignTokenizerError, SchemaVersionError
+from schemas.errors import DatasetError, ForeignTokenizerError
+from schemas.records import (
+    Count,
+    FilePath,
+    Format,
+    Name,
+    RecordError,
+    Sha256,
+    TokenId,
+    read_record,
+    require_format,
+    write_file,
+)
 
 MANIFEST_FILE = "manifest.json"
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
-SCHEMA_NAME = "vocag.aligned_dataset"
+FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "beam_jobs.align")
 
 
 @dataclass(frozen=True)
@@ -25,9 +38,9 @@ class ConventionRecord:
         end_token_id: after a document's last token.
     """
 
-    first_token_id: int | None
-    continued_token_id: int | None
-    end_token_id: int | None
+    first_token_id: TokenId | None
+    continued_token_id: TokenId | None
+    end_token_id: TokenId | None
 
 
 def default_convention(
@@ -67,14 +80,14 @@ class TokenizerRecord:
     """
 
     source: str
-    file: str
-    sha256: str
-    vocab_size: int
-    special_strings: str
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-    adds_bos: bool = False
-    adds_eos: bool = False
+    file: FilePath
+    sha256: Sha256
+    vocab_size: Annotated[int, Meta(ge=1)]
+    special_strings: Literal["plain", "honoured"]
+    bos_token_id: TokenId | None
+    eos_token_id: TokenId | None
+    adds_bos: bool
+    adds_eos: bool
     convention: ConventionRecord | None = None
 
     @property
@@ -102,16 +115,19 @@ class ShardRecord:
         num_teacher_tokens: teacher tokens in the tar.
     """
 
-    file: str
-    num_bytes: int
-    sha256: str
-    index_file: str
-    index_num_bytes: int
-    index_sha256: str
-    num_documents: int
-    num_text_bytes: int
-    num_student_tokens: int
-    num_teacher_tokens: int
+    file: FilePath
+    num_bytes: Count
+    sha256: Sha256
+    index_file: FilePath
+    index_num_bytes: Count
+    index_sha256: Sha256
+    num_documents: Count
+    num_text_bytes: Count
+    num_student_tokens: Count
+    num_teacher_tokens: Count
+
+
+_TOTALS = [entry.name for entry in fields(ShardRecord) if entry.name.startswith("num_")]
 
 
 @dataclass(frozen=True)
@@ -125,10 +141,10 @@ class DeadLetterRecord:
         by_reason: count of each reason.
     """
 
-    file: str
-    sha256: str
-    count: int
-    by_reason: Mapping[str, int]
+    file: FilePath
+    sha256: Sha256
+    count: Count
+    by_reason: Mapping[str, Count]
 
 
 @dataclass(frozen=True)
@@ -145,13 +161,13 @@ class Manifest:
         statistics: histograms and quality figures, see `pipeline.alignment.quality`.
     """
 
-    name: str
+    name: Name
     student: TokenizerRecord
     teacher: TokenizerRecord
     shards: tuple[ShardRecord, ...]
     dead_letters: DeadLetterRecord
-    configuration: Mapping[str, Any] = field(default_factory=dict)
-    statistics: Mapping[str, Any] = field(default_factory=dict)
+    configuration: Mapping[str, Any]
+    statistics: Mapping[str, Any]
 
     @property
     def fingerprint(self) -> str:
@@ -167,8 +183,7 @@ class Manifest:
     @property
     def totals(self) -> dict[str, int]:
         """Documents, bytes and tokens over all shards."""
-        counts = [entry.name for entry in fields(ShardRecord) if entry.name.startswith("num_")]
-        return {name: sum(getattr(s, name) for s in self.shards) for name in counts}
+        return {name: sum(getattr(s, name) for s in self.shards) for name in _TOTALS}
 
     def require_tokenizers(
         self, *, student_sha256: str | None = None, teacher_sha256: str | None = None
@@ -188,19 +203,37 @@ class Manifest:
                 )
 
 
+@dataclass(frozen=True)
+class ManifestClaims:
+    """What a manifest says of itself and what must follow from its other fields.
+
+    Attributes:
+        schema: names the format.
+        schema_version: of manifest, index and sample.
+        fingerprint: names the content: SHA-256 of the shards' file names and hashes, both
+            tokenizers' hashes and the schema version.
+        totals: sums over the shards.
+    """
+
+    schema: Literal["vocag.aligned_dataset"]
+    schema_version: Literal[1]
+    fingerprint: Sha256
+    totals: Annotated[Mapping[str, Count], Meta(extra_json_schema={"required": _TOTALS})]
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as JSON; equal manifests give equal bytes."""
     body = {
-        "schema": SCHEMA_NAME,
-        "schema_version": SCHEMA_VERSION,
+        "schema": FORMAT.name,
+        "schema_version": FORMAT.version,
         "fingerprint": manifest.fingerprint,
         "totals": manifest.totals,
-        **asdict(manifest),
+        **vars(manifest),
     }
     for side in ("student", "teacher"):
-        if body[side]["convention"] is None:  # an older dataset's manifest keeps its bytes
-            del body[side]["convention"]
-    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        if body[side].convention is None:  # an older dataset's manifest keeps its bytes
+            body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
+    return write_file(body)
 
 
 def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
@@ -216,65 +249,19 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
         SchemaVersionError: another version of the format.
     """
     try:
-        body = json.loads(data)
-        if body.get("schema") != SCHEMA_NAME:
-            raise DatasetError(f"{where} is no {SCHEMA_NAME} manifest; name a folder made by align")
-        if body["schema_version"] != SCHEMA_VERSION:
-            raise SchemaVersionError(where, body["schema_version"], SCHEMA_VERSION)
-        manifest = Manifest(
-            name=body["name"],
-            student=_tokenizer(body["student"]),
-            teacher=_tokenizer(body["teacher"]),
-            shards=tuple(_record(ShardRecord, shard) for shard in body["shards"]),
-            dead_letters=_record(DeadLetterRecord, body["dead_letters"]),
-            configuration=body["configuration"],
-            statistics=body["statistics"],
-        )
-        claims = {"fingerprint": body["fingerprint"], "totals": body["totals"]}
-    except DatasetError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        require_format(data, FORMAT, where=where, remedy="name a folder made by align")
+        claims = read_record(data, ManifestClaims)
+        manifest = read_record(data, Manifest)
+    except RecordError as error:
         raise DatasetError(
-            f"{where} is no complete manifest ({error!r}): it is cut or altered; restore it or run "
+            f"{where} is no complete manifest ({error}): it is cut or altered; restore it or run "
             "beam_jobs.align again"
         ) from error
-    for name, claim in claims.items():
-        if claim != getattr(manifest, name):
+    for name in ("fingerprint", "totals"):
+        claim, found = getattr(claims, name), getattr(manifest, name)
+        if claim != found:
             raise DatasetError(
                 f"{where}: {name} {claim} does not follow from its shards "
-                f"({getattr(manifest, name)}): it was altered; restore it or run align again"
+                f"({found}): it was altered; restore it or run align again"
             )
     return manifest
-
-
-def _tokenizer(values: Mapping[str, Any]) -> TokenizerRecord:
-    """Return a tokenizer's record; `convention` is younger than the format, so it may be absent."""
-    convention = values.get("convention")
-    return _record(
-        TokenizerRecord,
-        {
-            **values,
-            "convention": None if convention is None else _record(ConventionRecord, convention),
-        },
-    )
-
-
-def _record[Record](kind: type[Record], values: Mapping[str, Any]) -> Record:
-    """Return a record, every field of the type that its class declares.
-
-    Optional fields must be there too: a writer always writes them.
-    """
-    hints = get_type_hints(kind)
-    for name, declared in hints.items():
-        value = values[name]
-        expected = dict if get_origin(declared) is Mapping else declared
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-            raise TypeError(f"{kind.__name__}.{name} is {value!r}, not {expected}")
-        if name.endswith("file") and _leaves_folder(str(value)):
-            raise ValueError(f"{kind.__name__}.{name} {value!r} is not inside the dataset")
-    return kind(**{name: values[name] for name in hints})
-
-
-def _leaves_folder(file: str) -> bool:
-    path = PurePosixPath(file)
-    return path.is_absolute() or ".." in path.parts or not path.parts

@@ -6,7 +6,7 @@ are never rewritten; several teachers' sidecars stand side by side.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -15,10 +15,21 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
+from schemas.records import (
+    Count,
+    FilePath,
+    Format,
+    Name,
+    RecordError,
+    Sha256,
+    read_record,
+    require_format,
+    write_file,
+)
 from schemas.safetensors_view import read_header, view_tensor
 
 SIDECAR_VERSION = 1
-SCHEMA_NAME = "vocag.teacher_losses"
+FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "beam_jobs.score")
 LARGEST_LOSS = float(np.finfo(np.float16).max)
 """Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
 
@@ -37,9 +48,9 @@ class TeacherRule:
             `pipeline.scoring.contexts.ContextRule`.
     """
 
-    weights_sha256: str
-    dtype: str
-    tokenizer_sha256: str
+    weights_sha256: Sha256
+    dtype: Name
+    tokenizer_sha256: Sha256
     context: Mapping[str, Any]
 
     @property
@@ -83,15 +94,15 @@ class SidecarRecord:
             `pipeline.scoring.contexts.Pieces`.
     """
 
-    file: str
-    num_bytes: int
-    sha256: str
-    shard: str
-    num_tokens: int
-    num_losses: int
+    file: FilePath
+    num_bytes: Count
+    sha256: Sha256
+    shard: FilePath
+    num_tokens: Count
+    num_losses: Count
     loss_sum: float
-    num_split_documents: int
-    context_sha256: str
+    num_split_documents: Count
+    context_sha256: Sha256
 
 
 @dataclass(frozen=True)
@@ -105,10 +116,33 @@ class ScoreManifest:
         sidecars: one per shard, in the dataset's order.
     """
 
-    dataset: str
+    dataset: Sha256
     rule: TeacherRule
     source: str
     sidecars: tuple[SidecarRecord, ...]
+
+
+@dataclass(frozen=True)
+class _ScoreClaims:
+    """What must follow from a score manifest's other fields, and the rule as it stands there."""
+
+    teacher: Sha256
+    rule: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _SidecarMetadata:
+    """The JSON in a sidecar's metadata, less its version."""
+
+    teacher: Sha256
+    shard_sha256: Sha256
+
+
+@dataclass(frozen=True)
+class _SidecarVersion:
+    """What can be asked of a sidecar of any version."""
+
+    sidecar_version: object
 
 
 def sidecar_name(shard: str, teacher: str) -> str:
@@ -164,16 +198,17 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
     """
     try:
         header, body = read_header(data)
-        metadata = json.loads(header["__metadata__"][_METADATA_KEY])
-        version = metadata["sidecar_version"]
+        about = header["__metadata__"][_METADATA_KEY]
+        version = read_record(about, _SidecarVersion).sidecar_version
         if version != SIDECAR_VERSION:
             raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
+        metadata = read_record(about, _SidecarMetadata)
         starts = _vector(data, body, header["starts"], "U32")
         scores = ShardLosses(
             losses=_vector(data, body, header["losses"], "F16"),
             starts=starts.astype(np.int64),
-            teacher=metadata["teacher"],
-            shard_sha256=metadata["shard_sha256"],
+            teacher=metadata.teacher,
+            shard_sha256=metadata.shard_sha256,
         )
         num_losses = len(scores.losses)
         if (
@@ -201,46 +236,36 @@ def _vector(data: bytes | memoryview, body: int, entry: Mapping[str, Any], code:
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:
     """Return the score manifest as JSON; equal manifests give equal bytes."""
     body = {
-        "schema": SCHEMA_NAME,
-        "schema_version": SIDECAR_VERSION,
+        "schema": FORMAT.name,
+        "schema_version": FORMAT.version,
         "teacher": manifest.rule.fingerprint,
-        **asdict(manifest),
+        **vars(manifest),
     }
-    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return write_file(body)
 
 
 def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
     """Return the score manifest held by a JSON file.
 
     Raises:
-        DatasetError: no score manifest, fields missing, or a fingerprint that does not match.
+        DatasetError: no score manifest, fields missing or of another type, files outside the
+            dataset, or a fingerprint that does not match.
         SchemaVersionError: another version of the format.
     """
     try:
-        body = json.loads(data)
-        if body.get("schema") != SCHEMA_NAME:
-            raise DatasetError(f"{where} is no {SCHEMA_NAME} manifest; run beam_jobs.score")
-        if body["schema_version"] != SIDECAR_VERSION:
-            raise SchemaVersionError(
-                where, body["schema_version"], SIDECAR_VERSION, job="beam_jobs.score"
-            )
-        manifest = ScoreManifest(
-            dataset=body["dataset"],
-            rule=TeacherRule(**body["rule"]),
-            source=body["source"],
-            sidecars=tuple(
-                SidecarRecord(**{entry.name: record[entry.name] for entry in fields(SidecarRecord)})
-                for record in body["sidecars"]
-            ),
-        )
-        claimed = body["teacher"]
-    except DatasetError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        require_format(data, FORMAT, where=where, remedy="run beam_jobs.score")
+        manifest = read_record(data, ScoreManifest)
+        claims = read_record(data, _ScoreClaims)
+        if claims.rule.keys() != vars(manifest.rule).keys():
+            # Whatever else determines the losses, this release would not hold it against rows.
+            known = sorted(vars(manifest.rule))
+            raise RecordError(f"$.rule has {sorted(claims.rule)}, not {known}")
+    except RecordError as error:
         raise DatasetError(
-            f"{where} is no complete score manifest ({error!r}): it is cut or altered; run "
+            f"{where} is no complete score manifest ({error}): it is cut or altered; run "
             "beam_jobs.score again"
         ) from error
+    claimed = claims.teacher
     if claimed != manifest.rule.fingerprint:
         raise DatasetError(
             f"{where} names teacher {claimed[:16]}… but its rule gives "

@@ -68,7 +68,7 @@ OWNERS = {
 }
 # Loads what it exports as users will, and compares ids.
 TOKENIZER_PROOF = "pipeline/dataset/exported_tokenizer.py"
-SCHEMA_LIBRARIES = {"numpy", "orjson", "pyarrow", "safetensors"}
+SCHEMA_LIBRARIES = {"msgspec", "numpy", "orjson", "pyarrow", "safetensors"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 _TOKENIZERS = ("tokenizers", "gigatoken", "sentencepiece")
 LOADS_NO = {

@@ -22,6 +22,7 @@ from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import ShardWriter, shard_record
 from schemas.index import encode_index
+from schemas.records import RecordError
 
 BATCH_BYTES = 2 << 20
 """Text of one call to the library; twice as much is 5 % faster, for twice the memory."""
@@ -59,7 +60,10 @@ def find_commit(bucket: int, digest: str, job: Job) -> BucketRecord | None:
     path = storage.join(job.run_folder, _commit_name(bucket))
     if storage.num_bytes_of(path) is None:
         return None
-    record = BucketRecord.from_json(storage.read_bytes(path))
+    try:
+        record = BucketRecord.from_json(storage.read_bytes(path))
+    except RecordError:  # another release's: the bucket is made again
+        return None
     sizes = {n: storage.num_bytes_of(storage.join(job.run_folder, n)) for n in record.files}
     return record if record.digest == digest and sizes == record.files else None
 
@@ -111,7 +115,7 @@ class _Parts:
         with storage.open_to_write(index_path) as file:
             file.write(index)
         tar_name, index_name = (path.rsplit("/", 1)[1] for path in (tar, index_path))
-        shard = shard_record(written, "", "", index)
+        shard = shard_record(written, tar_name, index_name, index)
         self.finished.append(Part(tar_name, index_name, shard, written.statistics.to_json()))
         self._file = self._writer = None
 

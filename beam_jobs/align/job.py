@@ -1,14 +1,14 @@
 """What workers tell each other about finished buckets, as JSON."""
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from beam_jobs.align.blocks import Shuffle
 from beam_jobs.align.reading import ReadingRules
 from beam_jobs.align.tokenizer_files import StoredTokenizer
 from schemas.manifest import ShardRecord, TokenizerRecord
+from schemas.records import Count, read_record, write_record
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Part:
     Attributes:
         tar: the temporary tar's name in the run's folder.
         index: the temporary index's name there.
-        shard: what the manifest will say; its file names are empty until shards are numbered.
+        shard: what the manifest will say; its file names are `tar` and `index` until shards
+            are numbered.
         statistics: JSON of the part's `AlignmentStatistics`.
     """
 
@@ -81,14 +82,14 @@ class BucketRecord:
         attempt: the attempt at the run that made it.
     """
 
-    bucket: int
+    bucket: Count
     digest: str
     parts: tuple[Part, ...]
     dead_letters: str
-    dead_letters_bytes: int
-    by_reason: Mapping[str, int]
-    student_reference_documents: int
-    teacher_reference_documents: int
+    dead_letters_bytes: Count
+    by_reason: Mapping[str, Count]
+    student_reference_documents: Count
+    teacher_reference_documents: Count
     attempt: str
 
     @property
@@ -101,14 +102,16 @@ class BucketRecord:
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return write_record(self)
 
     @staticmethod
     def from_json(data: str | bytes) -> "BucketRecord":
-        """Return the record that `to_json` wrote."""
-        body = json.loads(data)
-        parts = [Part(**{**p, "shard": ShardRecord(**p["shard"])}) for p in body["parts"]]
-        return BucketRecord(**{**body, "parts": tuple(parts)})
+        """Return the record that `to_json` wrote.
+
+        Raises:
+            RecordError: another release, with other fields, wrote it.
+        """
+        return read_record(data, BucketRecord)
 
 
 def number_shards(records: Iterable[BucketRecord], name: str) -> list[BucketRecord]:

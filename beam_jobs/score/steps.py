@@ -26,6 +26,7 @@ from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
 from pipeline.scoring.teacher_files import find_teacher
+from schemas.records import read_record, write_record
 from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,
@@ -93,18 +94,17 @@ class ShardScored:
     record: SidecarRecord
     reused: bool
     num_documents: int
-    work: Mapping[str, float]
+    work: Mapping[str, int | float]
     matmul_rate: float
 
     @classmethod
     def from_json(cls, text: str) -> ShardScored:
         """Return what `to_json` gave."""
-        body = json.loads(text)
-        return cls(**{**body, "record": SidecarRecord(**body["record"])})
+        return read_record(text, cls)
 
     def to_json(self) -> str:
         """Return it as one line."""
-        return json.dumps(asdict(self))
+        return write_record(self)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, cast
 
 import fsspec
 
@@ -56,8 +55,7 @@ def load_dataset_tokenizer(folder: str, record: TokenizerRecord) -> Tokenizer:
             f"{url} has SHA-256 {found[:16]}…, the manifest says {record.sha256[:16]}…: restore "
             f'the copy of "{record.source}"'
         )
-    special = cast(Literal["plain", "honoured"], record.special_strings)
     with TemporaryDirectory() as scratch:
         copy = Path(scratch, Path(record.file).name)
         copy.write_bytes(data)
-        return load_tokenizer(str(copy), special_strings=special, fast=False)
+        return load_tokenizer(str(copy), special_strings=record.special_strings, fast=False)

@@ -149,14 +149,23 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
     return manifest
 
 
+_UNKNOWN: dict[str, Any] = {
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "adds_bos": False,
+    "adds_eos": False,
+}
+"""What a tokenizer's record may have lost without its shards being past checking."""
+
+
 def _salvage(data: bytes) -> Manifest | None:
     """Return what an altered manifest still says, as far as it is complete."""
     try:
         body = json.loads(data)
         manifest = Manifest(
             name=body["name"],
-            student=TokenizerRecord(**body["student"]),
-            teacher=TokenizerRecord(**body["teacher"]),
+            student=TokenizerRecord(**{**_UNKNOWN, **body["student"]}),
+            teacher=TokenizerRecord(**{**_UNKNOWN, **body["teacher"]}),
             shards=tuple(ShardRecord(**shard) for shard in body["shards"]),
             dead_letters=DeadLetterRecord(**body["dead_letters"]),
             configuration=body["configuration"],

@@ -103,6 +103,7 @@ def _manifest(records: list[ShardRecord], statistics: list[AlignmentStatistics])
             bos_token_id=1,
             eos_token_id=None,
             adds_bos=True,
+            adds_eos=False,
         )
         for side, data in TOKENIZERS.items()
     )

@@ -96,19 +96,46 @@ def test_every_cut_is_noticed() -> None:
         (lambda b: b["totals"].update(num_bytes=1), "totals .* it was altered; restore it"),
         (lambda b: b["student"].update(sha256="f" * 64), "fingerprint .* does not follow"),
         (lambda b: b.update(fingerprint="0" * 64), "fingerprint 0000"),
-        (lambda b: b.pop("totals"), r"no complete manifest \(KeyError\('totals'\)\)"),
+        (
+            lambda b: b.pop("totals"),
+            r"no complete manifest \(Object missing required field `totals`\)",
+        ),
         (
             lambda b: b["student"].pop("adds_bos"),
-            r"no complete manifest \(KeyError\('adds_bos'\)\)",
+            r"no complete manifest \(\$\.student: Object missing required field `adds_bos`\)",
         ),
-        (lambda b: b["shards"][0].update(num_bytes="2048"), "ShardRecord.num_bytes is '2048', not"),
-        (lambda b: b["shards"][0].update(num_bytes=True), "ShardRecord.num_bytes is True, not"),
-        (lambda b: b["shards"][0].update(num_bytes=1.5), "ShardRecord.num_bytes is 1.5, not"),
-        (lambda b: b["teacher"].update(bos_token_id="1"), "TokenizerRecord.bos_token_id is '1'"),
-        (lambda b: b["teacher"].update(adds_eos=None), "TokenizerRecord.adds_eos is None"),
-        (lambda b: b["dead_letters"].update(by_reason=[]), "DeadLetterRecord.by_reason is"),
-        (lambda b: b.update(shards=3), "no complete manifest"),
-        (lambda b: b.update(shards=["x"]), "no complete manifest"),
+        (
+            lambda b: b["shards"][0].update(num_bytes="2048"),
+            r"\$\.shards\[0\]\.num_bytes is '2048', not `int`",
+        ),
+        (
+            lambda b: b["shards"][0].update(num_bytes=True),
+            r"\$\.shards\[0\]\.num_bytes is True, not",
+        ),
+        (
+            lambda b: b["shards"][0].update(num_bytes=1.5),
+            r"\$\.shards\[0\]\.num_bytes is 1\.5, not",
+        ),
+        (
+            lambda b: b["teacher"].update(bos_token_id="1"),
+            r"\$\.teacher\.bos_token_id is '1', not `int \| null`",
+        ),
+        (lambda b: b["teacher"].update(adds_eos=None), r"\$\.teacher\.adds_eos is None"),
+        (
+            lambda b: b["dead_letters"].update(by_reason=[]),
+            r"\$\.dead_letters\.by_reason is \[\], not `object`",
+        ),
+        (lambda b: b.update(shards=3), r"no complete manifest \(\$\.shards is 3, not `array`\)"),
+        (lambda b: b.update(shards=["x"]), r"\$\.shards\[0\] is 'x', not `object`"),
+        (lambda b: b["shards"][1].update(num_bytes=-1), r"\$\.shards\[1\]\.num_bytes is -1, not"),
+        (lambda b: b["shards"][1].update(sha256="C" * 64), r"'C{64}' is not a SHA-256, 64 lower"),
+        (lambda b: b.update(fingerprint="0" * 64 + "\n"), r"length <= 64"),
+        (lambda b: b["student"].update(special_strings="raw"), r"special_strings is 'raw'"),
+        (lambda b: b["student"].update(vocab_size=0), r"vocab_size is 0, not `int` >= 1"),
+        (lambda b: b["dead_letters"]["by_reason"].update(x="1"), r"\$\.dead_letters\.by_reason\["),
+        (lambda b: b.update(name=""), r"\$\.name is '', not `str` of length >= 1"),
+        (lambda b: b.update(shards="x" * 999), r"\$\.shards is 'x{79}…, not `array`"),
+        (lambda b: b.pop("configuration"), "missing required field `configuration`"),
         (lambda b: b["shards"][0].update(file="/etc/passwd"), "'/etc/passwd' is not inside"),
         (lambda b: b["student"].update(file="../x"), r"'\.\./x' is not inside the dataset"),
         (lambda b: b["shards"][0].update(index_file=""), "'' is not inside the dataset"),
@@ -121,7 +148,13 @@ def test_alterations_are_refused(change: Callable[[dict[str, Any]], Any], messag
         decode_manifest(rewritten(change))
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"1", b"null", b"\xff", b"[" * 100_000])
+DEEP = b'{"schema": "vocag.aligned_dataset", "schema_version": 1, "a": ' + b"[" * 100_000
+NOT_UTF8 = encode_manifest(MANIFEST).replace("naïve".encode(), b"na\xefve")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"1", b"null", b"\xff", b"[" * 100_000, DEEP, NOT_UTF8]
+)
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(DatasetError, match="is no complete manifest"):
         decode_manifest(data)
@@ -164,5 +197,5 @@ def test_conventions_are_kept_and_may_be_absent() -> None:
     assert decode_manifest(encode_manifest(manifest)) == manifest
     assert manifest.fingerprint == MANIFEST.fingerprint
     wrong = {**asdict(chosen), "first_token_id": "<s>"}
-    with pytest.raises(DatasetError, match=r"ConventionRecord\.first_token_id is '<s>'"):
+    with pytest.raises(DatasetError, match=r"\$\.student\.convention\.first_token_id is '<s>'"):
         decode_manifest(rewritten(lambda body: body["student"].update(convention=wrong)))

@@ -13,6 +13,7 @@ STUDENT = TokenizerRecord(
     bos_token_id=1,
     eos_token_id=2,
     adds_bos=True,
+    adds_eos=False,
 )
 TEACHER = replace(
     STUDENT,

@@ -69,6 +69,8 @@ def write_dataset(folder, documents, *, shard_sizes):
         teacher=_tokenizer("teacher", None, TEACHER_EOS, adds_bos=False),
         shards=tuple(records),
         dead_letters=DeadLetterRecord("dead_letters.jsonl", sha256(b"").hexdigest(), 0, {}),
+        configuration={},
+        statistics={},
     )
     (folder / "manifest.json").write_bytes(encode_manifest(manifest))
     return SmallDataset(folder, manifest, documents[:start])
@@ -162,4 +164,5 @@ def _tokenizer(side, bos, eos, *, adds_bos):
         bos_token_id=bos,
         eos_token_id=eos,
         adds_bos=adds_bos,
+        adds_eos=False,
     )

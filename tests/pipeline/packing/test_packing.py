@@ -223,6 +223,7 @@ def test_default_conventions_give_every_text_token_a_context(bos, eos, adds_bos,
         bos_token_id=bos,
         eos_token_id=eos,
         adds_bos=adds_bos,
+        adds_eos=False,
     )
     assert Convention.of_tokenizer(record, ends=True) == expected
     assert Convention.of_tokenizer(record, ends=False) == replace(expected, end_token_id=None)

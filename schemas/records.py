@@ -1,0 +1,160 @@
+"""Records ↔ JSON: dataclasses are what a file may hold, and nothing of another shape is read.
+
+Every reading is strict: each field is there, of the type and within the bounds that its class
+declares; fields that no class declares are ignored. Strings are UTF-8, numbers finite.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from schemas.errors import DatasetError, SchemaVersionError
+
+_SHA256_PATTERN = "^[0-9a-f]{64}$"
+# In this order: absolute; only "." and "/"; some part is ".."; a backslash or a URL somewhere.
+_PATH_PATTERN = r"^(?!/)(?!(?:\.(?:/+|$))*$)(?!(?:[\s\S]*/)?\.\.(?:/|$))(?![\s\S]*(?:\\|://))[\s\S]"
+_PATTERNS_IN_WORDS = {
+    _SHA256_PATTERN: "is not a SHA-256, 64 lower-case hexadecimal digits",
+    _PATH_PATTERN: "is not inside the dataset: a path is relative, with / and without ..",
+}
+
+Count = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0)]
+# Python's `$` would let a line end follow the digits.
+Sha256 = Annotated[str, Meta(pattern=_SHA256_PATTERN, max_length=64)]
+FilePath = Annotated[
+    str,
+    Meta(
+        pattern=_PATH_PATTERN,
+        extra_json_schema={"$comment": "Forward slashes only; never leaves the folder; no URL."},
+    ),
+]
+Name = Annotated[str, Meta(min_length=1)]
+
+_LONGEST_VALUE = 80
+_PLACE = re.compile(r"(?P<problem>.*) - at `(?P<path>\$.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|(.)")
+
+
+class RecordError(ValueError):
+    """A JSON text does not hold the record that was asked for; says where and what."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of JSON file that names itself and its version.
+
+    Attributes:
+        name: the file's `schema`.
+        version: the `schema_version` that this release reads.
+        job: the command that makes such files.
+    """
+
+    name: str
+    version: int
+    job: str
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    """What can be asked of a file of any version."""
+
+    schema: object = None
+    schema_version: object = None
+
+
+def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
+    """Return the record that a JSON text holds.
+
+    Raises:
+        RecordError: no JSON, or not this record.
+
+    Example:
+        >>> read_record('{"schema": 1}', _Envelope)
+        _Envelope(schema=1, schema_version=None)
+    """
+    try:
+        if isinstance(data, bytes):
+            data.decode()  # msgspec does not hold fields that it ignores against UTF-8
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise RecordError(_explain(data, str(error))) from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(str(error)) from error
+
+
+def write_record(record: object) -> str:
+    """Return a record as one line of JSON, without a line end; equal records give equal lines.
+
+    Raises:
+        ValueError: a number is not finite, and could not be read again.
+    """
+    return json.dumps(record, sort_keys=True, allow_nan=False, default=vars)
+
+
+def write_file(body: Mapping[str, Any]) -> bytes:
+    """Return a JSON file that people can read; equal bodies give equal bytes.
+
+    The standard library writes it: the format's bytes are what it gives, from which msgspec differs
+    in numbers such as 1e-05 and in empty lists. Records may stand anywhere in the body.
+
+    Raises:
+        ValueError: a number is not finite, and could not be read again.
+    """
+    return (
+        json.dumps(
+            body, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False, default=vars
+        )
+        + "\n"
+    ).encode()
+
+
+def require_format(data: bytes, expected: Format, *, where: str, remedy: str) -> None:
+    """Check that a file is of this format and version, whatever else it holds.
+
+    Raises:
+        RecordError: it is no JSON object.
+        DatasetError: of another format.
+        SchemaVersionError: of another version.
+    """
+    envelope = read_record(data, _Envelope)
+    if envelope.schema != expected.name:
+        raise DatasetError(f"{where} is no {expected.name} manifest; {remedy}")
+    version = envelope.schema_version
+    if version != expected.version or isinstance(version, bool):
+        raise SchemaVersionError(where, version, expected.version, job=expected.job)
+
+
+def _explain(data: bytes | str, message: str) -> str:
+    """Return a refusal with the value that stands at its path, and rules in words."""
+    found = _PLACE.fullmatch(message)
+    if found is None:
+        return message
+    problem, path = found["problem"], found["path"]
+    value, is_known = _look_up(data, path)
+    if not is_known or problem.startswith("Object missing"):
+        return f"{path}: {problem}"
+    for pattern, words in _PATTERNS_IN_WORDS.items():
+        if repr(pattern) in problem:
+            return f"{path} {value} {words}"
+    rule = problem.removeprefix("Expected ").partition(", got ")[0]
+    return f"{path} is {value}, not {rule}" if rule != problem else f"{path} is {value}: {problem}"
+
+
+def _look_up(data: bytes | str, path: str) -> tuple[str, bool]:
+    """Return the value at `$.field[3].field`, shortened, and whether it could be found."""
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError):  # damaged further on, too
+        return "", False
+    for name, index, other in _STEP.findall(path.removeprefix("$")):
+        if other:  # `[...]`: a mapping's value, whose key is not told
+            return "", False
+        value = value[name] if name else value[int(index)]
+    shown = repr(value)
+    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}…", True
