@@ -6,16 +6,17 @@ of these names. So this module imports none of them before it has looked where t
 """
 
 import importlib.util
-import logging
 import os
 import sys
-import threading
-from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+
+TYPE_CHECKING = False  # typing's own, whose import takes as long as the rest of `vocag --help`
+if TYPE_CHECKING:
+    import threading
+    from typing import NoReturn
 
 PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
 
-left_behind: list[threading.Thread] = []
+left_behind: "list[threading.Thread]" = []
 """Threads of a job that was left, which `leave` does not wait for."""
 
 
@@ -36,17 +37,17 @@ def require_own_packages() -> None:
             raise HiddenPackageError(_explain(name, found))
 
 
-def main(argv: list[str] | None = None) -> NoReturn:
+def main(argv: list[str] | None = None) -> "NoReturn":
     """Run `vocag COMMAND …` and end the process with its status."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["--version"]:
         print(f"vocag {_version()}")
         leave(0)
     name = " ".join(["vocag", *arguments[:1]])
-    # Before anything is imported: Beam logs while it is, and would set its own format.
-    logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
     try:
         require_own_packages()
+        if arguments and not arguments[0].startswith("-"):
+            _set_up_logging(name)
         from pipeline.commands import main as run
 
         leave(run(arguments))
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         leave(130, f"{name}: interrupted")
 
 
-def leave(status: int, message: str = "") -> NoReturn:
+def leave(status: int, message: str = "") -> "NoReturn":
     """End this process, without waiting for the threads of a job that was left."""
     if message:
         print(message, file=sys.stderr)
@@ -67,6 +68,16 @@ def leave(status: int, message: str = "") -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _set_up_logging(name: str) -> None:
+    """Set the format of messages before a command is imported: Beam logs while it is.
+
+    Imported here, as the version's reader is: both take longer than `vocag --help` does.
+    """
+    import logging
+
+    logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
 
 
 def _find(name: str) -> str | None:
@@ -91,6 +102,8 @@ def _explain(name: str, found: str) -> str:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("vocag")
     except PackageNotFoundError:

@@ -6,7 +6,6 @@ package's folder nor the home can be written.
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -21,6 +20,8 @@ def provide_kernel_cache() -> None:
     """
     if "NUMBA_CACHE_DIR" in os.environ or any(map(_can_write, (PACKAGE / "__pycache__", _home()))):
         return
+    import tempfile  # seldom needed, and slower to import than all of the above
+
     folder = Path(tempfile.gettempdir(), f"vocag-kernels-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(pipeline.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     provide_kernel_cache()
     assert "NUMBA_CACHE_DIR" not in os.environ  # the home, or the folder of the package, will do
     monkeypatch.setattr(pipeline, "PACKAGE", Path("/proc/self"))
