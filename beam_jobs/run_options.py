@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.commands.options import Option
+from vocag_cli.options import Option
 
 
 def parse_workers(text: str) -> int:

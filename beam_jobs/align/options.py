@@ -13,8 +13,8 @@ from beam_jobs.align.templates import parse_template
 from beam_jobs.align.tokenizer_files import SpecialStrings
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import HERE, RunOptions
-from pipeline.commands import options
-from pipeline.commands.options import Folder, Option, Rest, TokenizerSource, TokenName
+from vocag_cli import options
+from vocag_cli.options import Folder, Option, Rest, TokenizerSource, TokenName
 
 MIN_SHARD_BYTES = 1 << 14
 MAX_DOCUMENT_BYTES = 1 << 30

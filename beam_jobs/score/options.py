@@ -6,8 +6,8 @@ from typing import Annotated, Literal, get_args
 
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import HERE, RunOptions
-from pipeline.commands import options
-from pipeline.commands.options import DatasetSource, ModelSource, Option, Rest, TokenName
+from vocag_cli import options
+from vocag_cli.options import DatasetSource, ModelSource, Option, Rest, TokenName
 
 Dtype = Literal["", "float32", "bfloat16", "float16"]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.commands.options import DatasetSource, TokenName, parse_command
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.drawing.formatting import printable
@@ -19,6 +18,7 @@ from pipeline.explore.preview import load_previews
 from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
+from vocag_cli.options import DatasetSource, TokenName, parse_command
 
 _EPILOG = """\
 examples:

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
-from pipeline.commands.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
 from pipeline.drawing.charts import write_figure
 from pipeline.drawing.formatting import printable
 from pipeline.figures.alignment import (
@@ -24,6 +23,7 @@ from pipeline.figures.runs import compare_runs
 from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from vocag_cli.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
 
 Text = Annotated[str, Option("TEXT", form="positional")]
 
@@ -225,7 +225,11 @@ class RunsOptions:
             yield f"wrote {self.output}"
 
 
-_FIGURES = {
+class _Figure(Protocol):
+    def lines(self) -> Iterator[str]: ...
+
+
+_FIGURES: dict[str, type[_Figure]] = {
     "vocabulary": VocabularyOptions,
     "tokens": TokensOptions,
     "alignment": AlignmentOptions,

@@ -6,6 +6,7 @@ without them slower. A product takes milliseconds, so it is tried.
 
 import time
 from functools import lru_cache
+from typing import Literal
 
 import torch
 
@@ -14,7 +15,7 @@ _TOKENS, _WIDTH, _ROUNDS = 512, 1024, 5
 _MIN_SPEEDUP = 1.2
 
 
-def default_dtype(device: str) -> str:
+def default_dtype(device: str) -> Literal["bfloat16", "float32"]:
     """Return the dtype for a device: bfloat16 on a GPU, and on a CPU that is faster in it.
 
     Example:

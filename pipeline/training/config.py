@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pipeline.commands.options import ModelSource, Option, TokenName
 from pipeline.streaming import StreamConfig
 from pipeline.training.method import NEED_LOSSES, Method
+from vocag_cli.options import ModelSource, Option, TokenName
 
 Schedule = Literal["cosine", "linear", "constant"]
 

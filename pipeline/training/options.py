@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pipeline.commands.options import parse_options
 from pipeline.training.config import TrainConfig
+from vocag_cli.options import parse_options
 
 _EXAMPLES = """\
 examples:

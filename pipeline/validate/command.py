@@ -11,7 +11,6 @@ from itertools import groupby
 
 from tqdm import tqdm
 
-from pipeline.commands.options import DatasetSource, ModelSource, parse_options
 from pipeline.dataset.reading import read_manifest
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -23,6 +22,7 @@ from pipeline.drawing.formatting import (
 )
 from pipeline.validate.dataset import ValidationReport, validate_dataset
 from pipeline.validate.findings import DATASET_CHECKS, SHARD_CHECKS, Finding
+from vocag_cli.options import DatasetSource, ModelSource, parse_options
 
 CLEAN, FOUND, CANNOT_RUN = 0, 1, 2
 SHOWN_PER_CHECK = 10

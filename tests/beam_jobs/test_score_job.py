@@ -17,7 +17,6 @@ from beam_jobs.errors import OptionsError
 from beam_jobs.score import steps as scoring
 from beam_jobs.score.command import main, score
 from beam_jobs.score.options import ScoreOptions, parse_options
-from pipeline.commands import COMMANDS
 from pipeline.scoring.teacher_files import find_teacher
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE
@@ -25,6 +24,7 @@ from schemas.sidecar import decode_score_manifest, decode_sidecar
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import run_score, score_arguments, sidecars, write_world
+from vocag_cli.commands import COMMANDS
 
 KILLED_AFTER = """
 import os, signal, sys

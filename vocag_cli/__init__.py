@@ -1,4 +1,4 @@
-"""Where the `vocag` command starts: a module whose name nobody else's folder bears.
+"""Where the `vocag` command starts: a package whose name nobody else's folder bears.
 
 A user's own `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages
 of these names. So this module imports none of them before it has looked where they would come from;
@@ -25,12 +25,12 @@ class HiddenPackageError(ImportError):
 
 
 def require_own_packages() -> None:
-    """Check that our packages are those that belong to this module.
+    """Check that our packages are those that stand beside this one.
 
     Raises:
         HiddenPackageError: with what hides which, and what to do.
     """
-    ours = os.path.dirname(os.path.abspath(__file__))
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in PACKAGES:
         found = _find(name)
         if found is not None and os.path.dirname(found) != os.path.realpath(ours):
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> "NoReturn":
         require_own_packages()
         if arguments and not arguments[0].startswith("-"):
             _set_up_logging(name)
-        from pipeline.commands import main as run
+        from vocag_cli.commands import main as run
 
         leave(run(arguments))
     except HiddenPackageError as error:
@@ -108,7 +108,3 @@ def _version() -> str:
         return version("vocag")
     except PackageNotFoundError:
         return "from a checkout that is not installed"
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,6 @@ import pytest
 
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.options import ScoreOptions
-from pipeline.commands.options import Option, Rest, _entries, parse_command, parse_options
 from pipeline.explore.command import InfoOptions, PlanOptions, PreviewOptions
 from pipeline.figures.command import (
     AlignmentOptions,
@@ -20,6 +19,7 @@ from pipeline.figures.command import (
 )
 from pipeline.training.config import TrainConfig
 from pipeline.validate.command import ValidateOptions
+from vocag_cli.options import Option, Rest, _entries, parse_command, parse_options
 
 OF_FIGURES = (AlignmentOptions, KeptOptions, RunsOptions, TokensOptions, VocabularyOptions)
 OF_EXPLORE = (InfoOptions, PlanOptions, PreviewOptions)

@@ -11,8 +11,8 @@ import pytest
 
 import pipeline
 from pipeline import provide_kernel_cache
-from pipeline.commands import COMMANDS
-from pipeline.commands import main as run_command
+from vocag_cli.commands import COMMANDS
+from vocag_cli.commands import main as run_command
 
 ROOT = Path(__file__).parents[2]
 
