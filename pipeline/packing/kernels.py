@@ -136,3 +136,38 @@ def _next_stop(
     sure_t = teacher_room[0] - max(teacher_room[1], teacher_room[2]) - teacher_room[3]
     pieces = max(-(-(stop[0] - here[0]) // sure_s), -(-(stop[1] - here[1]) // sure_t))
     return stop, pieces, cut
+
+
+@njit(cache=True)
+def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
+    """Return which source each place of a period belongs to, and how many of it come before.
+
+    Earliest deadline first: with P the sum of the shares, row j of source i (from 0) may stand at
+    places j·P/share to (j + 1)·P/share. Where shares fill the period, there always is such an
+    order, and earliest deadline first finds it: of the first n places a source has more than
+    n·share/P - 1 and less than n·share/P + 1.
+
+    Args:
+        shares: int64 [K], rows of each source in a period, 0 for none.
+
+    Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
+    """
+    period = shares.sum()
+    source, before = np.empty(period, np.uint16), np.empty(period, np.int32)
+    done = np.zeros(len(shares), np.int64)
+    release, deadline = np.zeros(len(shares), np.int64), np.zeros(len(shares), np.int64)
+    for i in range(len(shares)):
+        if shares[i]:
+            deadline[i] = -(-period // shares[i])
+        else:
+            release[i] = period
+    for place in range(period):
+        best = -1
+        for i in range(len(shares)):
+            if release[i] <= place and (best < 0 or deadline[i] < deadline[best]):
+                best = i
+        source[place], before[place] = best, done[best]
+        done[best] += 1
+        release[best] = done[best] * period // shares[best]
+        deadline[best] = -(-(done[best] + 1) * period // shares[best])
+    return source, before

@@ -1,0 +1,188 @@
+"""A mixture as people write it: a TOML file that names datasets, stages and weights.
+
+    seed = 7
+    [datasets.web]
+    path = "aligned/web"      # relative to this file, or a URL
+    repeat = true
+    [datasets.math]
+    path = "aligned/math"
+    max_epochs = 4
+    [[stages]]
+    weights = { web = 0.7, math = 0.3 }
+    [[stages]]
+    from_tokens = 10_000_000_000
+    weights = { web = 0.4, math = 0.6 }
+
+Weights are shares of student tokens. Nothing unknown is accepted: a misspelt key would change what
+is trained on, and nobody would know.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import fsspec
+import msgspec
+from msgspec import Meta
+
+MIXTURE_SUFFIX = ".toml"
+
+_TOLERANCE = 1e-6
+
+
+class MixtureFileError(ValueError):
+    """A mixture that can't be read, or that contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From where on in a run which weights hold.
+
+    Attributes:
+        from_tokens: student tokens of the run before it, padding not counted.
+        weights: share of the student tokens by a dataset's name.
+    """
+
+    from_tokens: int
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class MixedDataset:
+    """A dataset of a mixture.
+
+    Attributes:
+        name: in the mixture.
+        path: its folder or manifest, a path or a URL.
+        max_epochs: how often it may be read; None: without end.
+    """
+
+    name: str
+    path: str
+    max_epochs: int | None = 1
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a file says.
+
+    Attributes:
+        path: the file.
+        seed: of the order of rows.
+        datasets: in the file's order.
+        stages: in order, the first from token 0.
+    """
+
+    path: str
+    seed: int
+    datasets: tuple[MixedDataset, ...]
+    stages: tuple[Stage, ...]
+
+
+def is_mixture(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a mixture and not a dataset.
+
+    Example:
+        >>> is_mixture("mixture.toml"), is_mixture("aligned")
+        (True, False)
+    """
+    return os.fspath(path).endswith(MIXTURE_SUFFIX)
+
+
+def read_mixture(path: str | os.PathLike[str]) -> Mixture:
+    """Return what a mixture's file says, checked as far as it goes without the datasets.
+
+    Args:
+        path: a path, or a URL that `fsspec` reads.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        MixtureFileError: no TOML, unknown or missing keys, wrong weights or stages.
+
+    Example:
+        >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
+        {'web': 0.7, 'math': 0.3}
+    """
+    path = os.fspath(path)
+    with fsspec.open(path, "rb") as file:
+        data: bytes = file.read()
+    try:
+        entries = msgspec.toml.decode(data, type=_File)
+        datasets = tuple(_dataset(path, *item) for item in entries.datasets.items())
+        stages = tuple(Stage(entry.from_tokens, entry.weights) for entry in entries.stages)
+        _require_stages(stages, {dataset.name for dataset in datasets})
+    except ValueError as error:
+        raise MixtureFileError(f"{path}: {error}") from error
+    return Mixture(path, entries.seed, datasets, stages)
+
+
+class _Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: Annotated[str, Meta(min_length=1)]
+    max_epochs: Annotated[int, Meta(ge=1)] | None = None
+    repeat: bool = False
+
+
+class _Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    weights: dict[str, float]
+    from_tokens: Annotated[int, Meta(ge=0)] = 0
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    datasets: Annotated[dict[str, _Dataset], Meta(min_length=1, max_length=65_535)]
+    stages: Annotated[list[_Stage], Meta(min_length=1)]
+    seed: Annotated[int, Meta(ge=0)] = 0
+
+
+def _dataset(file: str, name: str, entry: _Dataset) -> MixedDataset:
+    if entry.repeat and entry.max_epochs is not None:
+        raise ValueError(
+            f"datasets.{name} has max_epochs {entry.max_epochs} and repeat: choose one"
+        )
+    path = entry.path
+    if "://" not in path:
+        folder = file.rpartition("/")[0]
+        # A URL's path is joined as text: os.path.join knows no other separator than this system's.
+        path = f"{folder}/{path}" if "://" in file else os.path.join(folder, path)
+    return MixedDataset(name, path, None if entry.repeat else entry.max_epochs or 1)
+
+
+def _require_stages(stages: tuple[Stage, ...], names: set[str]) -> None:
+    if stages[0].from_tokens:
+        raise ValueError(f"stage 1 begins at {stages[0].from_tokens} student tokens: it must at 0")
+    for number, stage in enumerate(stages, 1):
+        before = stages[number - 2].from_tokens if number > 1 else -1
+        if stage.from_tokens <= before:
+            raise ValueError(
+                f"stage {number} begins at {stage.from_tokens} student tokens, the stage before it "
+                f"at {before}: put stages in order"
+            )
+        _require_weights(number, stage, names)
+    unused = names.difference(*(stage.weights for stage in stages))
+    if unused:
+        raise ValueError(f"no stage reads {_quoted(unused)}: give a weight, or leave it out")
+
+
+def _require_weights(number: int, stage: Stage, names: set[str]) -> None:
+    unknown = set(stage.weights) - names
+    if unknown:
+        raise ValueError(
+            f"stage {number} names {_quoted(unknown)}, the datasets are {_quoted(names)}"
+        )
+    for name, weight in stage.weights.items():
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ValueError(
+                f'stage {number} gives "{name}" the weight {weight}, which must be above 0: leave '
+                "out a dataset that the stage doesn't read"
+            )
+    total = math.fsum(stage.weights.values())
+    if abs(total - 1) > _TOLERANCE:
+        raise ValueError(
+            f"the weights of stage {number} add to {total:g}, not to 1: they are shares of its "
+            "student tokens"
+        )
+
+
+def _quoted(names: set[str]) -> str:
+    return ", ".join(f'"{name}"' for name in sorted(names))

@@ -1,0 +1,249 @@
+"""Which dataset of a mixture gives row n of a run, and which of its rows: pure arithmetic.
+
+Weights are of student tokens. A dataset whose rows hold fewer of them gives more rows, and what a
+dataset's rows hold on average is known from its own plan. Shares of rows are whole numbers of
+`PERIOD`, so that the datasets take turns in an order that repeats: any row of a run is found in a
+table of one period, without the rows before it and without state.
+
+A *stretch* is a run of rows with the same shares. A stage begins one; so does a dataset that has
+given all its epochs, since the others take over its share.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.packing.kernels import interleave
+from pipeline.packing.mixture_file import Stage
+
+PERIOD = 1 << 20
+"""Rows after which the order of datasets repeats: shares are exact to one row in so many."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset of a mixture, as its plan tells.
+
+    Attributes:
+        name: in the mixture.
+        num_rows: rows of an epoch.
+        num_tokens: student tokens of an epoch, padding not counted.
+        max_epochs: how often it may be read, None: without end.
+    """
+
+    name: str
+    num_rows: int
+    num_tokens: int
+    max_epochs: int | None = 1
+
+    @property
+    def total_rows(self) -> int | None:
+        """Rows of all its epochs, None: without end."""
+        return None if self.max_epochs is None else self.num_rows * self.max_epochs
+
+    @property
+    def tokens_per_row(self) -> Fraction:
+        """Mean student tokens of a row."""
+        return Fraction(self.num_tokens, self.num_rows)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a run among which each source has the same share.
+
+    Attributes:
+        stage: the stage's number.
+        start: run position of its first row.
+        stop: run position after its last row, None: without end.
+        shares: rows of each source in `PERIOD` rows.
+        counts: rows of each source before `start`.
+    """
+
+    stage: int
+    start: int
+    stop: int | None
+    shares: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def locate(self, run_position: int) -> tuple[int, int]:
+        """Return a row's source, and how many rows of that source come before it in the run."""
+        period, place = divmod(run_position - self.start, PERIOD)
+        source_of, before = _turns(self.shares)
+        source = int(source_of[place])
+        return source, self.counts[source] + period * self.shares[source] + int(before[place])
+
+    def counts_before(self, run_position: int) -> tuple[int, ...]:
+        """Return the rows of each source before a run position."""
+        period, place = divmod(run_position - self.start, PERIOD)
+        source_of, _ = _turns(self.shares)
+        inside = np.bincount(source_of[:place], minlength=len(self.shares)).tolist()
+        columns = zip(self.counts, self.shares, inside, strict=True)
+        return tuple(count + period * share + rest for count, share, rest in columns)
+
+    def position_of(self, source: int, source_position: int) -> int:
+        """Return the run position of a source's row, were the stretch without end."""
+        period, before = divmod(source_position - self.counts[source], self.shares[source])
+        places = np.flatnonzero(_turns(self.shares)[0] == source)
+        return self.start + period * PERIOD + int(places[before])
+
+
+@dataclass(frozen=True, eq=False)
+class MixturePlan:
+    """The rows of a run by number.
+
+    Attributes:
+        sources: the datasets.
+        stretches: in order; the run ends with the last one.
+    """
+
+    sources: tuple[Source, ...]
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the run, None: without end."""
+        return self.stretches[-1].stop
+
+    def locate(self, run_position: int) -> tuple[int, int]:
+        """Return the number of a row's source, and the row's number in it, over all its epochs.
+
+        Args:
+            run_position: from 0, below `num_rows`.
+
+        Example:
+            >>> web = Source("web", num_rows=3, num_tokens=300)
+            >>> code = Source("code", num_rows=3, num_tokens=300)
+            >>> plan = plan_mixture([web, code], [Stage(0, {"web": 0.5, "code": 0.5})])
+            >>> [plan.locate(r) for r in range(4)]
+            [(0, 0), (1, 0), (0, 1), (1, 1)]
+        """
+        return self.stretch_at(run_position).locate(run_position)
+
+    def counts_before(self, run_position: int) -> tuple[int, ...]:
+        """Return the rows of each source before a run position, which may be the run's end."""
+        return self.stretch_at(run_position).counts_before(run_position)
+
+    def tokens_before(self, run_position: int) -> tuple[int, ...]:
+        """Return the student tokens of each source before a run position, by its mean row.
+
+        Exact at a source's whole epochs.
+        """
+        counts = self.counts_before(run_position)
+        pairs = zip(counts, self.sources, strict=True)
+        return tuple(round(count * source.tokens_per_row) for count, source in pairs)
+
+    def stretch_at(self, run_position: int) -> Stretch:
+        """Return the stretch that holds a run position."""
+        return self.stretches[bisect_right(self._starts, run_position) - 1]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [stretch.start for stretch in self.stretches]
+
+
+def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:
+    """Return the rows of a mixture.
+
+    Args:
+        sources: the datasets.
+        stages: in order, the first from token 0.
+
+    Raises:
+        ValueError: a stage that is never reached, or a share below one row in `PERIOD`.
+
+    Example:
+        >>> web = Source("web", num_rows=90, num_tokens=180_000, max_epochs=None)
+        >>> plan_mixture([web], [Stage(0, {"web": 1.0})]).num_rows is None
+        True
+    """
+    stretches: list[Stretch] = []
+    counts = (0,) * len(sources)
+    start, stage = 0, 0
+    while shares := _shares(sources, stages[stage], counts):
+        stretch = Stretch(stage, start, None, shares, counts)
+        used_up = _first_used_up(sources, stretch)
+        stage_end = _next_stage(sources, stages, stretch)
+        ends = [end for end in (used_up, stage_end) if end is not None]
+        if not ends:
+            return MixturePlan(tuple(sources), (*stretches, stretch))
+        stop = min(ends)
+        if stop > start:
+            stretches.append(Stretch(stage, start, stop, shares, counts))
+        counts, start = stretch.counts_before(stop), stop
+        stage += stop == stage_end
+    if stage + 1 < len(stages):
+        tokens = round(_tokens(sources, counts))
+        raise ValueError(
+            f"stage {stage + 2} begins at {stages[stage + 1].from_tokens} student tokens, but the "
+            f"datasets of stage {stage + 1} are used up after {tokens}: raise their max_epochs, "
+            f"or begin stage {stage + 2} earlier"
+        )
+    return MixturePlan(tuple(sources), tuple(stretches))
+
+
+def _shares(sources: Sequence[Source], stage: Stage, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the rows in `PERIOD` of each source that is not used up; nothing if all are."""
+    wanted = [Fraction(0)] * len(sources)
+    for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
+        weight = stage.weights.get(source.name, 0.0)
+        if weight and count != source.total_rows:
+            wanted[number] = Fraction(weight) / source.tokens_per_row
+    total = sum(wanted)
+    if not total:
+        return ()
+    exact = [PERIOD * each / total for each in wanted]
+    shares = [int(each) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+    for number in by_remainder[: PERIOD - sum(shares)]:
+        shares[number] += 1
+    for source, share, each in zip(sources, shares, exact, strict=True):
+        if each and not share:
+            raise ValueError(
+                f'weight {stage.weights[source.name]} of "{source.name}" is less than one row in '
+                f"{PERIOD}: raise it, or leave the dataset out of this stage"
+            )
+    return tuple(shares)
+
+
+def _first_used_up(sources: Sequence[Source], stretch: Stretch) -> int | None:
+    """Return where the first of an endless stretch's sources has given its last row."""
+    earliest: list[tuple[int, int]] = []
+    latest: list[int] = []
+    for number, (source, share) in enumerate(zip(sources, stretch.shares, strict=True)):
+        if share and source.total_rows is not None:
+            left = source.total_rows - stretch.counts[number]
+            earliest.append(((left - 1) * PERIOD // share, number))
+            latest.append(-(-left * PERIOD // share))
+    return min(
+        (
+            stretch.position_of(number, (sources[number].total_rows or 0) - 1) + 1
+            for first, number in earliest
+            if first < min(latest)
+        ),
+        default=None,
+    )
+
+
+def _next_stage(sources: Sequence[Source], stages: Sequence[Stage], stretch: Stretch) -> int | None:
+    """Return where an endless stretch has given the tokens that the next stage begins at."""
+    if stretch.stage + 1 == len(stages):
+        return None
+    left = stages[stretch.stage + 1].from_tokens - _tokens(sources, stretch.counts)
+    per_row = _tokens(sources, stretch.shares) / PERIOD
+    return stretch.start + max(0, -int(-left // per_row))
+
+
+def _tokens(sources: Sequence[Source], counts: Sequence[int]) -> Fraction:
+    pairs = zip(sources, counts, strict=True)
+    return sum((count * source.tokens_per_row for source, count in pairs), Fraction(0))
+
+
+@lru_cache(maxsize=8)
+def _turns(shares: tuple[int, ...]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
+    """Return one period's order of sources, 6 MiB, made in hundredths of a second."""
+    return interleave(np.array(shares, np.int64))

@@ -1,0 +1,104 @@
+"""Mixture files: strictly read, each mistake a message that says what to change."""
+
+import re
+
+import pytest
+
+from pipeline.packing.mixture_file import (
+    MixedDataset,
+    Mixture,
+    MixtureFileError,
+    Stage,
+    read_mixture,
+)
+
+WORKING = """
+seed = 7
+[datasets.web]
+path = "aligned/web"
+repeat = true
+[datasets.math]
+path = "/data/math"
+max_epochs = 4
+[datasets.code]
+path = "gs://bucket/code"
+[[stages]]
+weights = { web = 0.7, math = 0.3 }
+[[stages]]
+from_tokens = 10_000_000_000
+weights = { web = 0.4, math = 0.4, code = 0.2 }
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write a mixture with one text exchanged, and read it."""
+
+    def read_changed(old, new):
+        assert WORKING.count(old) >= 1
+        (tmp_path / "mixture.toml").write_text(WORKING.replace(old, new, 1))
+        return read_mixture(tmp_path / "mixture.toml")
+
+    return read_changed
+
+
+def test_a_mixture_is_read(read, tmp_path):
+    assert read("7", "7") == Mixture(
+        str(tmp_path / "mixture.toml"),
+        7,
+        (
+            MixedDataset("web", str(tmp_path / "aligned/web"), None),
+            MixedDataset("math", "/data/math", 4),
+            MixedDataset("code", "gs://bucket/code", 1),
+        ),
+        (
+            Stage(0, {"web": 0.7, "math": 0.3}),
+            Stage(10_000_000_000, {"web": 0.4, "math": 0.4, "code": 0.2}),
+        ),
+    )
+
+
+def test_paths_are_relative_to_the_file_even_where_that_is_a_url(tmp_path):
+    (tmp_path / "mixture.toml").write_text(WORKING)
+    mixture = read_mixture(f"file://{tmp_path}/mixture.toml")
+    assert mixture.datasets[0].path == f"file://{tmp_path}/aligned/web"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seed = 7", "sede = 7", r"unknown field `sede`"),
+        ("max_epochs", "epochs", r"unknown field `epochs` - at `\$.datasets"),
+        ("from_tokens", "tokens", r"unknown field `tokens` - at `\$.stages"),
+        ("max_epochs = 4", "max_epochs = 0", r"Expected `int` >= 1"),
+        ("max_epochs = 4", "max_epochs = 4\nrepeat = true", r"datasets.math has max_epochs 4 and"),
+        ('path = "/data/math"', "", r"missing required field `path`"),
+        ("seed = 7", "seed = ", r"Invalid value \(at line 2, column 8\)"),
+        ("seed = 7", 'seed = "7"', r"Expected `int`, got `str` - at `\$.seed`"),
+        ("math = 0.3", "math = 0.0", r'stage 1 gives "math" the weight 0.0, which must be above 0'),
+        ("math = 0.3", "math = -0.3", r"the weight -0.3, which must be above 0"),
+        ("math = 0.3", "math = nan", r"the weight nan"),
+        ("math = 0.3", "math = 0.2", r"weights of stage 1 add to 0.9, not to 1"),
+        (
+            "math = 0.3",
+            "maths = 0.3",
+            r'stage 1 names "maths", the datasets are "code", "math", "w',
+        ),
+        ("code = 0.2 }", "web = 0.2 }", r"Duplicate inline table key .web."),
+        ("math = 0.4, code = 0.2", "math = 0.6", r'no stage reads "code": give a weight'),
+        ("10_000_000_000", "0", r"stage 2 begins at 0 student tokens, the stage before it at 0"),
+        ("from_tokens = 10_000_000_000", "", r"stage 2 begins at 0 .* put stages in order"),
+        ("[[stages]]", "[[stages]]\nfrom_tokens = 5", r"stage 1 begins at 5 student tokens: it mu"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_file(read, old, new, message):
+    with pytest.raises(MixtureFileError, match=f"^/.*mixture.toml: (?s:.*){message}"):
+        read(old, new)
+
+
+def test_a_file_without_datasets_or_stages_is_refused(tmp_path):
+    file = tmp_path / "mixture.toml"
+    for text in ("", "datasets = {}\nstages = []", re.sub(r"(?s)\[\[.*", "stages = []", WORKING)):
+        file.write_text(text)
+        with pytest.raises(MixtureFileError, match=r"datasets|stages"):
+            read_mixture(file)
