@@ -152,22 +152,22 @@ def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[n
 
     Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
     """
-    period = shares.sum()
+    period, never = shares.sum(), np.iinfo(np.int64).max
     source, before = np.empty(period, np.uint16), np.empty(period, np.int32)
     done = np.zeros(len(shares), np.int64)
-    release, deadline = np.zeros(len(shares), np.int64), np.zeros(len(shares), np.int64)
+    release = np.where(shares > 0, 0, never)
+    # Deadline and number in one word: the least of them is found without a branch.
+    urgency = np.zeros(len(shares), np.int64)
     for i in range(len(shares)):
         if shares[i]:
-            deadline[i] = -(-period // shares[i])
-        else:
-            release[i] = period
+            urgency[i] = (-(-period // shares[i]) << 16) + i
     for place in range(period):
-        best = -1
+        best = never
         for i in range(len(shares)):
-            if release[i] <= place and (best < 0 or deadline[i] < deadline[best]):
-                best = i
-        source[place], before[place] = best, done[best]
-        done[best] += 1
-        release[best] = done[best] * period // shares[best]
-        deadline[best] = -(-(done[best] + 1) * period // shares[best])
+            best = min(best, urgency[i] if release[i] <= place else never)
+        i = best & 0xFFFF
+        source[place], before[place] = i, done[i]
+        done[i] += 1
+        release[i] = done[i] * period // shares[i]
+        urgency[i] = (-(-(done[i] + 1) * period // shares[i]) << 16) + i
     return source, before
