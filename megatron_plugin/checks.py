@@ -73,11 +73,6 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
         if given != works:
             option = "--" + name.replace("_", "-")
             raise ArgumentError(f"{option} {given} isn't supported ({reason}): leave it at {works}")
-    if args.sequence_parallel and args.transformer_impl == "local":
-        raise ArgumentError(
-            "--sequence-parallel needs Transformer Engine, Megatron's own RMSNorm refuses it: "
-            "install it and leave out --transformer-impl local, or leave out --sequence-parallel"
-        )
     if args.padded_vocab_size < manifest.student.vocab_size:
         raise ArgumentError(
             f"the student's vocabulary of {args.padded_vocab_size} is smaller than that of the "

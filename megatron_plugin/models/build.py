@@ -11,10 +11,15 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    LayerNormImpl,
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
 from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec
 
 from megatron_plugin.models.attention import PackedAttention
+from megatron_plugin.models.norm import PartedNorm, replace_norms
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.stage_cut import megatron_layout
 from megatron_plugin.models.weight_rules import load_weights
@@ -37,14 +42,23 @@ class Precision:
         return self.dtype == torch.bfloat16
 
 
-def packed_layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> ModuleSpec:
-    """Return Megatron's own layer spec with attention that keeps to documents.
+def packed_layer_spec(
+    config: GPTModelConfig, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
+    """Return Megatron's own layers with attention that keeps to documents.
 
     Linear layers, norms and MLP stay what --transformer-impl asks for (Megatron's or Transformer
     Engine's). Pass it as `transformer_layer_spec`.
     """
     spec = default_layer_spec(config, vp_stage)
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    if not isinstance(spec, TransformerBlockSubmodules):  # one layer's, of a dense model
+        count = get_num_layers_to_build(config.transformer, vp_stage)
+        # Megatron would take Transformer Engine's or Apex's for local layers, too, if installed.
+        is_local = config.transformer.transformer_impl == "local"
+        spec = TransformerBlockSubmodules([spec] * count, PartedNorm if is_local else LayerNormImpl)
+    for layer in spec.layer_specs or ():
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    replace_norms(spec)
     return spec
 
 

@@ -3,8 +3,6 @@
 WORKING = {
     "calculate_per_token_loss": True,
     "padded_vocab_size": 512,
-    "sequence_parallel": False,
-    "transformer_impl": "local",
     "eval_iters": 0,
     "context_parallel_size": 1,
     "num_experts": None,

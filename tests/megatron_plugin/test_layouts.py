@@ -46,6 +46,7 @@ LAYOUTS = {
     for teacher in ("colocated", *TEACHERS)
 } | {
     "interleaved-one": (2, INTERLEAVED, TEACHERS["one"]),
+    "sequence-colocated": (2, {**TENSOR, "sequence_parallel": ""}, None),
 }
 
 
