@@ -19,7 +19,6 @@ from schemas.manifest import Manifest, TokenizerRecord
 
 # Attribute of Megatron's arguments, the value that works, why no other does.
 _UNSUPPORTED = (
-    ("context_parallel_size", 1, "documents can't be split over context-parallel ranks yet"),
     ("num_experts", None, "only dense students are supported"),
     ("mtp_num_layers", None, "multi-token prediction has no teacher losses"),
     ("multi_latent_attention", False, "its attention doesn't keep to documents here"),

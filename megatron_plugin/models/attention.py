@@ -4,17 +4,25 @@ Each document of a row attends to itself alone. No [seq, seq] mask exists: half-
 tensors go through torch's variable-length flash attention, everything else through one
 scaled_dot_product_attention per document.
 
+Context-parallel ranks each hold a part of every row's places. They gather the keys and values of
+whole rows, and each computes its own queries. Ring attention, torch's own included, knows one
+causal sequence and no documents' bounds. With grouped heads, whole rows' keys and values are small.
+
 Dimensions: s places of a row, b rows, n query heads, g key heads, d channels of a head,
-t = b * s places of all rows, one row after the other.
+t = b * s places of all rows, one row after the other; o of them are this rank's, q queries and
+k keys of a piece.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
@@ -23,10 +31,29 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from megatron_plugin.models.places import WHOLE_ROWS, RowShare, gather_places
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch before 2.10
     varlen_attn = None  # type: ignore[assignment]  # attend_documents asks whether it is there
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring places of one document that this rank holds, and what they attend to.
+
+    Attributes:
+        start: first place, among o.
+        stop: behind the last one.
+        key_start: first place of the document, among t.
+        key_stop: behind the piece's last place, among t.
+    """
+
+    start: int
+    stop: int
+    key_start: int
+    key_stop: int
 
 
 @dataclass
@@ -34,18 +61,29 @@ class RowSegments(PackedSeqParams):
     """Where the documents of a micro-batch lie, as the attention of every layer takes it.
 
     `qkv_format` stays "sbhd": rows keep their dimension, so pipeline stages exchange tensors of one
-    shape, whatever the documents' lengths.
+    shape, whatever the documents' lengths. `cu_seqlens_q` and `cu_seqlens_kv` are those of the
+    pieces, one behind the other.
 
     Attributes:
         bounds: first places of all documents among t, and t at the end; strictly increasing.
-        longest: places of the longest document.
+        longest: keys of the piece that has most.
+        pieces: of the documents, all of this rank's places in order.
+        key_places: int64, the pieces' keys among t, one piece behind the other; None where that is
+            every place once.
     """
 
     bounds: tuple[int, ...] = ()
     longest: int = 0
+    pieces: tuple[Piece, ...] = ()
+    key_places: Tensor | None = None
 
 
-def row_segments(cu_seqlens: Tensor, seq_length: int, device: torch.device | str) -> RowSegments:
+def row_segments(
+    cu_seqlens: Tensor,
+    seq_length: int,
+    device: torch.device | str,
+    share: RowShare = WHOLE_ROWS,
+) -> RowSegments:
     """Return the segments of a micro-batch.
 
     Args:
@@ -53,24 +91,49 @@ def row_segments(cu_seqlens: Tensor, seq_length: int, device: torch.device | str
             `pipeline.streaming` gives them: filled up with `seq_length`.
         seq_length: places of a row.
         device: of the copy that kernels read.
+        share: this rank's part of the rows.
 
     Example:
         >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").bounds
         (0, 3, 4)
     """
     starts = torch.arange(len(cu_seqlens)).unsqueeze(1) * seq_length
-    bounds = torch.unique(cu_seqlens.long() + starts)
-    flat = bounds.to(device=device, dtype=torch.int32)
+    bounds: list[int] = torch.unique(cu_seqlens.long() + starts).tolist()
+    pieces = tuple(_cut(bounds, seq_length, share))
+    key_places = None
+    if share.size > 1:
+        keys = [torch.arange(piece.key_start, piece.key_stop) for piece in pieces]
+        key_places = torch.cat(keys).to(device)
     return RowSegments(
         qkv_format="sbhd",
-        cu_seqlens_q=flat,
-        cu_seqlens_kv=flat,
+        cu_seqlens_q=_cumulated([piece.stop - piece.start for piece in pieces], device),
+        cu_seqlens_kv=_cumulated([piece.key_stop - piece.key_start for piece in pieces], device),
         # Megatron makes rotary embeddings for so many places.
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
-        bounds=tuple(bounds.tolist()),
-        longest=int(bounds.diff().max()),
+        bounds=tuple(bounds),
+        longest=max(piece.key_stop - piece.key_start for piece in pieces),
+        pieces=pieces,
+        key_places=key_places,
     )
+
+
+def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[Piece]:
+    """Yield the pieces of the documents that lie between bounds."""
+    end = 0  # of the pieces so far
+    for row in range(bounds[-1] // seq_length):
+        for start, stop in share.stretches(seq_length):
+            place, last = row * seq_length + start, row * seq_length + stop
+            while place < last:
+                document = bisect_right(bounds, place)
+                next_place = min(bounds[document], last)
+                yield Piece(end, end + next_place - place, bounds[document - 1], next_place)
+                end += next_place - place
+                place = next_place
+
+
+def _cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
 
 
 class PackedAttention(MegatronModule):
@@ -91,7 +154,6 @@ class PackedAttention(MegatronModule):
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
         assert attn_mask_type == AttnMaskType.causal, attn_mask_type
-        assert config.context_parallel_size == 1, "arguments.py refuses context parallelism"
 
     def forward(
         self,
@@ -106,17 +168,21 @@ class PackedAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: float [s, b, n, d].
-            key: float [s, b, g, d].
-            value: float [s, b, g, d].
+            query: float [o / b, b, n, d].
+            key: float [o / b, b, g, d].
+            value: float [o / b, b, g, d].
             attention_mask: must be None.
             packed_seq_params: the documents.
 
         Returns:
-            float [s, b, n * d].
+            float [o / b, b, n * d].
         """
         assert attention_mask is None, "the documents' bounds take the mask's place"
         num_places, num_rows = query.shape[:2]
+        if self.config.context_parallel_size > 1:
+            together = torch.stack((key, value), 1)
+            group = parallel_state.get_context_parallel_group()
+            key, value = gather_places(together, group).unbind(1)
         q, k, v = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
         attended_tnd = attend_documents(q, k, v, packed_seq_params, scale=self.softmax_scale)
         rows = attended_tnd.flatten(1).view(num_rows, num_places, -1)
@@ -129,17 +195,19 @@ def attend_documents(
     """Attend causally within each document.
 
     Args:
-        query: float [t, n, d].
+        query: float [o, n, d].
         key: float [t, g, d].
         value: float [t, g, d].
         segments: the documents.
         scale: of the scores; None: 1 / sqrt(d).
 
     Returns:
-        float [t, n, d].
+        float [o, n, d].
     """
     grouped = query.shape[1] != key.shape[1]
     if query.is_cuda and query.dtype != torch.float32 and varlen_attn is not None:
+        if segments.key_places is not None:
+            key, value = (each.index_select(0, segments.key_places) for each in (key, value))
         attended = varlen_attn(
             query,
             key,
@@ -149,16 +217,34 @@ def attend_documents(
             segments.longest,
             segments.longest,
             scale=scale,
+            # The last query sees every key of its piece, the one before one fewer.
             window_size=(-1, 0),
             enable_gqa=grouped,
         )
         assert isinstance(attended, Tensor), "a tuple only where more is asked for"
         return attended
     heads_first = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
-    documents = []
-    for start, stop in pairwise(segments.bounds):
-        q, k, v = (tensor[:, :, start:stop] for tensor in heads_first)
-        documents.append(
-            scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    attended_pieces = []
+    for piece in segments.pieces:
+        q = heads_first[0][:, :, piece.start : piece.stop]
+        k, v = (each[:, :, piece.key_start : piece.key_stop] for each in heads_first[1:])
+        mask = _lower_right(q.shape[2], k.shape[2], q.device)
+        causal = mask is None
+        attended_pieces.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+            )
         )
-    return torch.cat(documents, 2).squeeze(0).transpose(0, 1)
+    return torch.cat(attended_pieces, 2).squeeze(0).transpose(0, 1)
+
+
+def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+    """Return which keys the last queries of a document see, bool [q, k]; None: as many as queries.
+
+    `is_causal` takes queries for the first ones. Only where rows are shared and no flash attention
+    is there does such a mask exist, of one document and one rank.
+    """
+    if num_queries == num_keys:
+        return None
+    every = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return every.tril(num_keys - num_queries)

@@ -77,7 +77,7 @@ def build_frozen_model(
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
-    Tensor and pipeline parallelism are those that `parallel_state` is initialised with.
+    Its parallelism is what `parallel_state` is initialised with.
 
     Args:
         weights: of the model.
@@ -118,6 +118,7 @@ def _frozen_config(
         num_query_groups=shape.num_query_groups,
         kv_channels=shape.head_size,
         tensor_model_parallel_size=tensor_parallel,
+        context_parallel_size=parallel_state.get_context_parallel_world_size(),
         pipeline_model_parallel_size=len(layers_per_stage),
         pipeline_model_parallel_layout=megatron_layout(layers_per_stage) if pipelined else None,
         pipeline_dtype=precision.dtype,

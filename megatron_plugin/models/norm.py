@@ -34,9 +34,9 @@ class PartedNorm:
             hidden_size: channels that are normalised together.
             eps: added to their variance.
         """
-        norm = _KINDS[config.normalization](hidden_size, eps=eps)
+        norm: torch.nn.Module = _KINDS[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            vars(parameter)["sequence_parallel"] = config.sequence_parallel
         return norm
 
 

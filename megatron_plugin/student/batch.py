@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron_plugin.bridge import TeacherReply, TeacherRows
 from megatron_plugin.models.attention import RowSegments, row_segments
+from megatron_plugin.models.places import RowShare
 from pipeline.guidance import Aggregation, NonFiniteLossError, aggregate_teacher_losses
 from pipeline.guidance.loss import mapped_tokens
 from pipeline.streaming import AlignedRows, Rows
@@ -36,10 +37,11 @@ class MicroBatch:
 
     Attributes:
         number: of the micro-batch in the run, the same on all data-parallel replicas.
-        tokens: int64 [rows, seq_length].
-        labels: int64 [rows, seq_length], already shifted.
+        tokens: int64 [rows, this rank's places]; all seq_length of them without context
+            parallelism.
+        labels: int64 [rows, this rank's places], already shifted.
         loss_mask: float32 [rows, seq_length].
-        position_ids: int64 [rows, seq_length].
+        position_ids: int64 [rows, this rank's places].
         segments: the documents' bounds.
         rows: as read, on the CPU.
         origin: where the rows come from.
@@ -128,17 +130,19 @@ class MicroBatch:
         return mapped.to(self.tokens.device)
 
 
-def micro_batch(rows: Rows, number: int, device: torch.device, *, origin: Origin) -> MicroBatch:
-    """Return rows as a micro-batch on the device."""
+def micro_batch(
+    rows: Rows, number: int, device: torch.device, *, origin: Origin, share: RowShare
+) -> MicroBatch:
+    """Return rows as a micro-batch on the device, of which the rank's model sees its own places."""
     moved = rows.to(device, non_blocking=True)
     seq_length = rows["input_ids"].shape[1]
     return MicroBatch(
         number=number,
-        tokens=moved["input_ids"].long(),
-        labels=moved["labels"].long(),
+        tokens=share.take(moved["input_ids"].long()),
+        labels=share.take(moved["labels"].long()),
         loss_mask=moved["loss_mask"],
-        position_ids=moved["position_ids"].long(),
-        segments=row_segments(rows["cu_seqlens"], seq_length, device),
+        position_ids=share.take(moved["position_ids"].long()),
+        segments=row_segments(rows["cu_seqlens"], seq_length, device, share),
         rows=rows,
         origin=origin,
     )

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import MicroBatch, Origin, micro_batch
 from megatron_plugin.student.meeting import meet_before_steps
 from megatron_plugin.student.requests import Connection, GuidedBatches, computes_loss
@@ -144,7 +145,7 @@ class StudentData:
             connection.bridge,
             num_microbatches=num_microbatches,
             how=how,
-            tensor_parallel_group=parallel_state.get_tensor_model_parallel_group(),
+            group=parallel_state.get_tensor_and_context_parallel_group(),
             lookahead=lookahead,
             meet=meeting.wait,
         )
@@ -182,7 +183,8 @@ def load_micro_batches(
     )
     device = torch.device("cuda")
     first = consumed_samples // (micro_batch_size * num_replicas)
+    share = own_share()
     return (
-        micro_batch(batch, first + step, device, origin=Origin(rows, tuple(samples)))
+        micro_batch(batch, first + step, device, origin=Origin(rows, tuple(samples)), share=share)
         for step, (batch, samples) in enumerate(zip(loader, loader.batches, strict=True))
     )

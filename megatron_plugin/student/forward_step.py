@@ -6,7 +6,7 @@ Dimensions: s places of a row, b rows, v this rank's part of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,16 @@ from megatron.core import parallel_state
 from torch import Tensor
 from torch import distributed as dist
 
+from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.student.batch import MicroBatch
-from pipeline.guidance import Expectation, LossResult, SelectionRule, guided_loss, select_tokens
+from pipeline.guidance import (
+    Expectation,
+    LossResult,
+    Selection,
+    SelectionRule,
+    guided_loss,
+    select_tokens,
+)
 
 _ENTROPY_CHUNK = 256
 _NO_TOKENS = 1e-9
@@ -70,7 +78,8 @@ def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Report
     Args:
         rules: how.
         batch: with guidance where there is a teacher.
-        output: fp32 [b, s] losses, or [2, b, s] losses and entropies.
+        output: fp32 [b, s] losses, or [2, b, s] losses and entropies; of this rank's places only
+            where context-parallel ranks share rows.
     """
     result = _select(rules, batch, output)
     return result.loss_sum, result.count.int(), _metrics(rules, batch, result)
@@ -86,7 +95,10 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
 
 
 def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
-    losses, entropies = (output[0], output[1]) if rules.needs_entropy else (output, None)
+    """Choose among all places of the rows; sum the losses of this rank's own."""
+    own_losses = output[0] if rules.needs_entropy else output
+    whole = gather_places(output.detach().movedim(-1, 0), _sharing_rows()).movedim(0, -1)
+    losses, entropies = (whole[0], whole[1]) if rules.needs_entropy else (whole, None)
     # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
     # in nothing but their ranking.
     mapped = batch.mapped() if batch.guidance is None and rules.rule.selector != "full" else None
@@ -102,7 +114,24 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
         student_entropies=entropies,
         step=batch.number,
     )
-    return guided_loss(losses, selection, expectation=rules.expectation)
+    return guided_loss(own_losses, _own_part(selection), expectation=rules.expectation)
+
+
+def _own_part(selection: Selection) -> Selection:
+    """Return what was chosen among this rank's places; ranks' sums and counts are added later."""
+    take = own_share().take
+    return replace(
+        selection,
+        kept=take(selection.kept),
+        mapped=take(selection.mapped),
+        loss_mask=take(selection.loss_mask),
+        guidance=None if selection.guidance is None else take(selection.guidance),
+    )
+
+
+def _sharing_rows() -> dist.ProcessGroup:
+    group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
+    return group
 
 
 def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[str, Tensor]:

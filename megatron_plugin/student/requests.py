@@ -56,7 +56,7 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Conn
     )
     read_steps_ahead()
     replicas, bridge = range(args.data_parallel_size), None
-    if computes_loss() and parallel_state.get_tensor_model_parallel_rank() == 0:
+    if computes_loss() and parallel_state.get_tensor_and_context_parallel_rank() == 0:
         replica = parallel_state.get_data_parallel_rank()
         bridge = StudentBridge(
             store,
@@ -92,7 +92,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         *,
         num_microbatches: int,
         how: Aggregation,
-        tensor_parallel_group: dist.ProcessGroup,
+        group: dist.ProcessGroup,
         lookahead: int,
         meet: Callable[[], None] = lambda: None,
     ) -> None:
@@ -100,10 +100,10 @@ class GuidedBatches(Iterator[MicroBatch]):
 
         Args:
             batches: to guide.
-            bridge: of the first tensor-parallel rank, which passes replies on; None on the others.
+            bridge: of the group's first rank, which passes replies on; None on the others.
             num_microbatches: of a step.
             how: Φ.
-            tensor_parallel_group: ranks that compute the same loss.
+            group: the tensor- and context-parallel ranks that share these rows.
             lookahead: steps requested beyond the one that is computed.
             meet: returns when all of the student's ranks are here.
         """
@@ -111,7 +111,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._bridge = bridge
         self._num_microbatches = num_microbatches
         self._how = how
-        self._group = tensor_parallel_group
+        self._group = group
         self._lookahead = lookahead
         self._meet = meet
         self._asked: deque[tuple[list[MicroBatch], PendingReply | None]] = deque()

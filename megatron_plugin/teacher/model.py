@@ -1,6 +1,7 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
-Dimensions: s places of a row, b rows of a micro-batch, h hidden size.
+Dimensions: b rows of a micro-batch, o places of a row on this rank, the first l of which predict
+one, h hidden size.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from torch import Tensor
 from torch import distributed as dist
+from torch.nn.functional import pad
 
 from megatron_plugin.bridge import TeacherReply, TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import Precision, build_frozen_model
+from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
 from pipeline.guidance import has_context
 from pipeline.guidance.cross_entropy import linear_cross_entropy
@@ -49,6 +52,10 @@ class Teacher:
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self._device = device
+        # Ranks that share rows cut them into equal stretches; what fills them up has no losses.
+        self._share = own_share()
+        stretches = 2 * self._share.size if self._share.size > 1 else 1
+        self._num_places = -(-seq_length // stretches) * stretches
         self._vocab_size = weights.shape.vocab_size
         self._model = build_frozen_model(
             weights, precision, device=device, layers_per_stage=layers_per_stage
@@ -108,7 +115,7 @@ class Teacher:
             data_iterator=parts,
             model=[self._model],
             num_microbatches=num_microbatches,
-            seq_length=self.seq_length,
+            seq_length=self._num_places,
             micro_batch_size=self.micro_batch_size,
             forward_only=True,
             collect_non_loss_data=True,
@@ -118,23 +125,39 @@ class Teacher:
     def _forward_step(
         self, parts: Iterator[TeacherRows], model: torch.nn.Module
     ) -> tuple[Tensor, Callable[..., Tensor]]:
-        part = next(parts)
-        tokens = part.input_ids.to(self._device, torch.int64)
-        segments = row_segments(part.cu_seqlens, self.seq_length, self._device)
+        part, take = next(parts), self._share.take
+        padding = self._num_places - self.seq_length
+        tokens = pad(part.input_ids.to(self._device, torch.int64), (0, padding))
+        cu_seqlens = pad(part.cu_seqlens, (0, 1), value=self._num_places)
+        segments = row_segments(cu_seqlens, self._num_places, self._device, self._share)
         mask = has_context(part.cu_seqlens, self.seq_length).to(self._device)
+        # What each place predicts; a row's last one predicts nothing.
+        labels, mask = tokens[:, 1:], pad(mask, (0, padding))[:, 1:]
+        if self._share.size > 1:
+            labels, mask = (take(pad(each, (0, 1))) for each in (labels, mask))
+        places = torch.arange(self._num_places, device=self._device).expand_as(tokens)
         output = model(
-            tokens,
-            torch.arange(self.seq_length, device=self._device).expand_as(tokens),
+            take(tokens),
+            take(places),
             None,
             packed_seq_params=segments,
-            output_processor=partial(_token_losses, tokens, mask, self._vocab_size),
+            output_processor=partial(_losses_ahead, labels, mask, self._vocab_size),
         )
-        return output, _keep
+        return output, self._collect
+
+    def _collect(self, ahead_bs: Tensor, non_loss_data: bool = True) -> Tensor:
+        """Return fp32 [b, seq_length]: entry l is the loss of token l, which l - 1 predicts.
+
+        Schedules ask the loss function for non-loss data, of the last stage's ranks alone.
+        """
+        group = parallel_state.get_context_parallel_group()
+        ahead = gather_places(ahead_bs.transpose(0, 1), group).transpose(0, 1)
+        return pad(ahead, (1, 0), value=torch.nan)[:, : self.seq_length]
 
 
-def _token_losses(
-    tokens_bs: Tensor,
-    has_context_bs: Tensor,
+def _losses_ahead(
+    labels_bl: Tensor,
+    mask_bl: Tensor,
     vocab_size: int,
     *,
     hidden_states: Tensor,
@@ -142,23 +165,31 @@ def _token_losses(
     output_weight: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return fp32 [b, s] losses from hidden_states [s, b, h]; GPTModel calls it for its logits.
+    """Return each label's loss, fp32 [b, l], NaN where the mask says so; GPTModel calls it.
 
     Each tensor-parallel rank knows the log normaliser over its own part of the vocabulary. The loss
-    of a label l is logsumexp over the parts minus the logit of l, which one part knows.
+    of a label is logsumexp over the parts minus the label's logit, which one part knows.
+
+    Args:
+        labels_bl: int64, what the first l of this rank's places predict.
+        mask_bl: bool, which of them have a loss.
+        vocab_size: of the teacher.
+        hidden_states: [o, b, h], of this rank's places.
+        output_layer: of the model.
+        output_weight: of the output layer where that has none of its own.
     """
     weight = output_layer.weight if output_weight is None else output_weight
     assert isinstance(weight, Tensor)
     group = parallel_state.get_tensor_model_parallel_group()
     first = group.rank() * weight.shape[0]
     num_own = min(max(vocab_size - first, 1), weight.shape[0])
-    hidden_bsh = hidden_states.transpose(0, 1)[:, :-1]
-    labels, mask = tokens_bs[:, 1:] - first, has_context_bs[:, 1:]
+    hidden_blh = hidden_states.transpose(0, 1)[:, : labels_bl.shape[1]]
+    labels = labels_bl - first
     is_own = (labels >= 0) & (labels < num_own)
     own_labels = labels.where(is_own, 0)
-    label_logits = (hidden_bsh.float() * weight[own_labels].float()).sum(-1)
+    label_logits = (hidden_blh.float() * weight[own_labels].float()).sum(-1)
     parts = linear_cross_entropy(
-        hidden_bsh, weight, own_labels, loss_mask=mask, vocab_size=num_own
+        hidden_blh, weight, own_labels, loss_mask=mask_bl, vocab_size=num_own
     ).losses
     log_normalisers = parts + label_logits
     label_logits = label_logits.masked_fill(~is_own, 0.0)
@@ -167,11 +198,4 @@ def _token_losses(
         dist.all_gather(gathered, log_normalisers.contiguous(), group=group)
         log_normalisers = torch.stack(gathered).logsumexp(0)
         dist.all_reduce(label_logits, group=group)
-    losses = torch.full(tokens_bs.shape, torch.nan, device=tokens_bs.device)
-    losses[:, 1:] = (log_normalisers - label_logits).masked_fill(~mask, torch.nan)
-    return losses
-
-
-def _keep(losses: Tensor, non_loss_data: bool = True) -> Tensor:
-    """Collect the losses as they are; schedules ask the loss function for non-loss data."""
-    return losses
+    return (log_normalisers - label_logits).masked_fill(~mask_bl, torch.nan)

@@ -8,6 +8,7 @@ import signal
 from argparse import Namespace
 from datetime import timedelta
 from functools import partial
+from math import prod
 
 import torch
 from megatron.core import parallel_state
@@ -80,8 +81,9 @@ def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch
 
 
 def _student_replicas(args: Namespace, world: World) -> int:
-    model: int = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
-    return (world.job_size - world.size) // model
+    sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
+    ranks: int = prod((*sizes, args.context_parallel_size))
+    return (world.job_size - world.size) // ranks
 
 
 def _is_leader() -> bool:

@@ -4,7 +4,6 @@ WORKING = {
     "calculate_per_token_loss": True,
     "padded_vocab_size": 512,
     "eval_iters": 0,
-    "context_parallel_size": 1,
     "num_experts": None,
     "mtp_num_layers": None,
     "multi_latent_attention": False,

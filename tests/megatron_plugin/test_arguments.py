@@ -142,7 +142,6 @@ def test_rows_that_teachers_cannot_share():
     ("changes", "message"),
     [
         ({"calculate_per_token_loss": False}, "--calculate-per-token-loss is missing"),
-        ({"context_parallel_size": 2}, r"--context-parallel-size 2 isn't supported \(documents"),
         ({"attention_dropout": 0.1}, "attention has no dropout"),
         ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
         ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.models.attention import attend_documents, row_segments
+from megatron_plugin.models.places import RowShare
 
 HEADS, SIZE, SEQ_LENGTH = 4, 8, 24
 
@@ -55,6 +56,36 @@ def test_documents_attend_to_themselves_alone(cu_seqlens, groups):
     references = torch.autograd.grad((expected * weights).sum(), inputs)
     for gradient, reference in zip(gradients, references, strict=True):
         torch.testing.assert_close(gradient, reference)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cu_seqlens=rows_of_bounds(), size=st.sampled_from([2, 3]))
+def test_ranks_that_share_rows_attend_to_whole_documents(cu_seqlens, size):
+    inputs = make_inputs(len(cu_seqlens), 2)
+    expected = dense(*inputs, row_segments(cu_seqlens, SEQ_LENGTH, "cpu").bounds)
+    query, key, value = inputs
+    for rank in range(size):
+        share = RowShare(rank, size)
+        own = row_segments(cu_seqlens, SEQ_LENGTH, "cpu", share)
+        queries, wanted = (
+            share.take(each.unflatten(0, (-1, SEQ_LENGTH))).flatten(0, 1)
+            for each in (query, expected)
+        )
+        torch.testing.assert_close(attend_documents(queries, key, value, own), wanted)
+        # What flash attention is given: a piece's queries are the last of its keys.
+        assert own.cu_seqlens_q[-1] == len(queries)
+        lengths = own.cu_seqlens_kv.diff().tolist()
+        ends = [int(keys[-1]) for keys in own.key_places.split(lengths)]
+        assert ends == [piece.key_stop - 1 for piece in own.pieces]
+        assert max(lengths) == own.longest
+
+
+def test_parts_of_all_ranks_make_whole_rows():
+    rows = torch.arange(24).view(2, 12)
+    parts = [RowShare(rank, 3).take(rows) for rank in range(3)]
+    assert parts[0].tolist() == [[0, 1, 10, 11], [12, 13, 22, 23]]
+    assert sorted(torch.cat(parts, 1)[0].tolist()) == list(range(12))
+    assert RowShare().take(rows) is rows
 
 
 def test_bounds_of_several_rows_follow_each_other():

@@ -19,6 +19,7 @@ from megatron_plugin.bridge import (
     TeacherReply,
     TeacherRows,
 )
+from megatron_plugin.models.places import WHOLE_ROWS
 from megatron_plugin.student.batch import Origin, micro_batch
 from megatron_plugin.student.requests import GuidedBatches
 from pipeline.streaming import AlignedRows, StreamConfig
@@ -136,6 +137,7 @@ def test_steps_are_asked_ahead_and_drained(tmp_path):
             i,
             torch.device("cpu"),
             origin=Origin(rows, (2 * i, 2 * i + 1)),
+            share=WHOLE_ROWS,
         )
         for i in range(8)
     ]
@@ -145,7 +147,7 @@ def test_steps_are_asked_ahead_and_drained(tmp_path):
         recorder,
         num_microbatches=2,
         how="max",
-        tensor_parallel_group=_OneRank(),
+        group=_OneRank(),
         lookahead=2,
     )
     first = next(guided)

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.bridge import TeacherReply
+from megatron_plugin.models.places import WHOLE_ROWS
 from megatron_plugin.student.batch import Origin, micro_batch
 from pipeline.guidance import NonFiniteLossError
 from pipeline.streaming import AlignedRows, StreamConfig
@@ -29,7 +30,8 @@ def open_batch(folder, on_damage):
     )
     rows = AlignedRows(config)
     origin = Origin(rows, SAMPLES)
-    return rows, micro_batch(rows.__getitems__(SAMPLES), 2, torch.device("cpu"), origin=origin)
+    read, device = rows.__getitems__(SAMPLES), torch.device("cpu")
+    return rows, micro_batch(read, 2, device, origin=origin, share=WHOLE_ROWS)
 
 
 def reply_with(batch, value):

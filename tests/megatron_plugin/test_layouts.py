@@ -47,6 +47,8 @@ LAYOUTS = {
 } | {
     "interleaved-one": (2, INTERLEAVED, TEACHERS["one"]),
     "sequence-colocated": (2, {**TENSOR, "sequence_parallel": ""}, None),
+    "context-colocated": (2, {"context_parallel_size": 2}, None),
+    "context-one": (2, {"context_parallel_size": 2}, TEACHERS["one"]),
 }
 
 

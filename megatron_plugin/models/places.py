@@ -1,0 +1,78 @@
+"""Which places of each row a context-parallel rank holds.
+
+Megatron cuts a row into twice as many stretches as there are ranks, and gives rank r the stretches
+r and 2 * ranks - 1 - r: later places attend to more, so every rank gets as much work. Its rotary
+embeddings are cut that way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import Tensor
+from torch import distributed as dist
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """A rank's part of every row.
+
+    Attributes:
+        rank: among those that share rows.
+        size: ranks that share rows; 1: each has whole rows.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def stretches(self, seq_length: int) -> tuple[tuple[int, int], ...]:
+        """Return the half-open ranges of a row's places that are the rank's, ascending.
+
+        Example:
+            >>> RowShare(rank=1, size=2).stretches(8)
+            ((2, 4), (4, 6))
+        """
+        if self.size == 1:
+            return ((0, seq_length),)
+        length, rest = divmod(seq_length, 2 * self.size)
+        assert not rest, f"{seq_length} places can't be cut into {2 * self.size} stretches"
+        numbers = (self.rank, 2 * self.size - 1 - self.rank)
+        return tuple((number * length, (number + 1) * length) for number in numbers)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the rank's places of rows, [rows, seq_length / size, …], of [rows, seq_length, …].
+
+        Example:
+            >>> RowShare(rank=0, size=2).take(torch.arange(8).view(1, 8))
+            tensor([[0, 1, 6, 7]])
+        """
+        if self.size == 1:
+            return rows
+        return torch.cat([rows[:, slice(*own)] for own in self.stretches(rows.shape[1])], 1)
+
+
+WHOLE_ROWS = RowShare()
+
+
+def own_share() -> RowShare:
+    """Return this rank's part of the rows."""
+    return RowShare(
+        parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+    )
+
+
+def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks.
+
+    Args:
+        own: [places of this rank, …].
+        group: ranks that share rows, in order.
+    """
+    if group.size() == 1:
+        return own
+    gathered = gather_from_sequence_parallel_region(own.contiguous(), group=group)
+    stretches = gathered.chunk(2 * group.size())
+    return torch.cat([*stretches[::2], *reversed(stretches[1::2])])
