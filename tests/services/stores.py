@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,10 +13,11 @@ from typing import Any
 import pytest
 from fsspec import AbstractFileSystem
 
+from tests.support.servers import free_port, require_program, serve
+
 ENVIRONMENTS = Path(sys.prefix) / "services"
 BUCKET = "vocag"
 SHARD_BYTES = 1 << 19  # some shards of a small corpus: every object costs several requests
-START_SECONDS = 60
 RUN_SECONDS = 600
 SET_UP = "`make test-services` sets up what these tests need"
 
@@ -93,7 +92,7 @@ def google_storage() -> Iterator[ObjectStore]:
         "GOOGLE_CLOUD_PROJECT": "vocag-test",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # gRPC, which the emulator lacks
     }
-    with _server(command, port):
+    with serve(command, port):
         files = client.GCSFileSystem(endpoint_url=endpoint, token="anon", **_NO_CACHE)
         yield ObjectStore(f"gs://{BUCKET}", environment, files)
 
@@ -110,47 +109,11 @@ def amazon_s3() -> Iterator[ObjectStore]:
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    with _server([_executable("s3", "moto_server"), "-p", str(port)], port):
+    with serve([_executable("s3", "moto_server"), "-p", str(port)], port):
         files = client.S3FileSystem(endpoint_url=endpoint, key="test", secret="test", **_NO_CACHE)
         files.mkdir(BUCKET)
         yield ObjectStore(f"s3://{BUCKET}", environment, files)
 
 
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port: int = listener.getsockname()[1]
-    return port
-
-
-@contextlib.contextmanager
-def _server(command: Sequence[str | Path], port: int) -> Iterator[None]:
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            if not _accepts(process, port):
-                log.seek(0)
-                pytest.fail(f"{command[0]} did not start:\n{log.read().decode()}")
-            yield
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _accepts(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until a server accepts connections; return False where it ends or takes too long."""
-    for _ in range(START_SECONDS * 10):
-        with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
-            return True
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.1)
-            return False
-    return False
-
-
 def _executable(environment: str, name: str) -> Path:
-    path = ENVIRONMENTS / environment / "bin" / name
-    if not path.exists():
-        pytest.skip(f"{path} is not installed: {SET_UP}")
-    return path
+    return require_program(ENVIRONMENTS / environment / "bin" / name, SET_UP)
