@@ -21,6 +21,7 @@ from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from beam_jobs import left_out, storage
+from beam_jobs.clusters import require_tried_runner
 from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.run_options import HERE, RunOptions
 from beam_jobs.shortages import explain_shortage
@@ -52,14 +53,15 @@ def make_beam_options(
         own: its own options, for errors: one of them may be meant.
 
     Raises:
-        OptionsError: an argument that Beam does not know either, an unknown runner, or one that
-            --workers is not for.
+        OptionsError: an argument that Beam does not know either, a runner that is unknown or does
+            not run these jobs, or one that --workers is not for.
 
     Example:
         >>> make_beam_options(["--runner=DirectRunner"]).get_all_options()["runner"]
         'DirectRunner'
     """
     options = PipelineOptions([*arguments, *run.beam_arguments()])
+    require_tried_runner(options.view_as(StandardOptions).runner)
     make_runner(options)  # importing a runner's module makes its options known
     unknown, known = _unknown_arguments(arguments)
     if unknown:

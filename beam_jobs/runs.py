@@ -3,7 +3,9 @@
 import glob
 import json
 import logging
+import os
 import re
+import socket
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
@@ -97,6 +99,20 @@ def open_run(folder: str, configuration: Mapping[str, Any]) -> None:
     if storage.is_local(folder):
         left = [name for name in storage.list_folder(folder) if name.startswith(BLOCKS_PREFIX)]
         storage.delete_files(folder, left)  # texts, as large as the corpus
+
+
+def require_shared(folder: str) -> None:
+    """Check, on a worker, that it sees the run's folder that the launcher has opened.
+
+    Raises:
+        OptionsError: it doesn't: what it would write, nobody would find.
+    """
+    if storage.is_local(folder) and not os.path.isfile(storage.join(folder, CONFIGURATION_FILE)):
+        raise OptionsError(
+            f"worker {socket.gethostname()} does not see {folder}, where this job's files are: "
+            "the output must be a folder that every worker mounts under the same path, or lie in "
+            "an object store"
+        )
 
 
 def _find_runs(output: str) -> list[str]:

@@ -44,6 +44,7 @@ from beam_jobs.align.steps import (
 )
 from beam_jobs.align.summary import library_versions, read_summary, summarise, write_report
 from beam_jobs.align.tokenizer_files import store_tokenizer
+from beam_jobs.clusters import require_cluster
 from beam_jobs.left_out import Losses, read_losses, require_few_losses
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.progress import reset_progress, run_with_bar
@@ -108,9 +109,7 @@ def align(options: AlignOptions) -> Manifest:
         1000
     """
     started, clock = time.time(), time.monotonic()
-    options = replace(options, output=storage.absolute(options.output))
-    beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
-    FileSystems.set_options(beam_options)
+    options, beam_options = _settle(options)
     for place in (*options.input, options.output):
         storage.require_answer(place)
     with spool_standard_input(options.input, options.output, format=options.format) as patterns:
@@ -145,10 +144,7 @@ def describe(options: AlignOptions) -> str:
         raise InputError(
             "--dry-run reads a sample, and standard input can't be read again: save it"
         )
-    options = replace(options, output=storage.absolute(options.output))
-    FileSystems.set_options(
-        make_beam_options(options.beam_arguments, run=options.run, own=own_options())
-    )
+    options, _ = _settle(options)
     files, tokenizers = _open_inputs(options)
     find_finished(options.output, configure(options, files, tokenizers))  # refuses what align would
     return describe_job(options, files, plan_tasks(files), tokenizers)
@@ -255,6 +251,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             align(options)
 
     return exit_status("align", work)
+
+
+def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
+    """Return the options with a full path of the output, and Beam's, once both can be used."""
+    beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
+    files = [place for place in options.input if place != STANDARD_INPUT]
+    require_cluster(beam_options, {"--input": files, "--output": [options.output]})
+    FileSystems.set_options(beam_options)
+    return replace(options, output=storage.absolute(options.output)), beam_options
 
 
 def _open_inputs(

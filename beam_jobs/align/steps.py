@@ -24,7 +24,7 @@ from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.align.pieces import decode_task
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
 from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
-from beam_jobs.runs import CONFIGURATION_FILE, LOCK_FILE, SUMMARY_FILE
+from beam_jobs.runs import CONFIGURATION_FILE, LOCK_FILE, SUMMARY_FILE, require_shared
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (
     DEAD_LETTERS_FILE,
@@ -53,6 +53,10 @@ class ReadBlocks(_JobStep):
     """Task -> (bucket, block of documents and dead letters)."""
 
     num_documents = Metrics.counter("vocag", "documents_read")
+
+    def start_bundle(self) -> None:
+        """Check that this worker's files will be found."""
+        require_shared(self._job.run_folder)
 
     def process(self, element: str) -> Iterator[tuple[int, bytes]]:
         """Yield what a reading task holds, packed by bucket."""

@@ -1,6 +1,7 @@
 """`python -m beam_jobs.score`: a teacher's losses of a dataset, once, beside its shards."""
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
+from beam_jobs.clusters import require_cluster
 from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.locks import hold_lock
 from beam_jobs.progress import reset_progress, run_with_token_bar
@@ -72,10 +74,14 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
         'models/teacher'
     """
     started, clock = time.time(), time.monotonic()
-    options = replace(options, output=storage.absolute(options.output))
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, command="score", own=own_options()
     )
+    places = {"the dataset": [options.output]}
+    if os.path.exists(options.teacher):
+        places["--teacher"] = [options.teacher]
+    require_cluster(beam_options, places)
+    options = replace(options, output=storage.absolute(options.output))
     FileSystems.set_options(beam_options)
     manifest = choose_conventions(
         open_dataset(options.output),

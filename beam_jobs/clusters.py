@@ -1,0 +1,224 @@
+"""What a cluster's runner needs, checked before anything starts or is written.
+
+Each of these would fail anyway: after minutes, in a worker's log, or never (a job that waits for a
+server which is not there).
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    JobServerOptions,
+    PipelineOptions,
+    PortableOptions,
+    SetupOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
+from apache_beam.utils.subprocess_server import JavaJarServer
+
+from beam_jobs import storage
+from beam_jobs.errors import OptionsError
+
+_ANSWER_SECONDS = 8.0
+_INSIDE_THE_LAUNCHER = {"[local]", "[auto]"}
+_IMAGE = "vocag's image (docs/dataflow.md says how to build it)"
+
+
+def require_tried_runner(name: str | None) -> None:
+    """Check that a runner is none of those that don't run this job.
+
+    Raises:
+        OptionsError: it is; with the reason.
+
+    Example:
+        >>> require_tried_runner("DirectRunner")
+    """
+    short = (name or "").rsplit(".", 1)[-1].lower()
+    if short.startswith("spark"):
+        raise OptionsError(
+            f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes Spark 3 "
+            "alone, and was not tried), and a dataset whose bytes nobody has compared is no "
+            "dataset; use FlinkRunner, DataflowRunner, Dask's or --workers"
+        )
+    if short.startswith("ray"):
+        raise OptionsError(
+            f"--runner {name}: Beam has no runner for Ray, and the only one there is, ray-beam "
+            "0.0.1 of 2022, was made for a Beam of that year; use FlinkRunner, DataflowRunner, "
+            "Dask's or --workers"
+        )
+
+
+def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]]) -> None:
+    """Check what can be known of a cluster before a job is sent there.
+
+    Args:
+        options: Beam's.
+        places: what the job reads and writes, by the name of the option that says so, as given.
+
+    Raises:
+        OptionsError: the runner lacks a server, an answer or an environment for its workers, or
+            its workers could not find a place.
+
+    Example:
+        >>> require_cluster(PipelineOptions(["--runner=DirectRunner"]), {"--output": ["aligned"]})
+    """
+    name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
+    if name == "PortableRunner":
+        _require_job_service(options)
+    elif name == "FlinkRunner":
+        _require_flink(options)
+    if not _is_elsewhere(name, options):
+        return
+    for option, paths in places.items():
+        plain = [path.removeprefix("file://") for path in paths]
+        for path in filter(storage.is_local, plain):
+            _require_reachable(name, option, path)
+    if name == "DaskRunner":
+        _require_scheduler(options)
+    else:
+        _require_package(name, options)
+
+
+def _is_elsewhere(name: str, options: PipelineOptions) -> bool:
+    """Return whether a runner's workers may be on other machines than the launcher."""
+    if name == "FlinkRunner":
+        is_inside = options.view_as(FlinkRunnerOptions).flink_master in _INSIDE_THE_LAUNCHER
+        return not is_inside or bool(options.view_as(PortableOptions).job_endpoint)
+    if name == "PortableRunner":
+        return bool(options.view_as(PortableOptions).job_endpoint != "embed")
+    if name == "DaskRunner":
+        dask = options.get_all_options()
+        return bool(dask.get("address") or dask.get("scheduler_file"))
+    return name.startswith("Dataflow")
+
+
+def _require_reachable(name: str, option: str, path: str) -> None:
+    if name == "DataflowRunner":
+        raise OptionsError(
+            f"{option} {path} lies on this machine, and Dataflow's workers see no disk but their "
+            "own; give a place in an object store, such as gs://bucket/folder"
+        )
+    if not os.path.isabs(path):
+        raise OptionsError(
+            f"{option} {path} is relative to this command's folder, and {name}'s workers have "
+            "others; give the full path of a folder that all of them mount, or an object store"
+        )
+
+
+def _require_package(name: str, options: PipelineOptions) -> None:
+    """Check that workers will have this package: Beam's own image does not."""
+    portable = options.view_as(PortableOptions)
+    setup = options.view_as(SetupOptions)
+    staged = setup.setup_file or setup.requirements_file or setup.extra_packages
+    if staged or options.view_as(WorkerOptions).sdk_container_image:
+        return
+    if name == "DataflowRunner":
+        raise OptionsError(
+            "--runner DataflowRunner without --sdk_container_image: its workers would start Beam's "
+            f"own image, which has no vocag; name {_IMAGE}, or stage the source by --setup_file"
+        )
+    is_docker = (portable.environment_type or "DOCKER").upper() == "DOCKER"
+    if is_docker and not (portable.environment_config or portable.environment_options):
+        raise OptionsError(
+            f"--runner {name} without --environment_type: its workers would start Beam's own image "
+            f"in Docker, which has no vocag; add --environment_config with the name of {_IMAGE}, "
+            "or --environment_type EXTERNAL with the address of a worker pool, or PROCESS"
+        )
+
+
+def _require_job_service(options: PipelineOptions) -> None:
+    endpoint = options.view_as(PortableOptions).job_endpoint
+    if not endpoint:
+        raise OptionsError(
+            "--runner PortableRunner needs --job_endpoint HOST:PORT, where a job service listens"
+        )
+    if endpoint != "embed":
+        _require_listener("--job_endpoint", endpoint)
+
+
+def _require_scheduler(options: PipelineOptions) -> None:
+    address = options.get_all_options().get("address")
+    if address:
+        _require_listener("--dask_client_address", address)
+
+
+def _require_flink(options: PipelineOptions) -> None:
+    flink = options.view_as(FlinkRunnerOptions)
+    endpoint = options.view_as(PortableOptions).job_endpoint
+    if endpoint:
+        _require_listener("--job_endpoint", endpoint)
+        return
+    if not flink.flink_submit_uber_jar:
+        java = options.view_as(JobServerOptions).job_server_java_launcher
+        if shutil.which(java) is None:
+            raise OptionsError(
+                f"--runner FlinkRunner starts Beam's job server, and there is no {java} here: "
+                "install Java, or give --job_endpoint of a job server that runs elsewhere"
+            )
+    _require_jar(options)
+    if flink.flink_master not in _INSIDE_THE_LAUNCHER:
+        _require_version(flink.flink_master, flink.flink_version)
+
+
+def _require_jar(options: PipelineOptions) -> None:
+    """Check that the job server's jar is here, or where Beam would download it from."""
+    remedy = (
+        "--flink_job_server_jar PATH names one (docs/flink.md), --job_endpoint a running server"
+    )
+    flink = options.view_as(FlinkRunnerOptions)
+    jar = flink.flink_job_server_jar
+    if jar and not urlsplit(jar).scheme:
+        if not os.path.isfile(jar):
+            raise OptionsError(f"--flink_job_server_jar {jar} is no file; {remedy}")
+        return
+    jar = FlinkJarJobServer(options).path_to_jar()
+    cache = options.view_as(JobServerOptions).jar_cache_dir or JavaJarServer.JAR_CACHE
+    if os.path.isfile(jar) or os.path.isfile(os.path.join(cache, os.path.basename(jar))):
+        return
+    try:
+        urlopen(Request(jar, method="HEAD"), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        reason = f"status {error.code}" if isinstance(error, HTTPError) else str(error)
+        raise OptionsError(
+            f"FlinkRunner has no job server for Flink {flink.flink_version}: {jar} can't be had "
+            f"({reason}); {remedy}"
+        ) from None
+
+
+def _require_version(master: str, version: str) -> None:
+    """Check that Flink's master answers, and is of the version that the job server is for."""
+    url = master if re.match("https?://", master) else f"http://{master}"
+    try:
+        with urlopen(f"{url.rstrip('/')}/overview", timeout=_ANSWER_SECONDS) as answer:
+            running = str(json.load(answer)["flink-version"])
+    except (OSError, ValueError, KeyError) as error:
+        raise OptionsError(
+            f"--flink_master {master} gives no answer as Flink's REST service does ({error}); give "
+            "the host and port of its web page"
+        ) from None
+    if not running.startswith(f"{version}."):
+        raise OptionsError(
+            f"--flink_master {master} is Flink {running}, and the job server is for {version}; "
+            f"add --flink_version {'.'.join(running.split('.')[:2])}"
+        )
+
+
+def _require_listener(option: str, endpoint: str) -> None:
+    host, _, port = re.sub("^[a-z]+://", "", endpoint).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise OptionsError(
+            f"{option} {endpoint}: nothing listens there ({error}); start the server first, and "
+            "write HOST:PORT"
+        ) from None

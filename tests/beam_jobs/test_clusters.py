@@ -1,0 +1,177 @@
+"""What can't work on a runner is refused with the reason, before anything is written."""
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align import main
+from beam_jobs.clusters import require_cluster, require_tried_runner
+from beam_jobs.errors import OptionsError
+from beam_jobs.runners import make_beam_options
+from beam_jobs.runs import open_run, require_shared
+from tests.support.corpus import align_options, command_line, reference_dataset
+from tests.support.servers import free_port
+
+DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
+IMAGE = ("--environment_config=my-registry/vocag-worker",)
+SHARED = {"--output": ["/shared/aligned"]}
+
+
+def refusal(*arguments: str, **places: list[str]) -> str:
+    """Return why options are refused, with places under "--output" unless others are given."""
+    with pytest.raises(OptionsError) as caught:
+        require_cluster(make_beam_options(arguments), places or SHARED)
+    return str(caught.value)
+
+
+@pytest.fixture
+def flink_1_19() -> Iterator[str]:
+    """The address of what answers as Flink's REST service does."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/overview" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"flink-version": "1.19.3"}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"localhost:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> str:
+    (tmp_path / "job-server.jar").write_bytes(b"PK")
+    return f"--flink_job_server_jar={tmp_path}/job-server.jar"
+
+
+@pytest.fixture
+def with_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SparkRunner", "never been run on Spark"),
+        ("apache_beam.runners.portability.spark_runner.SparkRunner", "never been run on Spark"),
+        ("ray", "Beam has no runner for Ray"),
+        ("RayRunner", "Beam has no runner for Ray"),
+        ("ray_beam_runner.portability.ray_runner.RayFnApiRunner", "Beam has no runner for Ray"),
+    ],
+)
+def test_runners_that_nobody_has_proven_are_refused(name: str, message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        make_beam_options([f"--runner={name}"])
+
+
+@pytest.mark.parametrize("name", [None, "DirectRunner", "FlinkRunner", DASK, "PortableRunner"])
+def test_other_runners_are_not(name: str | None) -> None:
+    require_tried_runner(name)
+
+
+def test_a_portable_runner_needs_a_job_service_that_listens() -> None:
+    assert "needs --job_endpoint HOST:PORT" in refusal("--runner=PortableRunner")
+    silent = f"localhost:{free_port()}"
+    message = refusal("--runner=PortableRunner", f"--job_endpoint={silent}", *IMAGE)
+    assert f"--job_endpoint {silent}: nothing listens there" in message
+    assert "write HOST:PORT" in refusal("--runner=FlinkRunner", "--job_endpoint=somewhere", *IMAGE)
+
+
+def test_dask_needs_a_scheduler_that_listens() -> None:
+    silent = f"tcp://localhost:{free_port()}"
+    message = refusal(f"--runner={DASK}", f"--dask_client_address={silent}")
+    assert f"--dask_client_address {silent}: nothing listens there" in message
+
+
+def test_flink_needs_java_for_its_job_server(jar: str) -> None:
+    message = refusal("--runner=FlinkRunner", jar, "--job_server_java_launcher=no-such-java")
+    assert "there is no no-such-java here: install Java, or give --job_endpoint" in message
+
+
+@pytest.mark.usefixtures("with_java")
+def test_flink_needs_a_job_server_s_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = tmp_path / "missing.jar"
+    message = refusal("--runner=FlinkRunner", f"--flink_job_server_jar={missing}")
+    assert f"{missing} is no file; --flink_job_server_jar PATH names one" in message
+    local = f"http://localhost:{free_port()}/server.jar"
+    monkeypatch.setattr("beam_jobs.clusters.FlinkJarJobServer.path_to_jar", lambda _: local)
+    message = refusal("--runner=FlinkRunner", f"--jar_cache_dir={tmp_path}")
+    assert f"no job server for Flink 2.2: {local} can't be had" in message
+    (tmp_path / "server.jar").touch()  # downloaded before
+    cached = make_beam_options(["--runner=FlinkRunner", f"--jar_cache_dir={tmp_path}"])
+    require_cluster(cached, SHARED)
+
+
+@pytest.mark.usefixtures("with_java")
+def test_flink_must_answer_in_the_job_server_s_version(jar: str, flink_1_19: str) -> None:
+    flink = ("--runner=FlinkRunner", jar, *IMAGE)
+    silent = f"localhost:{free_port()}"
+    assert "gives no answer" in refusal(*flink, f"--flink_master={silent}")
+    message = refusal(*flink, f"--flink_master={flink_1_19}")
+    assert "is Flink 1.19.3, and the job server is for 2.2; add --flink_version 1.19" in message
+    fits = [*flink, f"--flink_master={flink_1_19}", "--flink_version=1.19"]
+    require_cluster(make_beam_options(fits), SHARED)
+
+
+@pytest.mark.usefixtures("with_java")
+def test_workers_must_have_the_package(jar: str, flink_1_19: str) -> None:
+    flink = ("--runner=FlinkRunner", jar, f"--flink_master={flink_1_19}", "--flink_version=1.19")
+    assert "Beam's own image in Docker, which has no vocag" in refusal(*flink)
+    pool = ("--environment_type=EXTERNAL", "--environment_config=localhost:50000")
+    require_cluster(make_beam_options([*flink, *pool]), SHARED)
+    message = refusal("--runner=DataflowRunner", **{"--output": ["gs://bucket/aligned"]})
+    assert "without --sdk_container_image" in message
+    staged = make_beam_options(["--runner=DataflowRunner", "--setup_file=pyproject.toml"])
+    require_cluster(staged, {"--output": ["gs://bucket/aligned"]})
+
+
+@pytest.mark.parametrize(
+    ("runner", "path", "message"),
+    [
+        ((f"--runner={DASK}", "--dask_client_address=tcp://s:8786"), "aligned", "is relative to"),
+        (("--runner=DataflowRunner",), "/shared/aligned", "see no disk but their own"),
+        (("--runner=DataflowRunner",), "file:///shared/aligned", "see no disk but their own"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--input", "--output"])
+def test_a_place_that_workers_can_t_find_is_refused(
+    runner: tuple[str, ...], path: str, message: str, option: str
+) -> None:
+    refused = refusal(*runner, **{option: [path]})
+    assert message in refused
+    assert refused.startswith(f"{option} /shared" if "/" in path else f"{option} aligned")
+
+
+def test_a_runner_inside_the_launcher_takes_relative_places() -> None:
+    for runner in ("DirectRunner", DASK, "PrismRunner"):
+        require_cluster(make_beam_options([f"--runner={runner}"]), {"--output": ["aligned"]})
+
+
+def test_the_command_refuses_before_it_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, _ = reference_dataset()
+    output = tmp_path / "out"
+    arguments = command_line(align_options(corpus, output, "--runner=PortableRunner"))
+    assert main(arguments) == 2
+    assert "needs --job_endpoint" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_worker_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
+    open_run(str(tmp_path), {"name": "corpus"})
+    require_shared(str(tmp_path))
+    with pytest.raises(OptionsError, match="does not see"):
+        require_shared(f"{tmp_path}/elsewhere")
