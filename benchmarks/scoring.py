@@ -22,7 +22,7 @@ import torch
 from measure import Report, measure
 from transformers import AutoTokenizer
 
-from beam_jobs.align import align
+from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.command import teacher_rule
 from beam_jobs.score.options import ScoreOptions
