@@ -267,7 +267,8 @@ def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: 
     rows = AlignedRows(config.stream(config.data))
     assert rows[0]["teacher_input_ids"].shape == (96,)
     assert train(replace(config, num_steps=3))["teacher_loss"] > 0
-    with pytest.raises(ValueError, match=r"--teacher-seq-length: rows have 600 tokens, .* for 512"):
+    message = r"a row holds 600 teacher tokens, .* for 512: lower --teacher-seq-length"
+    with pytest.raises(ValueError, match=message):
         train(replace(config, teacher_seq_length=600, output=tmp_path / "long"))
 
 
