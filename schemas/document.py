@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
 from schemas.safetensors_view import DTYPES, read_header, view_tensor
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Final = 2
 """What is written; one number covers manifest, index and sample."""
 
 READ_VERSIONS = (1, 2)

@@ -229,7 +229,7 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """64 hex digits that name what determines rows: shards, tokenizers, what is left out."""
-        content = {
+        content: dict[str, Any] = {
             "schema_version": self.schema_version,
             "student": [self.student.sha256, self.student.special_strings],
             "teacher": [self.teacher.sha256, self.teacher.special_strings],

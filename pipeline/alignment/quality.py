@@ -156,7 +156,9 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
         teacher.byte_offsets,
         teacher.cu_tokens,
         batch.teacher_spans,
-        *bins,
+        bins[0],
+        bins[1],
+        bins[2],
         quality.num_mapped,
         quality.byte_iou_sum,
     )
