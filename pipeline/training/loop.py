@@ -7,7 +7,7 @@ again goes on from its last checkpoint, bit for bit, with as many processes as t
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -102,7 +102,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
                 loss: StudentLoss = run.guided(batch, teacher=run.teacher, step=draw)
             cast(Any, loss.loss_sum).backward()
-        _add(sums, loss)
+        sums = _add(sums, loss)
     added = ranks.add_up(torch.stack(list(sums.values())))
     sums = dict(zip(sums, added.unbind(), strict=True))
     _divide_gradients(run, int(sums["loss"][1]))
@@ -232,11 +232,12 @@ def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[No
     return cast(AbstractContextManager[None], guided.no_sync())
 
 
-def _add(sums: dict[str, Tensor], loss: StudentLoss) -> None:
-    """Add a micro-batch's (numerator, denominator) pairs, the loss's among them."""
+def _add(sums: Mapping[str, Tensor], loss: StudentLoss) -> dict[str, Tensor]:
+    """Return sums of (numerator, denominator) pairs with a micro-batch's, the loss's among them."""
     own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
-    for name, value in {"loss": own, **loss.metrics}.items():
-        sums[name] = sums[name] + value if name in sums else value
+    values = {"loss": own, **loss.metrics}
+    added = {name: sums[name] + value for name, value in values.items() if name in sums}
+    return {**sums, **values, **added}
 
 
 def _divide_gradients(run: Run, count: int) -> None:
