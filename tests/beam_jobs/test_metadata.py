@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.align import align
-from beam_jobs.align.command import describe
+from beam_jobs.align.command import align, describe
 from beam_jobs.align.listing import InputError
 from beam_jobs.align.metadata import (
     MetadataField,
