@@ -27,6 +27,7 @@ ALLOWED = {
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
+    "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
     "pipeline.scoring": "pipeline.packing pipeline.dataset pipeline.guidance pipeline.tokenization"
     " pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
