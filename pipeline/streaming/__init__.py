@@ -3,7 +3,7 @@
 from pipeline.packing.rules import Convention
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.loader import RowLoader, load_batches
-from pipeline.streaming.mixed_rows import MixedRows, open_rows
+from pipeline.streaming.mixed_rows import MixedRows, RunRows, open_rows
 from pipeline.streaming.rows import AlignedRows, Rows, collate_rows
 from pipeline.streaming.state import StreamMismatchError, StreamState
 
@@ -13,6 +13,7 @@ __all__ = [
     "MixedRows",
     "RowLoader",
     "Rows",
+    "RunRows",
     "StreamConfig",
     "StreamMismatchError",
     "StreamState",

@@ -27,7 +27,7 @@ ReadRows = Callable[[torch.Tensor, Sequence[int]], None]
 """Writes samples into a buffer, int32 [samples, words]."""
 
 
-class RunRows(Protocol):
+class ReadableRows(Protocol):
     """What batches are read from: `AlignedRows` or `MixedRows`."""
 
     @property
@@ -46,7 +46,7 @@ class RunRows(Protocol):
 
 
 def load_batches(
-    rows: RunRows,
+    rows: ReadableRows,
     *,
     micro_batch_size: int,
     replica: int = 0,

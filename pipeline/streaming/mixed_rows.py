@@ -204,7 +204,11 @@ class MixedRows(TorchDataset[Rows]):
         return self.plan.locate(run_position)
 
 
-def open_rows(config: StreamConfig) -> AlignedRows | MixedRows:
+RunRows = AlignedRows | MixedRows
+"""The rows of a run: what trainers take."""
+
+
+def open_rows(config: StreamConfig) -> RunRows:
     """Return the rows of a dataset, or of a mixture where the path ends in ".toml".
 
     Raises:

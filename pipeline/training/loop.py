@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from pipeline.guidance import metric_values
-from pipeline.streaming import AlignedRows, Rows, load_batches
+from pipeline.streaming import MixedRows, Rows, RunRows, load_batches, open_rows
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate
@@ -28,6 +28,7 @@ from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher, require_heldout
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
+from pipeline.training.sources import read_so_far
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Run:
 
     config: TrainConfig
     ranks: Ranks
-    rows: AlignedRows
+    rows: RunRows
     student: PreTrainedModel
     guided: nn.Module
     teacher: PreTrainedModel | None
@@ -156,7 +157,8 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         values["seconds"] = time.perf_counter() - started
         step += 1
         if config.heldout and (step == config.num_steps or _is_due(step, config.evaluate_every)):
-            values |= evaluate(config, run.student, ranks, run.rows.plan.rules.student)
+            values |= evaluate(config, run.student, ranks, run.rows.rules.student)
+        values |= read_so_far(run.rows, step * config.global_batch_size)
         if log is not None:
             log.write(step, values)
             _keep(run, step, last)
@@ -174,20 +176,15 @@ def _keep(run: Run, step: int, last: int) -> None:
         export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
 
 
-def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
+def _open_rows(config: TrainConfig, ranks: Ranks) -> RunRows:
     stream = replace(
         config.stream(config.data),
         global_batch_size=config.global_batch_size,
         num_epochs=config.num_epochs,
         stored_losses=config.stored_losses,
     )
-    rows = AlignedRows(stream)
-    needed = config.num_steps * config.global_batch_size
-    if len(rows) < needed:
-        raise ValueError(
-            f"{config.num_steps} steps need {needed} rows, {config.num_epochs} epochs have "
-            f"{len(rows)}: raise --num-epochs or lower --num-steps"
-        )
+    rows = open_rows(stream)
+    _require_rows(config, rows)
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:
         raise ValueError(
@@ -195,6 +192,24 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
             f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
         )
     return rows
+
+
+def _require_rows(config: TrainConfig, rows: RunRows) -> None:
+    """Check that the data last as long as the run."""
+    epochs, remedy = f"{config.num_epochs} epochs have", "raise --num-epochs"
+    if isinstance(rows, MixedRows):
+        if config.num_epochs != 1:
+            raise ValueError(
+                f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset "
+                f"is read; leave it out, and set max_epochs or repeat in {config.data}"
+            )
+        epochs, remedy = f"{config.data} has", "raise max_epochs there"
+    needed = config.num_steps * config.global_batch_size
+    if len(rows) < needed:
+        raise ValueError(
+            f"{config.num_steps} steps need {needed} rows, {epochs} {len(rows)}: {remedy} or lower "
+            "--num-steps"
+        )
 
 
 def _optimizer(student: PreTrainedModel, config: TrainConfig) -> torch.optim.AdamW:
