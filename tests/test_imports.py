@@ -27,7 +27,6 @@ ALLOWED = {
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
-    "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
     "pipeline.scoring": "pipeline.packing pipeline.dataset pipeline.guidance pipeline.tokenization"
     " pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
@@ -36,6 +35,8 @@ ALLOWED = {
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.streaming pipeline.scoring pipeline.guidance pipeline.packing"
     " pipeline.dataset pipeline.tokenization pipeline.drawing vocag_cli",
+    "pipeline.evaluation": "pipeline.scoring.teacher_files pipeline.scoring.file_digests"
+    " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
     "pipeline.validate": "pipeline.scoring pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
@@ -73,8 +74,6 @@ SCHEMA_LIBRARIES = {"msgspec", "numpy", "orjson", "pyarrow", "safetensors"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 _TOKENIZERS = ("tokenizers", "gigatoken", "sentencepiece")
 LOADS_NO = {
-    # Beam's workers start with this one: each module more is paid by every worker.
-    "beam_jobs.align.steps": ("beam_jobs.align.command", "torch"),
     "pipeline.streaming": _TOKENIZERS,
     "pipeline.dataset.reading": (*_TOKENIZERS, "torch"),
     "pipeline.scoring.contexts": (*_TOKENIZERS, "torch"),
@@ -223,9 +222,7 @@ def test_what_a_module_must_not_load(module: str, repository: Path) -> None:
     [
         (WORKER_MODULES, ("torch", "transformers", "apache_beam", "megatron")),
         pytest.param(
-            ("beam_jobs.align.command",),
-            ("torch", "transformers", "megatron"),
-            marks=pytest.mark.slow,
+            ("beam_jobs.align",), ("torch", "transformers", "megatron"), marks=pytest.mark.slow
         ),
     ],
 )

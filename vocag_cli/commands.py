@@ -10,6 +10,7 @@ COMMANDS = {
     "align": ("beam_jobs.align.command", "beam", "documents in, verified aligned shards out"),
     "score": ("beam_jobs.score.command", "beam,hf", "a teacher's losses, once, beside the shards"),
     "train": ("pipeline.training.command", "hf", "a student on aligned rows, under a teacher"),
+    "evaluate": ("pipeline.evaluation.command", "evaluate", "a student on the paper's nine sets"),
     "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
     "explore": ("pipeline.explore.command", "", "what is in a dataset: totals, previews, rows"),
     "export": ("megatron_plugin.export_hf", "megatron", "a trained student to Hugging Face"),

@@ -1,0 +1,108 @@
+"""What a model has answered, kept line by line: a run that was killed goes on from there.
+
+lm-eval's own cache pickles, and writes in a thread of its own that a kill outruns. This one is JSON
+lines, each handed to the operating system before the next answer is made.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM, hash_args
+
+Likelihood = tuple[float, bool]
+
+
+class AnswerLog:
+    """A model as lm-eval asks it, that is asked nothing twice.
+
+    Attributes:
+        rank: of this process, as lm-eval reads it.
+        world_size: likewise; one process.
+        num_asked: questions that the model itself had to answer.
+    """
+
+    rank, world_size = 0, 1
+
+    def __init__(self, model: LM, path: Path) -> None:
+        """Hold a model, and read what it answered before.
+
+        Args:
+            model: it hands over each answer as it comes (`cache_hook`), or all at the end.
+            path: of the log; it belongs to this model alone, in this precision.
+        """
+        self._model = model
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._answers = _read(path)
+        self._file = path.open("a", encoding="utf-8")
+        self.num_asked = 0
+        model.set_cache_hook(self)
+
+    def __enter__(self) -> Self:
+        """Return the log."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def loglikelihood(self, requests: Sequence[Instance]) -> list[Likelihood]:
+        """Return (nats, whether greedy decoding gives it) of each (context, continuation)."""
+        found = self._answer("loglikelihood", requests, self._model.loglikelihood)
+        return [(nats, is_greedy) for nats, is_greedy in found]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
+        """Return the nats of each text."""
+        return self._answer("loglikelihood_rolling", requests, self._model.loglikelihood_rolling)
+
+    def generate_until(self, requests: Sequence[Instance]) -> list[str]:
+        """Return what follows each (context, options)."""
+        return self._answer("generate_until", requests, self._model.generate_until)
+
+    def add_partial(self, kind: str, request: Iterable[Any], answer: Any) -> None:
+        """Keep an answer; models call it as they go."""
+        key = hash_args(kind, request)
+        if key not in self._answers:
+            self._answers[key] = answer
+            self._file.write(json.dumps({"key": key, "answer": answer}) + "\n")
+            self._file.flush()
+            self.num_asked += 1
+
+    def _answer(
+        self,
+        kind: str,
+        requests: Sequence[Instance],
+        ask: Callable[[list[Instance]], Sequence[Any]],
+    ) -> list[Any]:
+        keys = [hash_args(kind, request.args) for request in requests]
+        missing = {
+            key: request
+            for key, request in zip(keys, requests, strict=True)
+            if key not in self._answers
+        }
+        if missing:
+            questions = list(missing.values())
+            for request, answer in zip(questions, ask(questions), strict=True):
+                self.add_partial(kind, request.args, answer)
+        return [self._answers[key] for key in keys]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the answers by key; a line that a kill left unfinished is cut off."""
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    whole = data.rpartition(b"\n")[0]
+    if len(data) > len(whole) + 1 or (data and not data.endswith(b"\n")):
+        with path.open("r+b") as file:
+            file.truncate(len(whole) + 1 if whole else 0)
+    lines = [json.loads(line) for line in whole.split(b"\n") if line]
+    return {line["key"]: line["answer"] for line in lines}

@@ -1,0 +1,141 @@
+r"""What counts as an answer in a model's text, and when two answers are one.
+
+Which part of a text is its answer is math-evaluation-harness's rule. Equality is numbers first,
+then math-verify, where the harness has a list of units and three parsers. So a unit of one or two
+words ("5 dollars") is forgiven here and not there; everything else that follows an answer ("The
+answer is 5. Next we …") is part of it here as there, and makes it wrong.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from math_verify import parse, verify
+
+_CHOICE = re.compile(r"answer is \(?([a-e])\)?")
+_LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
+_UNIT = r"(?:\s*[A-Za-z]{1,15}\.?){0,2}"
+_PLAIN = re.compile(rf"(-?\d+\.?\d*|-?\.\d+)\s*{_UNIT}\s*")
+_FRACTION = re.compile(r"(-?\d+)\s*/\s*(\d+)")
+_COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:sqrt|sin|cos|tan|log|ln|exp|pi|infinity|oo|or|and)\b")
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_LAX = {"parsing_timeout": 3}
+
+
+def score(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Score a model's text; lm-eval calls it.
+
+    Returns:
+        `accuracy`: 1 where the answer is right; `stated`: 1 where the text states one at all,
+        instead of leaving its last number to be taken for it.
+
+    Example:
+        >>> document = {"by_letter": True, "label": 1, "answer": "7"}
+        >>> score(document, ["So the answer is (B)."])
+        {'accuracy': 1.0, 'stated': 1.0}
+    """
+    text = results[0].strip()
+    if document["by_letter"]:
+        found = chosen_letter(text)
+        right = found == "ABCDE"[document["label"]]
+        return {"accuracy": float(right), "stated": float(bool(found))}
+    right = is_equal(answer_of(text), reference_of(document["answer"]))
+    stated = any(words in text for words in ("he answer is", "final answer is", "boxed"))
+    return {"accuracy": float(right), "stated": float(stated)}
+
+
+def chosen_letter(text: str) -> str:
+    """Return the letter of the first "answer is (X)", "" where there is none.
+
+    Source: `extract_multi_choice_answer` of math-evaluation-harness.
+
+    Example:
+        >>> chosen_letter("The choice is (c). Problem: … the answer is (a)")
+        'C'
+    """
+    text = text.split("Problem:", 1)[0].replace("choice is", "answer is")
+    found = _CHOICE.search(text.lower())
+    return found[1].upper() if found else ""
+
+
+def answer_of(text: str) -> str:
+    r"""Return the answer that a text states, or else its last number, or "".
+
+    Source: `extract_answer` of math-evaluation-harness.
+
+    Example:
+        >>> answer_of(r"So $x = \boxed{\frac{1}{2}}$.")
+        '\\frac{1}{2}'
+    """
+    if "final answer is $" in text and "$. I hope" in text:
+        found = text.split("final answer is $", 1)[1].split("$. I hope", 1)[0]
+    elif "boxed" in text:
+        found = _boxed(text)
+    elif "he answer is" in text:
+        found = text.rpartition("he answer is")[2]
+    elif "final answer is" in text:
+        found = text.rpartition("final answer is")[2]
+    else:
+        numbers = _LAST_NUMBER.findall(text.replace(",", ""))
+        found = numbers[-1] if numbers else ""
+    return _tidy(found)
+
+
+def reference_of(answer: str) -> str:
+    """Return the right answer of an item: what is boxed in it, or all of it."""
+    return _tidy(_boxed(answer) if "boxed" in answer else answer)
+
+
+def is_equal(answer: str, reference: str) -> bool:
+    r"""Return whether two answers are one: equal texts, numbers within 1e-4, or one expression.
+
+    A number is also right as its hundredth or hundredfold, as in the harness: 25 %, 25 and 0.25.
+
+    Example:
+        >>> is_equal("1,000 dollars", "1000"), is_equal(r"\frac{3}{6}", "0.5")
+        (True, True)
+    """
+    if answer.lower() == reference.lower():
+        return bool(reference)
+    number, wanted = _number(answer), _number(reference)
+    if number is not None and wanted is not None:
+        values = (wanted / 100, wanted, 100 * wanted)
+        return any(abs(number - value) <= 1e-4 * max(abs(number), abs(value)) for value in values)
+    if not _is_expression(answer) or not _is_expression(reference):
+        return False
+    return bool(verify(parse(f"${reference}$", **_LAX), parse(f"${answer}$", **_LAX)))
+
+
+def _boxed(text: str) -> str:
+    rest, depth, inside = text.rpartition("boxed")[2], 0, ""
+    if not rest.startswith("{"):
+        return rest.split("$")[0]
+    for character in rest:
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            break
+        inside += character
+    return inside[1:]
+
+
+def _tidy(text: str) -> str:
+    text = re.sub(r"\n\s*", "", text.strip()).removeprefix(":").strip()
+    return text.removesuffix(".").removesuffix("/").strip().rstrip(".")
+
+
+def _number(text: str) -> float | None:
+    """Return a plain number; "$", "," and a unit are left out, None for anything else."""
+    text = re.sub(
+        r"(?<=\d),(?=\d{3})|\\?[$%]|\\!|\\(?:text|mbox)\{[^}]*\}$|\^\\circ", "", text
+    ).strip()
+    if found := _PLAIN.fullmatch(text):
+        return float(found[1])
+    if (found := _FRACTION.fullmatch(text)) and int(found[2]):
+        return int(found[1]) / int(found[2])
+    return None
+
+
+def _is_expression(text: str) -> bool:
+    """Return whether a text may be mathematics: math-verify would take any number out of prose."""
+    bare = re.sub(r"\\(?:text|mbox|mathrm)\{[^}]*\}", "", text)
+    return bool(bare) and not _WORD.search(_COMMAND.sub("", bare))

@@ -1,0 +1,99 @@
+"""What fits into a student's context, found out before anything is asked.
+
+lm-eval would cut a long prompt from the left: the worked examples would go first, then the
+question, and nobody would know.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+MIN_ANSWER_TOKENS = 64
+"""A worked answer in fewer is cut off more often than not."""
+
+
+class HasContext(Protocol):
+    """A model of lm-eval's that says how its tokens count."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of its context."""
+
+    def tok_encode(self, string: str) -> list[int]:
+        """Return a text's tokens."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What of a task a student's context holds.
+
+    Attributes:
+        documents: places in the task of those that fit, in order; none: the task is left out.
+        num_left_out: those that don't.
+        answer_tokens: longest answer that is asked for; 0 where none is generated.
+        note: for people, where something is left out or lowered.
+    """
+
+    documents: tuple[int, ...]
+    num_left_out: int = 0
+    answer_tokens: int = 0
+    note: str = ""
+
+
+def find_room(task: ConfigurableTask, model: HasContext, *, max_answer_tokens: int) -> Room:
+    """Return what of a task fits.
+
+    Answers are asked of all items or of none, for accuracies of parts of a set don't compare; all
+    get the room that the longest prompt leaves. Of texts, those that fit are measured.
+
+    Args:
+        task: its requests are built here.
+        model: the student.
+        max_answer_tokens: the protocol's limit, to be lowered.
+    """
+    task.build_all_requests()
+    instances: Sequence[Instance] = task.instances
+    documents = tuple(dict.fromkeys(instance.doc_id for instance in instances))
+    kind = task.OUTPUT_TYPE
+    if kind == "generate_until":
+        longest = max(len(model.tok_encode(instance.args[0])) for instance in instances)
+        return _room_for_answers(documents, longest, model.max_length, max_answer_tokens)
+    if kind == "loglikelihood_rolling":  # in as many windows as it takes
+        return Room(documents)
+    too_long = {
+        instance.doc_id
+        for instance in instances
+        # One more, where a model puts a token before an empty context.
+        if len(model.tok_encode("".join(instance.args))) + 1 > model.max_length
+    }
+    fitting = tuple(document for document in documents if document not in too_long)
+    note = f"{len(too_long)} of {len(documents)} items are longer than its context"
+    note += f" of {model.max_length} tokens and left out"
+    return Room(fitting, len(too_long), note=note if too_long else "")
+
+
+def limit_answers(task: ConfigurableTask, room: Room) -> None:
+    """Tell a task how long its answers may be."""
+    if room.answer_tokens:
+        kwargs: dict[str, Any] = {"max_gen_toks": room.answer_tokens}
+        task.set_config(key="generation_kwargs", value=kwargs, update=True)
+
+
+def _room_for_answers(
+    documents: tuple[int, ...], longest: int, max_length: int, max_answer_tokens: int
+) -> Room:
+    left = max_length - longest
+    if left < min(MIN_ANSWER_TOKENS, max_answer_tokens):
+        note = (
+            f"not asked: the longest prompt has {longest} tokens, the context {max_length}: that "
+            f"leaves {max(left, 0)} for an answer, {MIN_ANSWER_TOKENS} are the least"
+        )
+        return Room((), len(documents), note=note)
+    if left < max_answer_tokens:
+        note = f"answers of at most {left} tokens, not {max_answer_tokens}: the longest prompt has "
+        note += f"{longest}, the context {max_length}"
+        return Room(documents, answer_tokens=left, note=note)
+    return Room(documents, answer_tokens=max_answer_tokens)

@@ -1,0 +1,107 @@
+"""The nine sets' files: a folder of yours, or math-evaluation-harness's own at one commit.
+
+The harness drew its thousand items of MathQA and of TabMWP at random, so no other repository holds
+the paper's sets.
+"""
+
+import json
+from functools import lru_cache
+from hashlib import sha1, sha256
+from typing import Any
+
+import fsspec
+
+from pipeline.evaluation.sets import SETS, Item, make_items
+from pipeline.remote.first_contact import require_answer
+from pipeline.remote.user_cache import cache_folder, keep
+
+COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
+HARNESS = f"https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/{COMMIT}/data"
+
+
+@lru_cache(maxsize=16)
+def read_items(name: str, data: str = "") -> tuple[Item, ...]:
+    """Return the items of a set.
+
+    Args:
+        name: of `SETS`.
+        data: a folder with NAME.jsonl or, as in a clone of the harness, NAME/test.jsonl; or
+            anything that fsspec opens; "" downloads the harness's files once.
+
+    Raises:
+        ValueError: no such file there, or a broken one.
+        NoAnswerError: the network is silent.
+
+    Example:
+        >>> len(read_items("gsm8k", "benchmarks"))  # doctest: +SKIP
+        1319
+    """
+    content, path = _read(name, data)
+    try:
+        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
+        whole = name == "math_full" or path.endswith("math500.jsonl")
+        return tuple(make_items(name, rows, whole=whole))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def describe_data(name: str, data: str = "") -> dict[str, Any]:
+    """Return where a set's items are from, and whether that is the harness's very file."""
+    content, path = _read(name, data)
+    return {
+        "path": path,
+        "sha256": sha256(content).hexdigest(),
+        "as_harness": git_blob(content) == SETS[name].blob,
+    }
+
+
+def git_blob(content: bytes) -> str:
+    """Return git's hash of a file.
+
+    Example:
+        >>> git_blob(b"")
+        'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
+    """
+    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _read(name: str, data: str) -> tuple[bytes, str]:
+    if not data:
+        return _download(name)
+    file = SETS[name].file
+    names = [f"{file}.jsonl", f"{file}/test.jsonl"]
+    if name == "math":
+        names.insert(0, "math500.jsonl")
+    for path in (f"{data.rstrip('/')}/{name}" for name in names):
+        require_answer(path)
+        try:
+            with fsspec.open(path, "rb") as opened:
+                return opened.read(), path
+        except FileNotFoundError:
+            continue
+    raise ValueError(f"--data {data}: neither {' nor '.join(names)} is there")
+
+
+def _download(name: str) -> tuple[bytes, str]:
+    """Return the harness's file, from the user's cache or the network, proven by its hash."""
+    evaluation_set = SETS[name]
+    url = f"{HARNESS}/{evaluation_set.file}/test.jsonl"
+    cached = cache_folder("evaluation") / COMMIT / f"{evaluation_set.file}.jsonl"
+    if cached.is_file():
+        content = cached.read_bytes()
+        if git_blob(content) == evaluation_set.blob:
+            return content, url
+    require_answer(url)
+    try:
+        with fsspec.open(url, "rb") as opened:
+            content = opened.read()
+    except (OSError, ImportError) as error:
+        raise ValueError(
+            f"{url} can't be read ({error}): give --data with a folder of the nine sets' files, "
+            "such as data in a clone of math-evaluation-harness"
+        ) from error
+    if git_blob(content) != evaluation_set.blob:
+        raise ValueError(f"{url} is not the file of that commit: what is on the way changed it?")
+    keep(cached, content.decode())
+    return content, url

@@ -1,0 +1,99 @@
+"""lm-eval's tasks: a measure's YAML file with a set's items."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from pipeline.evaluation.data import read_items
+from pipeline.evaluation.sets import SETS, Item
+from pipeline.evaluation.shots import load_shots, make_prompt
+
+Measure = Literal["accuracy", "text", "solution", "answer", "options"]
+
+
+def load_documents(
+    set_name: str, measure: Measure, data: str, prompts: str, limit: int, **_: Any
+) -> dict[str, datasets.Dataset]:
+    """Return a set's items as lm-eval reads them; called by the YAML files' `custom_dataset`.
+
+    Args:
+        set_name: of `SETS`.
+        measure: what is to be measured: not every item has options, or a solution.
+        data: as in `read_items`.
+        prompts: as in `load_shots`, "" for none.
+        limit: how many items, spread evenly over the set; 0 for all.
+        _: what else lm-eval says of a task.
+    """
+    evaluation_set = SETS[set_name]
+    items = spread(read_items(set_name, data), limit)
+    shots = load_shots(evaluation_set.shots, Path(prompts) if prompts else None).text
+    documents = [
+        asdict(item)
+        | {
+            "place": place,
+            "by_letter": evaluation_set.by_letter,
+            "prompt": make_prompt(shots, item.question, evaluation_set.shots),
+        }
+        for place, item in items
+        if _has(item, measure)
+    ]
+    return {"test": datasets.Dataset.from_list(documents)}
+
+
+def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
+    """Return what can be measured on a set.
+
+    Example:
+        >>> measures_of("svamp", [Item(question="1 + 1?", problem="1 + 1?", answer="2")])
+        ['accuracy', 'text', 'answer']
+    """
+    measures: list[Measure] = ["accuracy", "text", "solution", "answer", "options"]
+    if SETS[set_name].file == "math":  # its answer stands in its solution
+        measures.remove("answer")
+    return [measure for measure in measures if any(_has(item, measure) for item in items)]
+
+
+def load_task(
+    set_name: str, measure: Measure, *, data: str = "", prompts: str = "", limit: int = 0
+) -> ConfigurableTask:
+    """Return a task that lm-eval can run.
+
+    Raises:
+        ValueError: the set's data, or its worked examples, can't be had.
+
+    Example:
+        >>> load_task("gsm8k", "solution", data="benchmarks").task_name  # doctest: +SKIP
+        'vocag_gsm8k_solution'
+    """
+    with as_file(files("pipeline.evaluation").joinpath("tasks")) as folder:
+        config: Mapping[str, Any] = load_yaml(folder / f"{measure}.yaml")
+    name = f"vocag_{set_name}_{measure}"
+    chosen = {"set_name": set_name, "measure": measure, "data": data, "prompts": prompts}
+    spec = {**config, "task": name, "dataset_kwargs": {**chosen, "limit": limit}}
+    return TaskManager(include_defaults=False).load([spec])["tasks"][name]
+
+
+def spread[T](items: Sequence[T], limit: int) -> list[tuple[int, T]]:
+    """Return items with their places, `limit` of them spread evenly: sets are sorted by topic.
+
+    Example:
+        >>> spread("abcdef", 3)
+        [(0, 'a'), (2, 'c'), (4, 'e')]
+    """
+    if not 0 < limit < len(items):
+        return list(enumerate(items))
+    places = [number * len(items) // limit for number in range(limit)]
+    return [(place, items[place]) for place in places]
+
+
+def _has(item: Item, measure: Measure) -> bool:
+    if measure == "options":
+        return bool(item.options)
+    return measure != "solution" or bool(item.solution)

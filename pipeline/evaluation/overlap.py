@@ -1,0 +1,177 @@
+"""Which questions of the nine sets stand in an aligned dataset: 13 words in a row say so.
+
+Words are runs of letters and digits in lower case, so spacing, punctuation and mark-up don't hide a
+question. One of fewer than 13 words can't be found so, and is counted.
+
+Source: the 13-grams of GPT-3's appendix C, which others have taken over.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
+from pipeline.drawing.formatting import format_count, format_share, format_table
+from pipeline.evaluation.data import read_items
+from pipeline.evaluation.sets import SETS
+from schemas.document import AlignedDocument, decode_document
+
+NUM_WORDS = 13
+LIST_FILE = "overlap.jsonl"
+
+_WORDS = re.compile(r"[^\W_]+")
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A set's item that was found, and words of it."""
+
+    set: str
+    place: int
+    words: str
+
+
+class Questions:
+    """The word sequences of questions, to be looked for in texts."""
+
+    def __init__(self, questions: Iterable[tuple[str, int, str]]) -> None:
+        """Take (set, place, text) of every question."""
+        self.num_short: dict[str, int] = {}
+        self._ids: dict[str, int] = {}
+        self._found: dict[str, list[Question]] = {}
+        for set_name, place, text in questions:
+            words = split_words(text)
+            if len(words) < NUM_WORDS:
+                self.num_short[set_name] = self.num_short.get(set_name, 0) + 1
+            for word in words:
+                self._ids.setdefault(word, len(self._ids) + 1)
+            for start in range(len(words) - NUM_WORDS + 1):
+                sequence = " ".join(words[start : start + NUM_WORDS])
+                self._found.setdefault(sequence, []).append(Question(set_name, place, sequence))
+        sequences = [split_words(sequence) for sequence in self._found]
+        hashes = [self._hash(sequence) for sequence in sequences]
+        self._hashes = np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
+
+    def find(self, text: str) -> list[Question]:
+        """Return the questions of which 13 words in a row stand in a text, each once.
+
+        Example:
+            >>> words = "one two three four five six seven eight nine ten eleven twelve thirteen"
+            >>> [q.place for q in Questions([("gsm8k", 7, words)]).find(f"No: {words.upper()}!")]
+            [7]
+        """
+        words = split_words(text)
+        hashes = self._hash(words)
+        found: dict[tuple[str, int], Question] = {}
+        # A hash may be another sequence's: the words decide.
+        for start in np.flatnonzero(np.isin(hashes, self._hashes)).tolist():
+            sequence = " ".join(words[start : start + NUM_WORDS])
+            for question in self._found.get(sequence, ()):
+                found.setdefault((question.set, question.place), question)
+        return list(found.values())
+
+    def _hash(self, words: Sequence[str]) -> NDArray[np.uint64]:
+        """Return a hash of every 13 words in a row, uint64 [max(words - 12, 0)]."""
+        num = len(words) - NUM_WORDS + 1
+        if num < 1:
+            return np.empty(0, np.uint64)
+        get = self._ids.get
+        ids = np.fromiter((get(word, 0) for word in words), np.uint64, len(words))
+        hashes = np.zeros(num, np.uint64)
+        for offset in range(NUM_WORDS):  # wraps around, as hashes may
+            hashes = hashes * _BASE + ids[offset : offset + num]
+        return hashes
+
+
+def split_words(text: str) -> list[str]:
+    r"""Return a text's words in lower case.
+
+    Example:
+        >>> split_words("He's $5.00 \frac12")
+        ['he', 's', '5', '00', 'frac12']
+    """
+    return _WORDS.findall(text.lower())
+
+
+def check_overlap(
+    dataset_path: str, sets: Sequence[str], *, data: str = "", output: Path
+) -> Iterator[str]:
+    """Look for the sets' questions in an aligned dataset; write a list and yield a table.
+
+    Args:
+        dataset_path: folder, URL or manifest of the dataset.
+        sets: of `SETS`.
+        data: as in `read_items`.
+        output: folder for `overlap.jsonl`: a line for each document and question.
+
+    Raises:
+        ValueError: the dataset or a set can't be read.
+
+    Example:
+        >>> list(check_overlap("aligned", ["math"], data="benchmarks", output=Path("overlap")))
+    """
+    dataset = open_dataset(dataset_path)
+    items = {name: read_items(name, data) for name in sets}
+    questions = Questions(
+        (name, place, item.problem)
+        for name, made in items.items()
+        for place, item in enumerate(made)
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / LIST_FILE
+    seen: dict[str, set[int]] = {name: set() for name in sets}
+    documents: set[str] = set()
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for document_id, question in _search(dataset, questions):
+            seen[question.set].add(question.place)
+            documents.add(document_id)
+            line = {"document_id": document_id, **asdict(question)}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    temporary.replace(path)
+    yield from _table({name: len(made) for name, made in items.items()}, seen, questions.num_short)
+    total = dataset.manifest.totals["num_documents"]
+    counts = f"{format_count(len(documents))} of {format_count(total)}"
+    yield f"{counts} documents hold one; wrote {path}"
+    if documents:
+        yield f"to leave them out: vocag align … --exclude-overlap {path}"
+
+
+def _search(dataset: Dataset, questions: Questions) -> Iterator[tuple[str, Question]]:
+    totals = dataset.manifest.totals
+    with tqdm(total=totals["num_documents"], unit=" documents") as bar:
+        for shard in range(len(dataset.manifest.shards)):
+            index = dataset.read_index(shard, with_names=True)
+            for _, sample in dataset.samples(shard, index):
+                document = decode_document(sample)
+                for question in questions.find(_text(dataset, document)):
+                    yield document.document_id, question
+                bar.update()
+
+
+def _text(dataset: Dataset, document: AlignedDocument) -> str:
+    """Return a document's text, or what its student tokens spell where it was not kept."""
+    if document.text is not None:
+        return document.text.decode()
+    tokenizer = load_dataset_tokenizer(dataset.location, dataset.manifest.student)
+    pieces = (tokenizer.token_bytes(token_id) for token_id in document.student.input_ids.tolist())
+    return b"".join(piece or b" " for piece in pieces).decode(errors="replace")
+
+
+def _table(
+    sizes: Mapping[str, int], seen: Mapping[str, set[int]], num_short: Mapping[str, int]
+) -> list[str]:
+    rows = [["set", "questions", "found", "share", f"too short for {NUM_WORDS} words"]]
+    for name, size in sizes.items():
+        found = len(seen[name])
+        counts = [format_count(size), format_count(found), format_share(found, size)]
+        rows.append([SETS[name].title, *counts, format_count(num_short.get(name, 0))])
+    return format_table(rows, align="<>>>>")

@@ -1,0 +1,165 @@
+"""What a student scored: values with 95 % confidence intervals, in files beside each other."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS_FILE = "results.json"
+_Z = 1.959964  # of the normal distribution: 95 %
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measured value and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def margin(self) -> float:
+        """Half the interval's width."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measure on one set.
+
+    Attributes:
+        num_items: items measured.
+        values: by name: shares from 0 to 1, bits per byte.
+        limit: items that were asked for, 0 for all of the set.
+        num_left_out: items that the context does not hold.
+        answer_tokens: longest answer asked for, 0 where none is generated.
+        shots: where the worked examples are from, "" where there are none.
+        data: the set's file, see `describe_data`.
+        note: for people.
+    """
+
+    num_items: int
+    values: Mapping[str, Value] = field(default_factory=dict)
+    limit: int = 0
+    num_left_out: int = 0
+    answer_tokens: int = 0
+    shots: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass
+class Results:
+    """What is known of one student.
+
+    Attributes:
+        student: its name.
+        source: what the user named.
+        sha256: of its files.
+        settings: how it ran.
+        versions: of the libraries that had a say.
+        measurements: by set and measure.
+    """
+
+    student: str
+    source: str
+    sha256: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    measurements: dict[str, dict[str, Measurement]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's results whole."""
+        temporary = folder / f".{RESULTS_FILE}.tmp"
+        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+        temporary.replace(folder / RESULTS_FILE)
+
+
+def read_results(folder: Path) -> Results:
+    """Return what a folder says of its student.
+
+    Raises:
+        ValueError: a file of another form.
+
+    Example:
+        >>> read_results(Path("evaluated/teacher")).student  # doctest: +SKIP
+        'teacher'
+    """
+    path = folder / RESULTS_FILE
+    try:
+        body = json.loads(path.read_text("utf-8"))
+        body["measurements"] = {
+            name: {measure: _read(made) for measure, made in measures.items()}
+            for name, measures in body["measurements"].items()
+        }
+        return Results(**body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no result of vocag evaluate ({error!r}): remove it") from error
+
+
+def share(values: Sequence[float]) -> Value:
+    """Return the share of ones, with Wilson's interval: it says something of 0 of 20, too.
+
+    Example:
+        >>> made = share([0.0] * 20)
+        >>> made.value, round(made.high, 3)
+        (0.0, 0.161)
+    """
+    num, mean = len(values), math.fsum(values) / len(values)
+    centre = (mean + _Z**2 / (2 * num)) / (1 + _Z**2 / num)
+    half = _Z / (1 + _Z**2 / num) * math.sqrt(mean * (1 - mean) / num + _Z**2 / (4 * num**2))
+    # At both ends the interval touches the value itself, but for rounding.
+    return Value(mean, min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half)))
+
+
+def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
+    """Return the bits of all texts by their bytes; items are the sample.
+
+    The interval is that of a ratio of two means, linearised.
+
+    Args:
+        pairs: log-likelihood in nats and length in bytes of each text.
+
+    Example:
+        >>> round(bits_per_byte([(-math.log(4), 1), (-math.log(4), 2)]).value, 3)
+        1.333
+    """
+    bits = [-nats / math.log(2) for nats, _ in pairs]
+    lengths = [length for _, length in pairs]
+    total = sum(lengths)
+    ratio = math.fsum(bits) / total
+    spread = math.fsum((b - ratio * n) ** 2 for b, n in zip(bits, lengths, strict=True))
+    # The interval of one item is unbounded; it is left at the value.
+    factor = len(pairs) / (len(pairs) - 1) if len(pairs) > 1 else 0.0
+    half = _Z * math.sqrt(factor * spread) / total
+    return Value(ratio, ratio - half, ratio + half)
+
+
+def mean_of(values: Sequence[float]) -> Value:
+    """Return a mean that is known exactly, such as chance."""
+    mean = math.fsum(values) / len(values)
+    return Value(mean, mean, mean)
+
+
+def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    """Return the values of a task's samples as lm-eval gives them, by metric.
+
+    Example:
+        >>> summarise([{"metrics": ["accuracy"], "accuracy": 1.0}])["accuracy"].value
+        1.0
+    """
+    makers: dict[str, Callable[[Sequence[Any]], Value]] = {
+        "bits_per_byte": bits_per_byte,
+        "chance": mean_of,
+    }
+    return {
+        metric: makers.get(metric, share)([sample[metric] for sample in samples])
+        for metric in samples[0]["metrics"]
+    }
+
+
+def _read(body: Mapping[str, Any]) -> Measurement:
+    values = {name: Value(**value) for name, value in body["values"].items()}
+    return Measurement(**{**body, "values": values})

@@ -1,0 +1,239 @@
+"""The paper's nine evaluation sets as one kind of item, whatever their files look like.
+
+Questions are worded as math-evaluation-harness words them, whose numbers the paper reports. A byte
+more or less in a prompt moves a small model's answer, so its oddities stay: it lists the options of
+MathQA with its commas and those of SAT without.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from pipeline.evaluation.shots import ShotsName
+
+Row = Mapping[str, Any]
+
+_CHOOSE = "What of the following is the right choice? Explain your answer."
+_LETTERS = "ABCDE"
+_HINTS = {"yes": " (Yes or No)", "no": " (Yes or No)"}
+_HINTS |= dict.fromkeys(("true", "false"), " (True or False)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One question with its answer.
+
+    Attributes:
+        question: as a prompt asks it, options and hints included.
+        problem: the same without them.
+        answer: the right answer in words or numbers; for MATH the solution, whose box holds it.
+        solution: a worked solution, "" where the set has none.
+        options: the options' texts, none where the set lets one answer freely.
+        label: the right option's place, -1 where there are none.
+    """
+
+    question: str
+    problem: str
+    answer: str
+    solution: str = ""
+    options: tuple[str, ...] = ()
+    label: int = -1
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """One of the nine.
+
+    Attributes:
+        title: its name in tables.
+        file: its data: FILE.jsonl, or FILE/test.jsonl as the harness has it.
+        blob: git's hash of the harness's file.
+        shots: which examples stand before its questions.
+        make: an item of a line.
+        by_letter: whether an answer is an option's letter, "answer is (B)".
+    """
+
+    title: str
+    file: str
+    blob: str
+    shots: ShotsName
+    make: Callable[[Row], Item]
+    by_letter: bool = False
+
+
+def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
+    """Return the items of a set's lines.
+
+    Args:
+        name: of the set.
+        rows: its file's lines.
+        whole: take all of MATH, where the 500 were cut out of it already.
+
+    Raises:
+        ValueError: a line that the set's file would not hold; too few lines to find MATH's 500.
+
+    Example:
+        >>> row = {"input": " 1 and 1? ", "target": 2.0}
+        >>> make_items("mawps", [row])[0].answer
+        '2'
+    """
+    if name == "math" and not whole:
+        places = math_500()
+        if len(rows) <= places[-1]:
+            raise ValueError(
+                f"math: the file has {len(rows)} lines, MATH's test set 5,000 and the 500 are "
+                "places in it: name such a file math500.jsonl"
+            )
+        rows = [rows[place] for place in places]
+    try:
+        return [SETS[name].make(row) for row in rows]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{name}: a line is not as math-evaluation-harness writes them ({error!r}): see "
+            "docs/evaluation.md"
+        ) from error
+
+
+@cache
+def math_500() -> tuple[int, ...]:
+    """Return the places of the 500 in MATH's test set that OpenAI's PRM800K left for testing."""
+    text = files("pipeline.evaluation").joinpath("math500.txt").read_text("utf-8")
+    return tuple(map(int, text.split()))
+
+
+def _gsm8k(row: Row) -> Item:
+    solution, answer = row["answer"].split("####")
+    # <<48/2=24>> are a calculator's annotations, no text that anyone would write.
+    solution = re.sub(r"<<.*?>>", "", solution).strip()
+    return _open(row["question"], answer.strip(), solution=solution)
+
+
+def _math(row: Row) -> Item:
+    return _open(row["problem"], row["solution"], solution=row["solution"])
+
+
+def _svamp(row: Row) -> Item:
+    body = row["Body"].strip()
+    body += "" if body.endswith(".") else "."
+    return _open(f"{body} {row['Question'].strip()}", _number(row["Answer"]))
+
+
+def _asdiv(row: Row) -> Item:
+    answer = re.sub(r"\(.*?\)", "", row["answer"]).strip()
+    problem = f"{row['body'].strip()} {row['question'].strip()}"
+    return _open(problem, answer, hint=_HINTS.get(answer.lower(), ""))
+
+
+def _mawps(row: Row) -> Item:
+    return _open(row["input"], _number(row["target"]))
+
+
+def _tabmwp(row: Row) -> Item:
+    title = f'regarding "{row["table_title"]}" ' if row["table_title"] else ""
+    problem = f"Read the following table {title}and answer a question:\n{row['table']}\n"
+    problem += row["question"]
+    options, answer = row["choices"] or [], row["answer"]
+    hint = f" Please select from the following options: {options}" if options else ""
+    hint += _HINTS.get(answer.lower(), "")
+    item = _open(problem, answer, solution=row["solution"], hint=hint)
+    return replace(item, options=tuple(options), label=options.index(answer) if options else -1)
+
+
+def _mathqa(row: Row) -> Item:
+    problem = row["problem"].strip()
+    # An "answer : a" at the end is no part of the reasoning.
+    solution = re.sub(r"\s*answer\s*[:;=]?\s*\(?[a-e]\)?\W*$", "", row["rationale"].strip(' "'))
+    item = _choice(
+        problem[0].upper() + problem[1:],
+        _mathqa_options(row["options"]),
+        "abcde".index(row["correct"]),
+    )
+    stem, _, listed = item.question.rpartition("\n")
+    return replace(item, solution=solution, question=f"{stem}\n{listed.replace(' , ', ', ')}")
+
+
+def _mmlu_stem(row: Row) -> Item:
+    return _choice(row["question"], [str(option) for option in row["choices"]], row["answer"])
+
+
+def _sat_math(row: Row) -> Item:
+    text = row["options"].strip()
+    options = re.split(r"(?:^|\s)[A-D][).] ", text)[1:]
+    item = _choice(row["question"], options, "ABCD".index(row["Answer"]))
+    # Without commas; four of the 32 are spelt "A. …" and stay so.
+    listed = "(" + re.sub(r" ([B-D])\) ", r" (\1) ", text)
+    return replace(item, question=f"{item.problem}\n{_CHOOSE}\n{listed}")
+
+
+def _open(problem: str, answer: str, *, solution: str = "", hint: str = "") -> Item:
+    # Two questions of TabMWP end with a space, which the harness leaves before its hint.
+    question = f"{problem}{hint}".strip()
+    return Item(question=question, problem=problem.strip(), answer=answer, solution=solution)
+
+
+def _choice(problem: str, options: Sequence[str], label: int) -> Item:
+    problem, options = problem.strip(), tuple(option.strip() for option in options)
+    pairs = zip(_LETTERS, options, strict=False)
+    listed = ", ".join(f"({letter}) {text}" for letter, text in pairs)
+    question = f"{problem}\n{_CHOOSE}\n{listed}"
+    answer = options[label]
+    return Item(question=question, problem=problem, answer=answer, options=options, label=label)
+
+
+def _mathqa_options(text: str) -> list[str]:
+    text = text.strip()
+    if text.startswith("["):  # 16 of 1,000 are spelt as a Python list
+        text = ", ".join(
+            part.strip("\"'") for part in re.split(r"(?<=['\"]), (?=['\"])", text[1:-1])
+        )
+    # "a ) a ) 12" occurs, too
+    text = re.sub(r"([a-e]) \) \1 \) ", r"\1 ) ", text)
+    parts = re.split(r"(?:^|[, ]\s*)([a-e]) \) ?", text)
+    return [part.strip(" ,") for part in parts[2::2]]
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+SETS: dict[str, EvaluationSet] = {
+    "gsm8k": EvaluationSet(
+        "GSM8K", "gsm8k", "3e6e62b831b5fcbf0585d0dce75ccc5e4ccb691c", "gsm8k", _gsm8k
+    ),
+    "math": EvaluationSet(
+        "MATH-500", "math", "87d7931a3fa757e3bac4602e5bed86d223944e59", "minerva_math", _math
+    ),
+    "svamp": EvaluationSet(
+        "SVAMP", "svamp", "4bf27bca0eaa5c641c288c9f08da822bf330e37b", "gsm8k", _svamp
+    ),
+    "asdiv": EvaluationSet(
+        "ASDiv", "asdiv", "8ab1df3b44f76a9a793b81b664ffc62954fd1d4c", "gsm8k", _asdiv
+    ),
+    "mawps": EvaluationSet(
+        "MAWPS", "mawps", "c8993aec190a715ade7d66e6c78063b5823d4866", "gsm8k", _mawps
+    ),
+    "tabmwp": EvaluationSet(
+        "TabMWP", "tabmwp", "c686337440fecd60c23d3413d0a3acdb436f6180", "gsm8k", _tabmwp
+    ),
+    "mathqa": EvaluationSet(
+        "MathQA", "mathqa", "61b5b7e11214a37eb8d3352ff06fc741d124999a", "mathqa", _mathqa, True
+    ),
+    "mmlu_stem": EvaluationSet(
+        "MMLU-STEM",
+        "mmlu_stem",
+        "855b0a4be48552631f5da8dfd15f19bdd6dd8d9b",
+        "mmlu_stem",
+        _mmlu_stem,
+        True,
+    ),
+    "sat_math": EvaluationSet(
+        "SAT", "sat_math", "085cada59f097d1b62ae6c20765fd7af9c846402", "mmlu_stem", _sat_math, True
+    ),
+}
+NINE = tuple(SETS)
+"""In the paper's order."""
+
+SETS["math_full"] = replace(SETS["math"], title="MATH (5,000)")

@@ -1,0 +1,258 @@
+"""A frozen teacher's losses of whole documents, each token's once.
+
+    rule = ContextRule.of_dataset(manifest, seq_length=2048)
+    teacher = load_scorer("models/teacher", rule, dtype="bfloat16", device="cuda")
+    teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN where no context stands
+
+Pieces of documents (`pipeline.scoring.contexts`) are sorted by length and batched until padding
+would exceed 5 %; padding stands at the end, where causal attention never looks from a token, so no
+mask is needed and torch takes its fastest attention kernel. The output layer runs over tokens that
+have a loss, in chunks of the vocabulary. Which pieces share a batch depends on the shard and the
+options alone: the same teacher, options and machine give the same bytes.
+
+Shapes: b pieces of a batch, l places of its longest piece, h hidden size, n tokens with a loss.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils.import_utils import is_flash_attn_2_available
+
+from pipeline.guidance import NonFiniteLossError
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.scoring.batches import _Batch, _make_batch, plan_batches
+from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.dtype_trial import default_dtype
+from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.probe import require_trained
+from pipeline.scoring.sidecars import DocumentTokens
+from pipeline.scoring.work import Work, _operations_per_token
+
+__all__ = ["DocumentTokens", "ScoredDocuments", "Scorer", "load_scorer"]
+
+CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MATMUL_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class ScoredDocuments:
+    """The losses of some documents.
+
+    Attributes:
+        losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN where a token has no context.
+        work: what they cost.
+    """
+
+    losses: NDArray[np.float32]
+    work: Work
+
+
+class Scorer:
+    """A teacher that is ready to score, on one device.
+
+    Attributes:
+        rule: with which context.
+        dtype: of weights and activations, such as "float32".
+        max_length: places that the model was made for.
+    """
+
+    def __init__(self, model: PreTrainedModel, rule: ContextRule, *, batch_tokens: int = 0) -> None:
+        """Take a model, on its device.
+
+        Args:
+            model: a causal language model, from `pipeline.scoring.hf_models.load_language_model`.
+            rule: with which context.
+            batch_tokens: places per batch; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is
+                a batch of its own.
+
+        Raises:
+            ValueError: an output layer that chunked cross entropy does not cover.
+        """
+        self.rule = rule
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
+        self._model = model.requires_grad_(False).train(False)
+        self._weight = output_weight(model)
+        self._device = self._weight.device
+        default = CPU_BATCH_TOKENS if self._device.type == "cpu" else ACCELERATOR_BATCH_TOKENS
+        self._batch_tokens = batch_tokens or default
+        self._operations = _operations_per_token(model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer."""
+        return len(self._weight)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        tokens: DocumentTokens,
+        pieces: Pieces,
+        *,
+        names: Sequence[str] = (),
+        advance: Callable[[int], object] = int,
+    ) -> ScoredDocuments:
+        """Give each token the loss `-log P(x_l | its context)`.
+
+        Args:
+            tokens: of the documents.
+            pieces: how their contexts are cut; `ContextRule.pieces` gives them.
+            names: the documents' ids, for errors.
+            advance: told how many losses are on their way since its last call.
+
+        Raises:
+            ValueError: a token id or a piece that the model does not know or is too short for.
+            NonFiniteLossError: the model gave NaN or infinity.
+
+        Example:
+            >>> teacher.score(tokens, rule.pieces(index)).losses
+        """
+        start = time.perf_counter()
+        self._require_known(tokens, pieces)
+        work = Work()
+        losses = np.full(len(tokens.input_ids), np.nan, np.float32)
+        # The device is asked for results only at the end, so that it never waits for this loop.
+        parts: list[tuple[NDArray[np.int64], Tensor]] = []
+        for numbers in plan_batches(self._lengths(pieces), self._batch_tokens):
+            batch = _make_batch(tokens, pieces, numbers, self.rule)
+            parts.append((batch.targets, self._forward(batch)))
+            lengths = batch.lengths
+            work.num_tokens += int(lengths.sum())
+            work.num_places += batch.input_ids.size
+            work.num_operations += self._operations(lengths)
+            advance(int(np.sum(pieces.stop[numbers] - pieces.scored_from[numbers])))
+        for targets, values in parts:
+            losses[targets] = values.cpu().numpy()
+        targets = np.concatenate([np.empty(0, np.int64), *(part[0] for part in parts)])
+        _require_finite(losses, tokens, targets, names)
+        work.seconds = time.perf_counter() - start
+        return ScoredDocuments(losses, work)
+
+    def require_trained(self, probe: Sequence[int], *, accepted_by: str | None = None) -> None:
+        """Check that the teacher knows a plain text better than chance.
+
+        Args:
+            probe: of `pipeline.scoring.probe.probe_tokens`.
+            accepted_by: as in `pipeline.scoring.probe.require_trained`.
+
+        Raises:
+            UntrainedTeacherError: a mean loss near that of guessing.
+        """
+        length = min(len(probe), self.rule.teacher_seq_length - 1)
+        whole = np.array([0, length], np.int64)
+        zero = np.zeros(1, np.int64)
+        pieces = Pieces(zero, zero, zero, whole[1:], np.zeros(1, np.bool_))
+        scored = self.score(DocumentTokens(np.array(probe[:length], np.int64), whole), pieces)
+        mean = float(np.nanmean(scored.losses))
+        require_trained(mean, self.vocab_size, accepted_by=accepted_by)
+
+    def matmul_rate(self) -> float:
+        """Return the floating point operations a second of a product shaped like this model's."""
+        hidden, wide = int(self._weight.shape[1]), 4 * int(self._weight.shape[1])
+        left = torch.ones(self._batch_tokens, hidden, dtype=self._model.dtype, device=self._device)
+        right = torch.ones(wide, hidden, dtype=self._model.dtype, device=self._device)
+        count, best, end = 1, 0.0, time.perf_counter() + _MATMUL_SECONDS
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            for _ in range(count):
+                product = left @ right.T
+            float(product[0, 0])  # waits for the device
+            seconds = time.perf_counter() - start
+            best = max(best, 2.0 * left.numel() * wide * count / seconds)
+            count = count * 2 if seconds < _MATMUL_SECONDS / 20 else count
+        return best
+
+    def _lengths(self, pieces: Pieces) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = pieces.stop - pieces.start
+        for continues in (False, True):
+            if self.rule.context_token(continues=continues) is not None:
+                lengths += pieces.continues == continues
+        return lengths
+
+    def _forward(self, batch: _Batch) -> Tensor:
+        """Return the losses of a batch's targets, float32 [n], on the device."""
+        input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
+        output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
+        places = torch.from_numpy(batch.places).to(self._device, non_blocking=True)
+        # The state before a token predicts it.
+        hidden_nh = output.last_hidden_state.flatten(0, 1)[places - 1]
+        labels_n = input_ids_bl.flatten()[places]
+        return linear_cross_entropy(hidden_nh, self._weight, labels_n).losses
+
+    def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
+        longest = int(self._lengths(pieces).max(initial=0))
+        if longest > self.max_length:
+            raise ValueError(
+                f"a piece of a document has {longest} teacher tokens, the teacher was made for "
+                f"{self.max_length} positions: lower --teacher-seq-length"
+            )
+        largest = int(tokens.input_ids.max(initial=0))
+        if largest >= self.vocab_size:
+            raise ValueError(
+                f"the data holds teacher token {largest}, the teacher knows {self.vocab_size}: "
+                "name the model that the dataset's teacher tokenizer belongs to"
+            )
+
+
+def load_scorer(
+    source: str, rule: ContextRule, *, dtype: str = "", device: str = "", batch_tokens: int = 0
+) -> Scorer:
+    """Load a teacher to score with.
+
+    Flash attention is taken where its package and a GPU are there and the dtype is half precision;
+    torch's own kernels elsewhere.
+
+    Args:
+        source: a folder, a Hugging Face repository, or a .gguf file.
+        rule: with which context.
+        dtype: "float32", "bfloat16" or "float16"; "": see `pipeline.scoring.dtype_trial`.
+        device: such as "cuda:1"; "": the GPU where there is one.
+        batch_tokens: as in `Scorer`.
+
+    Raises:
+        ValueError: a model that can't be scored with.
+        OSError: nothing there.
+    """
+    device = device or default_device()
+    wanted = DTYPES[dtype or default_dtype(device)]
+    flash = device.startswith("cuda") and wanted.itemsize == 2 and is_flash_attn_2_available()
+    attention = "flash_attention_2" if flash else None
+    # A piece a row: no architecture lets them see each other, so none is refused.
+    model = load_language_model(
+        source, dtype=wanted, device=device, attention=attention, packed=False
+    )
+    return Scorer(model, rule, batch_tokens=batch_tokens)
+
+
+def default_device() -> str:
+    """Return "cuda" where there is a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _require_finite(
+    losses: NDArray[np.float32],
+    tokens: DocumentTokens,
+    targets: NDArray[np.int64],
+    names: Sequence[str],
+) -> None:
+    bad = targets[~np.isfinite(losses[targets])]
+    if not len(bad):
+        return
+    place = int(bad.min())
+    document = int(np.searchsorted(tokens.starts, place, "right")) - 1
+    name = json.dumps(names[document]) if names else str(document)
+    raise NonFiniteLossError(
+        f"the teacher's loss of token {place - tokens.starts[document]} of document {name} is "
+        f"{losses[place]}, and {len(bad) - 1} more are like it: its dtype is too narrow (try "
+        "--dtype float32), or its weights are damaged"
+    )

@@ -1,0 +1,145 @@
+"""`vocag evaluate` as a user starts it, on real models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
+
+from pipeline.evaluation.command import main
+from pipeline.evaluation.results import read_results
+from pipeline.evaluation.students import name_of
+from pipeline.training.command import main as train
+from tests.support.datasets import build_dataset, byte_level
+from tests.support.hf_folders import write_model
+
+TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
+
+
+def student(folder: Path, vocab_size: int = 300, *, seed: int = 0, context: int = 512) -> Path:
+    """A model with random weights, and a tokenizer that transformers knows the ends of."""
+    write_model(folder, byte_level(vocab_size), seed=seed)
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(ends))
+    config = folder / "config.json"
+    body = json.loads(config.read_text()) | {"max_position_embeddings": context}
+    config.write_text(json.dumps(body))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a student to evaluate, or a dataset with --check-overlap"),
+        (["a", "--check-overlap", "b"], "name a student to evaluate, or a dataset"),
+        (["a", "--tasks", "gsm8k", "gsm9k"], "--tasks gsm9k: choose of gsm8k, math, svamp"),
+        (["a", "--measures", "luck"], "--measures luck: choose of accuracy, text"),
+        (["a", "--limit", "-1"], "--limit -1: it must be 0 or more"),
+        (["a", "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
+        (["a", "--data", "nowhere"], "--data nowhere: neither gsm8k.jsonl nor gsm8k/test.jsonl"),
+        (["nobody", "--data", TINY], 'student "nobody": no such folder'),
+        (["a", "--data", TINY, "--tasks", "svamp", "--measures", "options"], "none of these sets"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--output", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("runs/teacher/model", "teacher"),
+        ("./runs/seed-0/full/model/", "full"),
+        ("demo/checkpoint/iter_0000030", "demo"),
+        ("model", "model"),
+        ("owner/name@v1", "name"),
+        ("models/SmolLM2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1"),
+    ],
+)
+def test_a_student_is_called_by_its_run(source: str, name: str) -> None:
+    assert name_of(source) == name
+
+
+def test_two_students_of_different_vocabularies_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contexts of 512 tokens: too short for worked examples, which is said, not hidden."""
+    output = tmp_path / "evaluated"
+    for name, vocab_size in (("small", 300), ("large", 400)):
+        folder = student(tmp_path / name, vocab_size)
+        command = [str(folder), "--data", TINY, "--output", str(output), "--device", "cpu"]
+        assert main([*command, "--tasks", "gsm8k", "mmlu_stem"]) == 0
+    text = capsys.readouterr().out
+    assert "GSM8K, accuracy, 0 items: not asked: the longest prompt has" in text
+    assert "note: another file than math-evaluation-harness's: GSM8K, MMLU-STEM" in text
+    found = {name: read_results(output / name) for name in ("small", "large")}
+    for results in found.values():
+        value = results.measurements["gsm8k"]["solution"].values["bits_per_byte"]
+        assert 3 < value.value < 12, "random weights spread over the vocabulary"
+        assert set(results.measurements["mmlu_stem"]) == {"accuracy", "text", "answer", "options"}
+    assert found["small"].sha256 != found["large"].sha256
+    page = (output / "report.html").read_text("utf-8")
+    assert page.count("<svg") >= 5
+    for words in ("small", "large", "MMLU-STEM", "not asked", "Choice by likelihood"):
+        assert words in page
+
+
+def test_another_student_of_the_same_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        folder = student(tmp_path / str(number) / "same", seed=number)
+        command = [str(folder), "--data", TINY, "--output", str(tmp_path / "evaluated")]
+        status = main([*command, "--tasks", "svamp", "--measures", "answer", "--device", "cpu"])
+        assert status == 2 * number
+    assert "has results of another student" in capsys.readouterr().err
+
+
+def test_measures_come_together_from_several_calls(tmp_path: Path) -> None:
+    folder = student(tmp_path / "one")
+    command = [str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--tasks", "svamp", "--measures", "answer"]) == 0
+    assert main([*command, "--tasks", "mawps", "--measures", "text"]) == 0
+    made = read_results(tmp_path / "one").measurements
+    assert {name: list(measures) for name, measures in made.items()} == {
+        "svamp": ["answer"],
+        "mawps": ["text"],
+    }
+
+
+def test_a_tokenizer_without_ends_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "one", byte_level(300))
+    assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
+    assert "names neither a BOS nor an EOS token" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_student_that_vocag_train_leaves_goes_through_all_nine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(tmp_path / "aligned", student=byte_level(300))
+    student(tmp_path / "start", context=8192)
+    run = tmp_path / "runs" / "full"
+    options = "--method full --num-steps 2 --warmup-steps 1 --seq-length 128 --random-init"
+    options += " --global-batch-size 1 --micro-batch-size 1 --device cpu"
+    places = ["--data", str(tmp_path / "aligned"), "--student", str(tmp_path / "start")]
+    assert train([*places, *options.split(), "--output", str(run)]) == 0
+    command = [str(run / "model"), "--data", TINY, "--output", str(tmp_path / "evaluated")]
+    command += ["--limit", "1", "--max-answer-tokens", "8", "--device", "cpu"]
+    assert main(command) == 0
+    made = read_results(tmp_path / "evaluated" / "full").measurements
+    assert len(made) == 9
+    for measures in made.values():
+        assert measures["accuracy"].num_items == 1
+        assert measures["accuracy"].answer_tokens == 8
+    capsys.readouterr()
+    log = next((tmp_path / "evaluated" / "full").glob("answers-*.jsonl"))
+    before = log.read_bytes()
+    assert main(command) == 0, "again: everything is known"
+    assert log.read_bytes() == before

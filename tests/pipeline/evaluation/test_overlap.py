@@ -1,0 +1,69 @@
+"""Contamination: a question in the training text is found, and nothing else is."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.evaluation.command import main
+from pipeline.evaluation.data import read_items
+from pipeline.evaluation.overlap import NUM_WORDS, Questions, split_words
+from tests.support.datasets import build_dataset, make_texts
+
+TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
+WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=40)
+
+
+@given(question=WORDS, text=WORDS)
+def test_what_is_found_is_what_a_slow_search_finds(
+    question: Sequence[str], text: Sequence[str]
+) -> None:
+    joined = f" {' '.join(text)} "
+    sequences = [question[i : i + NUM_WORDS] for i in range(len(question) - NUM_WORDS + 1)]
+    expected = any(f" {' '.join(sequence)} " in joined for sequence in sequences)
+    assert bool(Questions([("math", 0, " ".join(question))]).find(" ".join(text))) == expected
+
+
+def test_spacing_case_and_punctuation_hide_nothing() -> None:
+    item = read_items("gsm8k", TINY)[0]
+    questions = Questions([("gsm8k", 0, item.problem)])
+    text = "Exercise 7.\n" + "  ".join(split_words(item.problem)).upper() + "\n\nSolution"
+    assert [found.place for found in questions.find(text)] == [0]
+    assert questions.find(text.replace("ROLLS", "BUNS")) == []
+
+
+def test_short_questions_are_counted_not_found() -> None:
+    questions = Questions([("mmlu_stem", 0, "Which of these is a prime number?")])
+    assert questions.num_short == {"mmlu_stem": 1}
+    assert questions.find("Which of these is a prime number?") == []
+
+
+@pytest.mark.parametrize("keep_text", [True, False])
+def test_a_dataset_with_test_questions_is_found_out(
+    keep_text: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    item = read_items("gsm8k", TINY)[2]
+    texts = [*make_texts(12), ("forum/7", f"Homework: {item.problem.lower()} Please help.")]
+    build_dataset(tmp_path / "aligned", texts, keep_text=keep_text)
+    command = ["--check-overlap", str(tmp_path / "aligned"), "--data", TINY]
+    assert main([*command, "--output", str(tmp_path / "overlap")]) == 0
+    (line,) = (tmp_path / "overlap" / "overlap.jsonl").read_text("utf-8").splitlines()
+    found = json.loads(line)
+    assert (found["document_id"], found["set"], found["place"]) == ("forum/7", "gsm8k", 2)
+    assert len(found["words"].split()) == NUM_WORDS
+    text = capsys.readouterr().out
+    assert "1 of 13 documents hold one" in text
+    assert "--exclude-overlap" in text
+
+
+def test_a_clean_dataset_leaves_an_empty_list(tmp_path: Path) -> None:
+    build_dataset(tmp_path / "aligned")
+    command = ["--check-overlap", str(tmp_path / "aligned"), "--data", TINY]
+    assert main([*command, "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "overlap.jsonl").read_text() == ""

@@ -1,0 +1,35 @@
+"""Intervals: what they should be, by slow and obvious ways."""
+
+import math
+import random
+
+import pytest
+
+from pipeline.evaluation.results import bits_per_byte, share
+
+
+@pytest.mark.parametrize(("right", "num"), [(0, 20), (1, 20), (10, 20), (20, 20), (300, 1000)])
+def test_a_shares_interval_holds_what_could_have_given_it(right: int, num: int) -> None:
+    """Wilson's ends are the shares from which the observed one is 1.96 deviations away."""
+    made = share([1.0] * right + [0.0] * (num - right))
+    assert made.value == right / num
+    for end in (made.low, made.high):
+        if end not in (0.0, 1.0):
+            deviation = math.sqrt(end * (1 - end) / num)
+            assert abs(made.value - end) / deviation == pytest.approx(1.959964, rel=1e-6)
+    assert made.low <= made.value <= made.high
+
+
+def test_bits_per_byte_vary_as_resampled_items_do() -> None:
+    chance = random.Random(0)
+    pairs = []
+    for _ in range(200):
+        length = chance.randint(20, 400)
+        pairs.append((-length * chance.uniform(0.3, 1.2), length))
+    made = bits_per_byte(pairs)
+    assert made.value == pytest.approx(
+        sum(-nats for nats, _ in pairs) / math.log(2) / sum(length for _, length in pairs)
+    )
+    draws = sorted(bits_per_byte(chance.choices(pairs, k=len(pairs))).value for _ in range(2000))
+    assert made.low == pytest.approx(draws[50], abs=0.1 * made.margin)
+    assert made.high == pytest.approx(draws[-51], abs=0.1 * made.margin)
