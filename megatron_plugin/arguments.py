@@ -32,6 +32,7 @@ class TeacherOptions:
         world_size: ranks of its own, the last ones of the job; 0: it shares the student's.
         tensor_parallel: ranks that share each of its layers.
         pipeline_parallel: ranks that share its depth.
+        expert_parallel: ranks that share the experts of its layers; 1 for a dense one.
         seq_length: teacher tokens per row, None: from the dataset.
         micro_batch_size: rows per forward pass.
         dtype: "fp32" or "bf16".
@@ -45,6 +46,7 @@ class TeacherOptions:
     world_size: int
     tensor_parallel: int
     pipeline_parallel: int
+    expert_parallel: int
     seq_length: int | None
     micro_batch_size: int
     dtype: str
@@ -61,7 +63,12 @@ class TeacherOptions:
     @property
     def num_replicas(self) -> int:
         """Copies of the teacher in its world, each on its own ranks."""
-        return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
+        return self.world_size // self.ranks_of_replica
+
+    @property
+    def ranks_of_replica(self) -> int:
+        """Ranks that hold one copy of the teacher together."""
+        return self.tensor_parallel * self.pipeline_parallel * self.expert_parallel
 
     def __post_init__(self) -> None:
         """Check what concerns the teacher alone."""
@@ -75,7 +82,7 @@ class TeacherOptions:
                 f"--vocag-stored-losses {self.losses} is read with --vocag-teacher cached only: "
                 f"leave it out, or name cached in place of {self.source}"
             )
-        for name in ("tensor_parallel", "pipeline_parallel", "micro_batch_size"):
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"the teacher's {name} is {getattr(self, name)}, below 1")
         if not self.timeout_minutes > 0:
@@ -85,18 +92,20 @@ class TeacherOptions:
             )
         if self.dtype not in _DTYPES:
             raise ArgumentError(f"--vocag-teacher-dtype {self.dtype!r} is none of {_DTYPES}")
-        ranks = self.tensor_parallel * self.pipeline_parallel
+        ranks = self.ranks_of_replica
         if self.world_size and self.world_size % ranks:
             raise ArgumentError(
                 f"--vocag-teacher-world-size {self.world_size} is no multiple of "
                 f"{self.tensor_parallel} tensor-parallel by {self.pipeline_parallel} "
-                f"pipeline-parallel ranks: use a multiple of {ranks}"
+                f"pipeline-parallel by {self.expert_parallel} expert-parallel ranks: use a "
+                f"multiple of {ranks}"
             )
         if not self.world_size and ranks > 1:
             raise ArgumentError(
                 "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "
-                "student's parallelism: leave out --vocag-teacher-tensor-model-parallel-size and "
-                "--vocag-teacher-pipeline-model-parallel-size"
+                "student's parallelism: leave out --vocag-teacher-tensor-model-parallel-size, "
+                "--vocag-teacher-pipeline-model-parallel-size and "
+                "--vocag-teacher-expert-model-parallel-size"
             )
 
 
@@ -254,6 +263,7 @@ def _teacher_of(given: Namespace) -> TeacherOptions:
         world_size=given.vocag_teacher_world_size,
         tensor_parallel=given.vocag_teacher_tensor_model_parallel_size,
         pipeline_parallel=given.vocag_teacher_pipeline_model_parallel_size,
+        expert_parallel=given.vocag_teacher_expert_model_parallel_size,
         seq_length=given.vocag_teacher_seq_length,
         micro_batch_size=given.vocag_teacher_micro_batch_size,
         dtype=given.vocag_teacher_dtype,
@@ -321,9 +331,9 @@ def _add_teacher_arguments(parser: ArgumentParser) -> None:
     add(
         "--vocag-teacher",
         metavar="MODEL",
-        help="Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3), or a checkpoint of "
-        "this trainer; cached: losses that vocag score has stored (default: none, plain "
-        "pretraining)",
+        help="Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), or a "
+        "checkpoint of this trainer; cached: losses that vocag score has stored (default: none, "
+        "plain pretraining)",
     )
     add(
         "--vocag-stored-losses",
@@ -339,7 +349,7 @@ def _add_teacher_arguments(parser: ArgumentParser) -> None:
         help="ranks for the teacher alone, the last ones of the job; 0: it shares the student's "
         "ranks (default: 0)",
     )
-    for kind in ("tensor", "pipeline"):
+    for kind in ("tensor", "pipeline", "expert"):
         add(
             f"--vocag-teacher-{kind}-model-parallel-size",
             type=int,

@@ -1,6 +1,7 @@
 """The bridge between the worlds: teacher tokens one way, losses the other, over CPU and gloo.
 
-One process of each student replica (last pipeline stage, first tensor-parallel rank) talks to one
+One process of each student replica (last pipeline stage, first rank of those that share rows or
+layers) talks to one
 process of each teacher replica that serves it. A request holds the teacher's side of some rows, the
 reply one float per teacher token. Requests and replies of a pair keep their order.
 
@@ -8,7 +9,7 @@ reply one float per teacher token. Requests and replies of a pair keep their ord
               then int32 [rows, places + bounds]
     reply     `TeacherReply.pack`: fp32, one loss per place, then what the reply cost
 
-Tensor-parallel ranks of a student pass the same message on among them.
+Tensor- and context-parallel ranks of a student pass the same message on among them.
 """
 
 from __future__ import annotations

@@ -32,6 +32,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, add_convention_options
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.teacher.model import Teacher
+from megatron_plugin.teacher.replica import (
+    num_replicas,
+    replica_group,
+    replica_index,
+    replica_ranks,
+)
 from megatron_plugin.teacher.score_rows import pack_pieces, place_losses
 from megatron_plugin.teacher.setup import load_teacher
 from pipeline.dataset.conventions import choose_conventions
@@ -103,10 +109,8 @@ def _score_shards(
     teacher: Teacher, dataset: Dataset, rule: TeacherRule, context: ContextRule
 ) -> tuple[SidecarRecord, ...]:
     """Score this replica's shards; return the records of all, on every rank."""
-    replica = parallel_state.get_data_parallel_rank()
-    num_replicas = parallel_state.get_data_parallel_world_size()
     own: dict[int, SidecarRecord] = {}
-    for shard in range(replica, len(dataset.manifest.shards), num_replicas):
+    for shard in range(replica_index(), len(dataset.manifest.shards), num_replicas()):
         scored = _score_shard(teacher, dataset, shard, rule, context)
         if scored is not None:
             own[shard] = scored
@@ -131,9 +135,8 @@ def _score_shard(
         )
     # One rank decides for all that score together: a file may appear while they look.
     decided = [earlier]
-    group = parallel_state.get_model_parallel_group()
-    ranks = dist.get_process_group_ranks(group)
-    dist.broadcast_object_list(decided, src=ranks[0], group=group)
+    ranks = replica_ranks()
+    dist.broadcast_object_list(decided, src=ranks[0], group=replica_group())
     if decided[0] is not None:
         return decided[0]
     tokens = read_teacher_tokens(dataset, shard, index)
@@ -157,18 +160,23 @@ def _score_shard(
 
 def _initialise(options: Namespace) -> None:
     """Start this job's process groups; all ranks are the teacher's."""
-    sizes = (options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
+    tensor, pipeline, expert = (
+        options.tensor_model_parallel_size,
+        options.pipeline_model_parallel_size,
+        options.expert_model_parallel_size,
+    )
     if "RANK" not in os.environ:
         raise ArgumentError("RANK isn't set: start with torchrun, also for one process")
-    if int(os.environ["WORLD_SIZE"]) % (sizes[0] * sizes[1]):
+    if int(os.environ["WORLD_SIZE"]) % (tensor * pipeline * expert):
         raise ArgumentError(
-            f"{os.environ['WORLD_SIZE']} ranks are no multiple of {sizes[0]} tensor-parallel by "
-            f"{sizes[1]} pipeline-parallel ranks: change torchrun's --nproc-per-node or the sizes"
+            f"{os.environ['WORLD_SIZE']} ranks are no multiple of {tensor} tensor-parallel by "
+            f"{pipeline} pipeline-parallel by {expert} expert-parallel ranks: change torchrun's "
+            "--nproc-per-node or the sizes"
         )
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     # Replicas meet at the end only, and one may have longer shards.
     dist.init_process_group(options.distributed_backend, timeout=timedelta(days=1))
-    parallel_state.initialize_model_parallel(*sizes)
+    parallel_state.initialize_model_parallel(tensor, pipeline, expert_model_parallel_size=expert)
     model_parallel_cuda_manual_seed(1)
 
 
@@ -195,6 +203,7 @@ def _teacher_options(
         world_size=0,
         tensor_parallel=1,  # of the process groups, which `_initialise` has made
         pipeline_parallel=1,
+        expert_parallel=1,
         seq_length=context.teacher_seq_length,
         micro_batch_size=options.micro_batch_size,
         dtype=options.dtype,
@@ -222,7 +231,7 @@ def _parser() -> ArgumentParser:
     add("--teacher-seq-length", type=int,
         help="teacher tokens per row (default: the dataset's ratio plus 12.5 %%)")  # fmt: skip
     add_convention_options(add)
-    for kind in ("tensor", "pipeline"):
+    for kind in ("tensor", "pipeline", "expert"):
         add(f"--{kind}-model-parallel-size", type=int, default=1,
             help=f"{kind}-parallel ranks of each copy of the teacher (default: 1)")  # fmt: skip
     add("--micro-batch-size", type=int, default=1, help="rows per forward pass (default: 1)")

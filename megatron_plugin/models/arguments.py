@@ -38,10 +38,14 @@ def installed_arguments() -> list[str]:
 def model_arguments(shape: ModelShape) -> list[str]:
     """Return Megatron's arguments for a model, to go before the user's own.
 
+    Raises:
+        UnsupportedModelError: a mixture of experts.
+
     Example:
         >>> model_arguments(read_shape("models/SmolLM2-135M"))[:2]
         ['--num-layers', '30']
     """
+    shape.require_dense(what="student")
     arguments = []
     for name, value in _values(shape).items():
         arguments += [_SIZES[name], str(value)]

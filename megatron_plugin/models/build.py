@@ -20,7 +20,7 @@ from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, defaul
 
 from megatron_plugin.models.attention import PackedAttention
 from megatron_plugin.models.norm import PartedNorm, replace_norms
-from megatron_plugin.models.shape import ModelShape
+from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import megatron_layout
 from megatron_plugin.models.weight_rules import load_weights
 from megatron_plugin.models.weights import Weights
@@ -111,6 +111,7 @@ def _frozen_config(
 ) -> TransformerConfig:
     pipelined = len(layers_per_stage) > 1
     return TransformerConfig(
+        **_expert_settings(shape.experts, tensor_parallel),
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_hidden_size,
@@ -142,3 +143,25 @@ def _frozen_config(
         # The frozen pass keeps no outputs for a backward pass, so none need freeing by hand.
         deallocate_pipeline_outputs=False,
     )
+
+
+def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str, Any]:
+    """Return what a mixture of experts adds to Megatron's configuration."""
+    if experts is None:
+        return {}
+    return {
+        "num_moe_experts": experts.count,
+        "moe_layer_freq": [int(has_experts) for has_experts in experts.layers],
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        "moe_router_topk": experts.per_token,
+        # Softmax over a token's own experts only is softmax over all, renormalised.
+        "moe_router_pre_softmax": not experts.renormalised,
+        "moe_router_load_balancing_type": "none",
+        # Each token once to every rank. "alltoall" sends it once to every expert: with Qwen3's
+        # eight per token, that is less on more than eight ranks only.
+        "moe_token_dispatcher_type": "allgather",
+        "moe_grouped_gemm": False,  # Transformer Engine's
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+        # Otherwise each tensor-parallel rank would send the same tokens to the experts.
+        "sequence_parallel": tensor_parallel > 1,
+    }

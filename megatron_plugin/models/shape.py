@@ -1,4 +1,4 @@
-"""What a Hugging Face config says about a dense decoder, in the terms that Megatron needs."""
+"""What a Hugging Face config says about a decoder, in the terms that Megatron needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -18,14 +18,33 @@ class UnsupportedModelError(ValueError):
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    Attributes:
+        count: experts of a layer.
+        per_token: experts that each token goes through.
+        ffn_hidden_size: width of each expert's gated MLP.
+        renormalised: whether the weights of a token's experts add up to 1.
+        layers: for each layer of the model, whether it has experts; the others are dense.
+    """
+
+    count: int
+    per_token: int
+    ffn_hidden_size: int
+    renormalised: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a dense decoder.
+    """Sizes and switches of a decoder.
 
     Attributes:
         family: `model_type` of its config, one of FAMILIES.
         num_layers: transformer layers.
         hidden_size: width of the residual stream.
-        ffn_hidden_size: width of the gated MLP.
+        ffn_hidden_size: width of the gated MLP of dense layers.
         num_attention_heads: query heads.
         num_query_groups: key and value heads.
         head_size: channels of a head.
@@ -38,6 +57,7 @@ class ModelShape:
         max_position_embeddings: positions it was made for.
         sliding_window: attention span in tokens, None for all.
         config: the whole config, kept for export and for rope scaling.
+        experts: None: all layers are dense.
     """
 
     family: str
@@ -56,6 +76,19 @@ class ModelShape:
     max_position_embeddings: int
     sliding_window: int | None
     config: dict[str, Any]
+    experts: Experts | None = None
+
+    def require_dense(self, *, what: str) -> None:
+        """Check that the model has no experts.
+
+        Raises:
+            UnsupportedModelError: it has some.
+        """
+        if self.experts is not None:
+            raise UnsupportedModelError(
+                f"the {what} is a mixture of {self.experts.count} experts ({self.family}), which "
+                "only a teacher may be: choose a dense one"
+            )
 
     def require_window(self, seq_length: int, *, what: str) -> None:
         """Check that attention over a row of `seq_length` tokens is what the model was made for.
@@ -76,16 +109,32 @@ class ModelShape:
         Raises:
             ValueError: heads or columns don't divide.
         """
-        for name, count in (
+        shared = [
             ("attention heads", self.num_attention_heads),
             ("key and value heads", self.num_query_groups),
             ("MLP columns", self.ffn_hidden_size),
-        ):
+        ]
+        if self.experts is not None:
+            shared.append(("columns of an expert", self.experts.ffn_hidden_size))
+        for name, count in shared:
             if count % tensor:
                 raise ValueError(
                     f"the {what}'s {count} {name} can't be shared by {tensor} tensor-parallel "
                     f"ranks: choose a size that divides {count}"
                 )
+
+    def require_expert_parallel(self, ranks: int, *, what: str) -> None:
+        """Check that expert-parallel ranks can share the model's experts.
+
+        Raises:
+            ValueError: there are none, or their number doesn't divide.
+        """
+        count = 0 if self.experts is None else self.experts.count
+        if ranks > 1 and (not count or count % ranks):
+            raise ValueError(
+                f"the {what}'s {count} experts can't be shared by {ranks} expert-parallel ranks: "
+                + (f"choose a size that divides {count}" if count else "leave the option out")
+            )
 
     def inverse_frequencies(self) -> Tensor:
         """Return the rotary embedding's inverse frequencies, fp32 [head_size / 2].
@@ -143,11 +192,29 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
         layernorm_epsilon=config["rms_norm_eps"],
         tied_embeddings=bool(config.get("tie_word_embeddings")),
         qkv_bias=family == "qwen2",
-        qk_layernorm=family == "qwen3",
+        qk_layernorm=family.startswith("qwen3"),
         rotary_base=float(config["rope_parameters"]["rope_theta"]),
         max_position_embeddings=config["max_position_embeddings"],
         sliding_window=_sliding_window(family, config),
         config=config,
+        experts=_experts(config) if family == "qwen3_moe" else None,
+    )
+
+
+def _experts(config: dict[str, Any]) -> Experts | None:
+    """Return the experts that a Qwen3-MoE config describes; transformers 5 renamed their number."""
+    count = config.get("num_experts") or config.get("num_local_experts")
+    every, dense = config["decoder_sparse_step"], config["mlp_only_layers"]
+    numbers = range(config["num_hidden_layers"])
+    layers = tuple(layer not in dense and (layer + 1) % every == 0 for layer in numbers)
+    if not count or not any(layers):
+        return None
+    return Experts(
+        count=count,
+        per_token=config["num_experts_per_tok"],
+        ffn_hidden_size=config["moe_intermediate_size"],
+        renormalised=config["norm_topk_prob"],
+        layers=layers,
     )
 
 

@@ -27,8 +27,18 @@ def output_cost(shape: ModelShape) -> float:
         2.34
     """
     heads = shape.head_size * (2 * shape.num_attention_heads + 2 * shape.num_query_groups)
-    layer = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size)
+    layer = shape.hidden_size * (heads + 3 * _mean_width(shape))
     return shape.hidden_size * shape.vocab_size / layer
+
+
+def _mean_width(shape: ModelShape) -> float:
+    """Return the columns of MLPs that a token goes through, per layer."""
+    experts = shape.experts
+    if experts is None:
+        return shape.ffn_hidden_size
+    sparse = sum(experts.layers) / shape.num_layers
+    active = experts.per_token * experts.ffn_hidden_size
+    return sparse * active + (1 - sparse) * shape.ffn_hidden_size
 
 
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from megatron_plugin.models.shape import ModelShape
 
+_EXPERT = "local_experts"  # what a layer's list of experts is called
+
 
 class Sliceable(Protocol):
     """A tensor, or one on disk of which only what is sliced is read."""
@@ -66,7 +68,7 @@ def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
     Names of the local layers and of Transformer Engine's fused ones are both known.
 
     Raises:
-        KeyError: no such parameter in a dense decoder.
+        KeyError: no such parameter in a decoder of a supported family.
 
     Example:
         >>> rule_for("decoder.layers.3.mlp.linear_fc2.weight", shape, padded_vocab_size=512).names
@@ -125,8 +127,8 @@ def load_weights(
 def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return a chunk's parameters by their names in the whole model.
 
-    Layer numbers count from this chunk's start in `named_parameters`, and wrappers prepend
-    `module.`.
+    Layer numbers count from this chunk's start in `named_parameters`, experts' from this rank's,
+    and wrappers prepend `module.`.
     """
     bare: Any = model
     while hasattr(bare, "module"):
@@ -135,7 +137,11 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     for name, parameter in bare.named_parameters():
         parts = name.split(".")
         if parts[:2] == ["decoder", "layers"]:
-            parts[2] = str(bare.decoder.layers[int(parts[2])].layer_number - 1)
+            layer = bare.decoder.layers[int(parts[2])]
+            parts[2] = str(layer.layer_number - 1)
+            if _EXPERT in parts:
+                place = parts.index(_EXPERT) + 1
+                parts[place] = str(layer.mlp.local_expert_indices[int(parts[place])])
         named[".".join(parts)] = parameter
     return named
 
@@ -164,6 +170,9 @@ def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> 
 
 def _layer_rule(layer: str, rest: str, shape: ModelShape) -> Rule:
     attention, mlp = layer + "self_attn.", layer + "mlp."
+    if rest.startswith(f"mlp.experts.{_EXPERT}."):
+        expert, rest = rest.removeprefix(f"mlp.experts.{_EXPERT}.").split(".", 1)
+        mlp, rest = f"{mlp}experts.{expert}.", "mlp." + rest
     qkv = [f"{attention}{side}_proj." for side in "qkv"]
     rules: dict[str, Callable[[], Rule]] = {
         "input_layernorm.weight": lambda: _replicated(layer + "input_layernorm.weight"),
@@ -175,6 +184,7 @@ def _layer_rule(layer: str, rest: str, shape: ModelShape) -> Rule:
         "self_attention.linear_proj.weight": lambda: _columns(attention + "o_proj.weight"),
         "mlp.linear_fc1.weight": lambda: _gated(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
         "mlp.linear_fc2.weight": lambda: _columns(mlp + "down_proj.weight"),
+        "mlp.router.weight": lambda: _replicated(mlp + "gate.weight"),
     }
     # Transformer Engine fuses each norm into the linear layer behind it.
     rules["self_attention.linear_qkv.layer_norm_weight"] = rules["input_layernorm.weight"]

@@ -17,6 +17,7 @@ from megatron.core.pipeline_parallel.schedules import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,
 )
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
@@ -26,6 +27,7 @@ from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import Precision, build_frozen_model
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
+from megatron_plugin.teacher.replica import all_losses, own_rows
 from pipeline.guidance import has_context
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 
@@ -52,10 +54,12 @@ class Teacher:
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self._device = device
-        # Ranks that share rows cut them into equal stretches; what fills them up has no losses.
         self._share = own_share()
-        stretches = 2 * self._share.size if self._share.size > 1 else 1
-        self._num_places = -(-seq_length // stretches) * stretches
+        # Ranks that share rows cut them into equal parts; what fills them up has no losses.
+        parts = 2 * self._share.size if self._share.size > 1 else 1
+        if weights.shape.experts is not None:  # sequence-parallel, see `build`
+            parts *= parallel_state.get_tensor_model_parallel_world_size()
+        self._num_places = -(-seq_length // parts) * parts
         self._vocab_size = weights.shape.vocab_size
         self._model = build_frozen_model(
             weights, precision, device=device, layers_per_stage=layers_per_stage
@@ -74,17 +78,18 @@ class Teacher:
             On the last pipeline stage the losses, on the device; elsewhere None.
         """
         start = time.perf_counter()
-        num_microbatches, rest = divmod(len(rows), self.micro_batch_size)
-        if rest:
+        if len(rows) % self.micro_batch_size:
             raise ValueError(
                 f"{len(rows)} rows are no multiple of --vocag-teacher-micro-batch-size "
                 f"{self.micro_batch_size}: choose one that divides the rows of a step"
             )
-        parts = (rows.share(part, num_microbatches) for part in range(num_microbatches))
+        own = own_rows(rows, self.micro_batch_size)
+        num_microbatches = len(own) // self.micro_batch_size
+        parts = (own.share(part, num_microbatches) for part in range(num_microbatches))
         losses = self._forward(parts, num_microbatches)
         if not losses:
             return None
-        stacked = torch.cat(losses)
+        stacked = all_losses(torch.cat(losses), len(rows))
         num_tokens = float((~stacked.isnan()).sum())  # waits for the device
         return TeacherReply(stacked, num_tokens, time.perf_counter() - start)
 
@@ -174,7 +179,8 @@ def _losses_ahead(
         labels_bl: int64, what the first l of this rank's places predict.
         mask_bl: bool, which of them have a loss.
         vocab_size: of the teacher.
-        hidden_states: [o, b, h], of this rank's places.
+        hidden_states: [o, b, h], of this rank's places; where tensor-parallel ranks share them,
+            [o / ranks, b, h].
         output_layer: of the model.
         output_weight: of the output layer where that has none of its own.
     """
@@ -183,6 +189,8 @@ def _losses_ahead(
     group = parallel_state.get_tensor_model_parallel_group()
     first = group.rank() * weight.shape[0]
     num_own = min(max(vocab_size - first, 1), weight.shape[0])
+    if output_layer.sequence_parallel:
+        hidden_states = gather_from_sequence_parallel_region(hidden_states)
     hidden_blh = hidden_states.transpose(0, 1)[:, : labels_bl.shape[1]]
     labels = labels_bl - first
     is_own = (labels >= 0) & (labels < num_own)

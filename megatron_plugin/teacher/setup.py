@@ -55,6 +55,9 @@ def load_teacher(
     weights.shape.require_tensor_parallel(
         parallel_state.get_tensor_model_parallel_world_size(), what="teacher"
     )
+    weights.shape.require_expert_parallel(
+        parallel_state.get_expert_model_parallel_world_size(), what="teacher"
+    )
     teacher = Teacher(
         weights,
         Precision(_DTYPES[options.dtype]),

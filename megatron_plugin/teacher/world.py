@@ -19,6 +19,7 @@ from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
 from megatron_plugin.teacher.model import Teacher
+from megatron_plugin.teacher.replica import replica_index, replica_ranks
 from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.worlds import World
 from schemas.manifest import Manifest
@@ -54,7 +55,7 @@ def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespa
     group, bridge = _waiting_group(), None
     if _is_leader():
         pairing = Pairing(_student_replicas(args, world), teacher_options.num_replicas)
-        replica = parallel_state.get_data_parallel_rank()
+        replica = replica_index()
         first = world.job_size - world.size
         bridge = TeacherBridge(
             world.bridge_store, pairing, replica=replica, job_rank=first + world.rank
@@ -75,7 +76,11 @@ def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch
         world_size=world.size,
         timeout=timedelta(minutes=args.distributed_timeout_minutes),
     )
-    parallel_state.initialize_model_parallel(teacher.tensor_parallel, teacher.pipeline_parallel)
+    parallel_state.initialize_model_parallel(
+        teacher.tensor_parallel,
+        teacher.pipeline_parallel,
+        expert_model_parallel_size=teacher.expert_parallel,
+    )
     model_parallel_cuda_manual_seed(args.seed)
     return torch.device("cuda")
 
@@ -88,8 +93,7 @@ def _student_replicas(args: Namespace, world: World) -> int:
 
 def _is_leader() -> bool:
     """Whether this rank talks to the student: the last one, which has the losses."""
-    ranks = dist.get_process_group_ranks(parallel_state.get_model_parallel_group())
-    return dist.get_rank() == ranks[-1]
+    return dist.get_rank() == replica_ranks()[-1]
 
 
 def _waiting_group() -> dist.ProcessGroup:
@@ -99,8 +103,7 @@ def _waiting_group() -> dist.ProcessGroup:
     hang, and burn a core of the GPU meanwhile.
     """
     ranks_of_replicas: list[list[int] | None] = [None] * dist.get_world_size()
-    own = dist.get_process_group_ranks(parallel_state.get_model_parallel_group())
-    dist.all_gather_object(ranks_of_replicas, own)
+    dist.all_gather_object(ranks_of_replicas, replica_ranks())
     found: dist.ProcessGroup | None = None
     for ranks in sorted({tuple(ranks) for ranks in ranks_of_replicas if ranks}):
         group = dist.new_group(list(ranks), timeout=IDLE_TIMEOUT, backend="gloo")

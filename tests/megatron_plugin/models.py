@@ -13,6 +13,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 LLAMA3_ROPE = {
@@ -23,6 +25,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EXPERTS = {
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 FAMILIES = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "llama_scaled": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
@@ -30,6 +39,12 @@ FAMILIES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
+    "qwen3_moe_mixed": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]},
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 The losses agree, and what all ranks hold together is bit for bit what was loaded.
 
-Arguments: folder, tensor-parallel size, pipeline-parallel size.
+Arguments: folder, tensor-, pipeline- and expert-parallel size.
 """
 
 import sys
@@ -75,10 +75,10 @@ def require_refusal(mean):
 @torch.no_grad()
 def main():
     """Compare, and say how far the worst loss is off."""
-    folder, tensor, pipeline = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, (tensor, pipeline, expert) = Path(sys.argv[1]), map(int, sys.argv[2:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor, pipeline)
+    parallel_state.initialize_model_parallel(tensor, pipeline, expert_model_parallel_size=expert)
     model_parallel_cuda_manual_seed(1)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 300, (4, SEQ_LENGTH), generator=generator, dtype=torch.int32)

@@ -11,7 +11,7 @@ pytest.importorskip("megatron.core")
 from megatron_plugin.arguments import ArgumentError, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import require_service, require_student, require_teacher
-from megatron_plugin.models.arguments import config_of_arguments
+from megatron_plugin.models.arguments import config_of_arguments, model_arguments
 from megatron_plugin.models.shape import shape_of_config
 from megatron_plugin.worlds import enter_world
 from pipeline.guidance import PAPER_RULE
@@ -63,7 +63,7 @@ def test_help_is_left_to_megatron():
                 *("--vocag-teacher", "m", "--vocag-teacher-world-size", "3"),
                 *("--vocag-teacher-pipeline-model-parallel-size", "2"),
             ),
-            "3 is no multiple of 1 tensor-parallel by 2 pipeline-parallel ranks",
+            "3 is no multiple of 1 tensor-parallel by 2 pipeline-parallel by 1 expert-parallel",
         ),
         (
             ("--vocag-teacher", "m", "--vocag-teacher-tensor-model-parallel-size", "2"),
@@ -169,6 +169,19 @@ def test_a_teacher_must_fit_the_dataset(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
         require_teacher(shape, tmp_path, manifest, data=data, seq_length=128)
+
+
+def test_only_a_teacher_may_be_a_mixture_of_experts():
+    shape = shape_of_config(make_model("qwen3_moe").config.to_dict())
+    with pytest.raises(ValueError, match=r"student is a mixture of 4 experts .*only a teacher may"):
+        model_arguments(shape)
+    shape.require_expert_parallel(2, what="teacher")
+    with pytest.raises(ValueError, match=r"4 experts can't be shared by 3 .*divides 4"):
+        shape.require_expert_parallel(3, what="teacher")
+    dense = shape_of_config(make_model("qwen3").config.to_dict())
+    dense.require_expert_parallel(1, what="teacher")
+    with pytest.raises(ValueError, match=r"0 experts can't be shared by 2 .*leave the option out"):
+        dense.require_expert_parallel(2, what="teacher")
 
 
 def test_a_random_students_config_is_its_arguments():

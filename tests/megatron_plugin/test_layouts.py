@@ -247,6 +247,32 @@ def test_weights_and_losses_are_those_of_transformers(tmp_path, tensor, pipeline
     for family in FAMILIES:
         save_model(tmp_path / family, family)
     worker = ROOT / "tests/megatron_plugin/scores_worker.py"
-    done = torchrun(tensor * pipeline, worker, tmp_path, tensor, pipeline)
+    done = torchrun(tensor * pipeline, worker, tmp_path, tensor, pipeline, 1)
     for family in FAMILIES:
+        assert f"{family} " in done.stdout
+
+
+def test_a_mixture_of_experts_teaches_from_two_ranks(tmp_path, inputs):
+    save_model(tmp_path / "mixture", "qwen3_moe", vocab_size=480, seed=2)
+    inputs = replace(inputs, teacher=tmp_path / "mixture")
+    expected, _ = reference_gradients(
+        inputs,
+        seq_length=SEQ_LENGTH,
+        global_batch_size=GLOBAL_BATCH,
+        rows_per_choice=MICRO_BATCH,
+    )
+    world = {"vocag_teacher_world_size": 2, "vocag_teacher_expert_model_parallel_size": 2}
+    train_forked(inputs, 3, tmp_path / "dump", **world)
+    require_equal(tmp_path / "dump", inputs, expected)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_experts_of_a_teacher_may_lie_on_several_ranks(tmp_path, tensor, pipeline):
+    families = [family for family in FAMILIES if family.startswith("qwen3_moe")]
+    assert families
+    for family in families:
+        save_model(tmp_path / family, family)
+    worker = ROOT / "tests/megatron_plugin/scores_worker.py"
+    done = torchrun(2 * tensor * pipeline, worker, tmp_path, tensor, pipeline, 2)
+    for family in families:
         assert f"{family} " in done.stdout
