@@ -22,16 +22,15 @@ import torch
 from measure import Report, measure
 from transformers import AutoTokenizer
 
-from beam_jobs.align import align
+from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.score.command import teacher_rule
 from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
+from beam_jobs.score.teachers import find_job_teacher, settle_dtype, teacher_rule
 from pipeline.drawing.formatting import format_count, format_share, format_short
 from pipeline.scoring.batches import _make_batch, plan_batches
-from pipeline.scoring.fit import require_tokenizer
+from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import read_teacher_tokens
-from pipeline.scoring.teacher_files import find_teacher
 from schemas.manifest import Manifest
 from schemas.sidecar import sidecar_name
 
@@ -113,20 +112,24 @@ def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
 def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Path) -> ScoreJob:
     output = str(folder / "aligned")
     chosen = ScoreOptions(
-        output, gguf, seq_length=options.seq_length, dtype=options.dtype, device=options.device
+        output,
+        gguf,
+        seq_length=options.seq_length,
+        dtype=options.dtype,
+        device=options.device,
+        batch_tokens=options.batch_tokens,
     )
-    teacher = find_teacher(gguf)
-    require_tokenizer(teacher.path, output, manifest, side="teacher")
+    teacher = find_job_teacher(chosen, manifest)
+    chosen = settle_dtype(chosen, manifest, teacher)
     (folder / "run").mkdir()
     return ScoreJob(
         output=output,
         run_folder=str(folder / "run"),
         dataset=manifest.fingerprint,
         source=gguf,
+        files=gguf,
         rule=teacher_rule(chosen, manifest, teacher),
-        device=options.device,
-        batch_tokens=options.batch_tokens,
-        threads=0,
+        settings=teacher.settings,
         allow_untrained=False,
         started=time.time(),
     )
@@ -134,7 +137,8 @@ def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Pat
 
 def _bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
     """Return the library's forward pass over the shard's batches, already on the device."""
-    scorer, dataset = ready.scorer, ready.dataset
+    scorer, dataset = ready.engine, ready.dataset
+    assert isinstance(scorer, Scorer)
     index = dataset.read_index(0, with_names=True)
     tokens, pieces = read_teacher_tokens(dataset, 0, index), ready.context.pieces(index)
     device = scorer._device

@@ -3,7 +3,7 @@
     python benchmarks/short_documents.py [--student …] [--teacher …] [--documents 4096]
 
 Real text is cut into documents of exactly so many bytes (less what is missing to a character's
-end). Each set is written twice: as format version 1 does, and with the documents of a group in one
+end). Each set is written twice: as the format does, and with the documents of a group in one
 safetensors file: their arrays behind one another, their bounds, ids and hashes as arrays too. Both
 with their index, both without text. Every grouped array is read back and compared.
 """
@@ -71,7 +71,7 @@ def cut(num_bytes: int) -> Iterator[SourceDocument]:
 
 
 def write_single(batch: AlignedBatch) -> tuple[int, ShardIndex]:
-    """Return the size of a version 1 shard and its index."""
+    """Return the size of a shard of today and its index."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "shard.tar")
         with path.open("wb") as file:

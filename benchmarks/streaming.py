@@ -295,6 +295,8 @@ def simulated_index(num_documents: int) -> ShardIndex:
         cut_starts=starts,
         cut_student=cut,
         cut_teacher=(cut * np.repeat(teacher / student, counts)).astype(np.int64),
+        num_mapped=student,
+        byte_iou_sum=student.astype(np.float32),
     )
 
 

@@ -26,10 +26,13 @@ class SourceDocument:
     Attributes:
         document_id: unique in the dataset.
         text: its UTF-8 bytes.
+        metadata: what the input said of it, a value for each column that the shard has; None
+            where it said nothing.
     """
 
     document_id: str
     text: bytes
+    metadata: tuple[str | int | float | bool | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

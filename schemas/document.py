@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,18 @@ from numpy.typing import NDArray
 from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
 from schemas.safetensors_view import DTYPES, read_header, view_tensor
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 2
+"""What is written; one number covers manifest, index and sample."""
+
+READ_VERSIONS = (1, 2)
+"""What is read. Samples of both differ in nothing but the number."""
+
 MEMBER_SUFFIX = ".safetensors"
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading altered JSON may raise."""
+
+SAMPLE_VERSIONS = tuple(map(str, READ_VERSIONS))
+"""The same as a sample's metadata has it."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -163,8 +171,8 @@ def decode_tensors(
     try:
         header, body = read_header(sample)
         metadata = header.pop("__metadata__")
-        if metadata.get("schema_version") != str(SCHEMA_VERSION):
-            raise SchemaVersionError("sample", metadata.get("schema_version"), SCHEMA_VERSION)
+        if metadata.get("schema_version") not in SAMPLE_VERSIONS:
+            raise SchemaVersionError("sample", metadata.get("schema_version"), READ_VERSIONS)
         tensors = {name: view_tensor(sample, body, entry) for name, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except DatasetError:
@@ -203,7 +211,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
         )
     except _UNREADABLE as error:
         raise DamagedSampleError(
-            f"sample lacks or contradicts a field of version {SCHEMA_VERSION} ({error!r}); "
+            f"sample lacks or contradicts a field of its version ({error!r}); "
             "run beam_jobs.align again"
         ) from error
     check_document(document)

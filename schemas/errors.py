@@ -1,5 +1,7 @@
 """What can be wrong with a dataset. All are ValueErrors: bad data, never our own bug."""
 
+from collections.abc import Sequence
+
 
 class DatasetError(ValueError):
     """A dataset, shard or sample breaks the format's rules."""
@@ -9,11 +11,17 @@ class SchemaVersionError(DatasetError):
     """Written by another version of the format."""
 
     def __init__(
-        self, what: str, found: object, expected: int, *, job: str = "beam_jobs.align"
+        self,
+        what: str,
+        found: object,
+        expected: Sequence[int],
+        *,
+        job: str = "beam_jobs.align",
     ) -> None:
-        """Name what was read, the version found there, the one this release reads, and the job."""
+        """Name what was read, the version found there, those this release reads, and the job."""
+        known = f"version{'s' if len(expected) > 1 else ''} {' and '.join(map(str, expected))}"
         super().__init__(
-            f"{what} has schema version {found!r}; this release reads version {expected}: "
+            f"{what} has schema version {found!r}; this release reads {known}: "
             f"install the matching vocag release or run {job} again"
         )
 

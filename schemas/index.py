@@ -2,12 +2,13 @@
 
 The index alone is enough to plan rows of any length: it holds the token counts of both sides and
 every *cut point*, a place where student and teacher tokens share a byte boundary, so that an
-overlong document can be split without reading it.
+overlong document can be split without reading it. Version 2 adds how well each document aligned,
+and what the input said of it: its metadata.
 """
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from schemas.document import SCHEMA_VERSION
+from schemas.document import READ_VERSIONS, SCHEMA_VERSION
 from schemas.errors import DamagedShardError, SchemaVersionError
 
 CUT_STRIDE = 16
 """Student tokens per cut point: the last shared boundary of every 16 tokens is kept."""
 
+METADATA_PREFIX = "metadata."
+"""How the columns begin that hold a document's metadata."""
+
+METADATA_TYPES: Mapping[str, pa.DataType] = {
+    "string": pa.dictionary(pa.int32(), pa.string()),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+}
+"""The Arrow type of each `MetadataType`."""
+
 _VERSION_KEY = b"vocag.schema_version"
-_SCHEMA = pa.schema(
+_VERSION_1 = pa.schema(
     [
         ("key", pa.string()),
         ("document_id", pa.string()),
@@ -34,9 +46,10 @@ _SCHEMA = pa.schema(
         ("num_teacher_tokens", pa.uint32()),
         ("cut_student", pa.list_(pa.field("element", pa.uint32(), nullable=False))),
         ("cut_teacher", pa.list_(pa.field("element", pa.uint32(), nullable=False))),
-    ],
-    metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
+    ]
 )
+_QUALITY = pa.schema([("num_mapped", pa.uint32()), ("byte_iou_sum", pa.float32())])
+_NAMES = ("key", "document_id")
 _DELTA_COLUMNS = ("payload_offset", "cut_student.list.element", "cut_teacher.list.element")
 
 
@@ -56,6 +69,10 @@ class ShardIndex:
         cut_starts: int64 [N + 1]; document i owns cut points cut_starts[i]:cut_starts[i + 1].
         cut_student: int64 [C], a cut lies before this student token of its document.
         cut_teacher: int64 [C], and before this teacher token.
+        num_mapped: int64 [N], student tokens with a teacher token; [0] in version 1.
+        byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes;
+            [0] in version 1.
+        metadata: by field, N values of one of `METADATA_TYPES`, any of which may be missing.
     """
 
     key: Sequence[str]
@@ -69,6 +86,9 @@ class ShardIndex:
     cut_starts: NDArray[np.int64]
     cut_student: NDArray[np.int64]
     cut_teacher: NDArray[np.int64]
+    num_mapped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    byte_iou_sum: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    metadata: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -78,78 +98,140 @@ class ShardIndex:
 def encode_index(index: ShardIndex) -> bytes:
     """Return the index as a parquet file; equal indices give equal bytes.
 
+    Raises:
+        ValueError: a column of version 2 has not one value for each document.
+
     Example:
         >>> decode_index(encode_index(index)).key == index.key
         True
     """
     columns: list[pa.Array] = []
-    for field in _SCHEMA:
-        if field.name.startswith("cut_"):
-            values = pa.array(getattr(index, field.name).astype(np.uint32))
+    for entry in (*_VERSION_1, *_QUALITY):
+        values = getattr(index, entry.name)
+        if entry.name.startswith("cut_"):
             starts = pa.array(index.cut_starts.astype(np.int32))
-            columns.append(pa.ListArray.from_arrays(starts, values, type=field.type))
+            cuts = pa.array(values.astype(np.uint32))
+            columns.append(pa.ListArray.from_arrays(starts, cuts, type=entry.type))
         else:
-            columns.append(pa.array(getattr(index, field.name), field.type))
+            _require_length(entry.name, values, index)
+            columns.append(pa.array(values, entry.type))
+    metadata = []
+    for name, values in index.metadata.items():
+        _require_length(name, values, index)
+        metadata.append((METADATA_PREFIX + name, values.type))
+        columns.append(_canonical(values))
+    schema = pa.schema(
+        [*_VERSION_1, *_QUALITY, *(pa.field(*column) for column in metadata)],
+        metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
+    )
     sink = io.BytesIO()
     pq.write_table(
-        pa.Table.from_arrays(columns, schema=_SCHEMA),
+        pa.Table.from_arrays(columns, schema=schema),
         sink,
         compression="zstd",
-        use_dictionary=False,
+        use_dictionary=[name for name, kind in metadata if pa.types.is_dictionary(kind)],
         column_encoding=dict.fromkeys(_DELTA_COLUMNS, "DELTA_BINARY_PACKED"),
     )
     return sink.getvalue()
 
 
-def decode_index(data: bytes | str, *, with_names: bool = True) -> ShardIndex:
+def decode_index(
+    data: bytes | str, *, with_names: bool = True, metadata: Sequence[str] | None = None
+) -> ShardIndex:
     """Return the index held by a parquet file.
 
     Args:
         data: the file's bytes, or a local path (memory-mapped).
-        with_names: False leaves `key` and `document_id` empty, which is faster.
+        with_names: False leaves out names and quality, and reads what plans need: faster.
+        metadata: fields to read; None reads all of them with names, and none without.
 
     Raises:
         DamagedShardError: no parquet file, or columns or values are missing.
         SchemaVersionError: another version of the format.
+
+    Example:
+        >>> decode_index(data, with_names=False, metadata=["source"]).metadata["source"][0].as_py()
+        'web'
     """
-    names = [n for n in _SCHEMA.names if with_names or n not in ("key", "document_id")]
     try:
         source = data if isinstance(data, str) else pa.BufferReader(data)
         file = pq.ParquetFile(source, memory_map=isinstance(data, str))
-        version = (file.metadata.metadata or {}).get(_VERSION_KEY)
-        if version != str(SCHEMA_VERSION).encode():
-            found = version.decode(errors="replace") if version else None
-            raise SchemaVersionError("shard index", found, SCHEMA_VERSION)
-        columns_found, expected = (
-            {f"{field.name}: {field.type}" for field in schema}
-            for schema in (file.schema_arrow, _SCHEMA)
-        )
-        if columns_found != expected:
-            raise pa.ArrowInvalid(f"its columns differ in {sorted(columns_found ^ expected)}")
-        table = file.read(columns=names).combine_chunks()
-        columns: dict[str, Any] = {"key": (), "document_id": ()}
+        columns, fields_found = _require_columns(file)
+        if metadata is None:
+            metadata = fields_found if with_names else ()
+        names = [name for name in columns if with_names or name not in (*_NAMES, *_QUALITY.names)]
+        wanted = [METADATA_PREFIX + name for name in metadata]
+        table = file.read(columns=[*names, *wanted])
+        values: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:
-            columns |= _decode_column(name, table.column(name))
+            values |= _decode_column(name, table.column(name))
+        values["metadata"] = {
+            name: table.column(column) for name, column in zip(metadata, wanted, strict=True)
+        }
     except (pa.ArrowException, KeyError, OSError) as error:
         raise DamagedShardError(
             f"shard index is unreadable ({error}): restore it or run beam_jobs.align again"
         ) from error
-    return ShardIndex(**columns)
+    return ShardIndex(**values)
 
 
 def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
     """Return one index over the rows of several, in order."""
     arrays: dict[str, Any] = {}
-    for field in fields(ShardIndex):
-        parts = [getattr(index, field.name) for index in indices]
-        if field.name in ("key", "document_id"):
-            arrays[field.name] = [name for part in parts for name in part]
-        elif field.name == "cut_starts":
+    for entry in fields(ShardIndex):
+        parts = [getattr(index, entry.name) for index in indices]
+        if entry.name in _NAMES:
+            arrays[entry.name] = [name for part in parts for name in part]
+        elif entry.name == "metadata":
+            arrays[entry.name] = {name: _join(parts, name) for name in (parts or [{}])[0]}
+        elif entry.name == "cut_starts":
             counts = [np.diff(part) for part in parts]
-            arrays[field.name] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
+            arrays[entry.name] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
         else:
-            arrays[field.name] = np.concatenate([np.empty(0, np.int64), *parts])
+            dtype = np.float32 if entry.name == "byte_iou_sum" else np.int64
+            arrays[entry.name] = np.concatenate([np.empty(0, dtype), *parts])
     return ShardIndex(**arrays)
+
+
+def _require_length(name: str, values: Any, index: ShardIndex) -> None:
+    if len(values) != len(index):
+        raise ValueError(
+            f"{name} has {len(values)} values for {len(index)} documents: an index of version "
+            f"{SCHEMA_VERSION} has one for each"
+        )
+
+
+def _join(parts: Sequence[Mapping[str, pa.ChunkedArray]], name: str) -> pa.ChunkedArray:
+    chunks = [chunk for part in parts for chunk in part[name].chunks]
+    return pa.chunked_array(chunks, parts[0][name].type)
+
+
+def _canonical(values: pa.ChunkedArray) -> pa.Array:
+    """Return strings numbered as they first come, however they are chunked."""
+    if not pa.types.is_dictionary(values.type):
+        return values.combine_chunks()
+    return values.cast(pa.string()).combine_chunks().dictionary_encode()
+
+
+def _require_columns(file: pq.ParquetFile) -> tuple[list[str], list[str]]:
+    """Check version and columns; return those of the version, and the metadata's fields."""
+    version = (file.metadata.metadata or {}).get(_VERSION_KEY)
+    known = {str(number).encode(): number for number in READ_VERSIONS}
+    if version not in known:
+        found = version.decode(errors="replace") if version else None
+        raise SchemaVersionError("shard index", found, READ_VERSIONS)
+    expected = [*_VERSION_1, *(_QUALITY if known[version] > 1 else ())]
+    own, metadata = [], []
+    for entry in file.schema_arrow:
+        is_metadata = known[version] > 1 and entry.name.startswith(METADATA_PREFIX)
+        if is_metadata and entry.type in METADATA_TYPES.values():
+            metadata.append(entry.name.removeprefix(METADATA_PREFIX))
+        else:
+            own.append(f"{entry.name}: {entry.type}")
+    differences = set(own) ^ {f"{entry.name}: {entry.type}" for entry in expected}
+    if differences:
+        raise pa.ArrowInvalid(f"its columns differ in {sorted(differences)}")
+    return [entry.name for entry in expected], metadata
 
 
 def _decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
@@ -162,6 +244,7 @@ def _decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
         starts = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
         values = array.values.to_numpy(zero_copy_only=False).astype(np.int64)
         return {name: values[starts[0] : starts[-1]], "cut_starts": starts - starts[0]}
-    if name in ("key", "document_id"):
+    if name in _NAMES:
         return {name: array.to_pylist()}
-    return {name: array.to_numpy(zero_copy_only=False).astype(np.int64)}
+    dtype = np.float32 if name == "byte_iou_sum" else np.int64
+    return {name: array.to_numpy(zero_copy_only=False).astype(dtype)}

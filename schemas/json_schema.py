@@ -15,16 +15,19 @@ from schemas.manifest import (
     FORMAT,
     ConventionRecord,
     DeadLetterRecord,
+    GenerationRecord,
     Manifest,
     ManifestClaims,
+    MetadataColumn,
+    RemovedRecord,
     ShardRecord,
     TokenizerRecord,
 )
 
 FILE = Path(__file__).with_name("manifest.schema.json")
 
-_RECORDS = (ConventionRecord, DeadLetterRecord, Manifest, ManifestClaims, ShardRecord,
-            TokenizerRecord)  # fmt: skip
+_RECORDS = (ConventionRecord, DeadLetterRecord, GenerationRecord, Manifest, ManifestClaims,
+            MetadataColumn, RemovedRecord, ShardRecord, TokenizerRecord)  # fmt: skip
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 
@@ -33,7 +36,7 @@ def manifest_schema() -> dict[str, Any]:
 
     Example:
         >>> manifest_schema()["$id"]
-        'vocag.aligned_dataset.v1'
+        'vocag.aligned_dataset.v2'
     """
     definitions: dict[str, Any]
     _, definitions = msgspec.json.schema_components(_RECORDS, ref_template="#/$defs/{name}")
@@ -43,12 +46,12 @@ def manifest_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{FORMAT.name}.v{FORMAT.version}",
-        "title": f"vocag aligned dataset, manifest version {FORMAT.version}",
+        "title": f"vocag aligned dataset, manifest up to version {FORMAT.version}",
         "description": "What a dataset holds. Written last: a folder without a manifest is "
         "unfinished. Paths are relative to the manifest. A reader ignores fields that it does not "
         "know.",
         "type": "object",
-        "required": claims["required"] + body["required"],
+        "required": [*claims["required"], *body["required"], "schema_version"],
         "properties": claims["properties"] | body["properties"],
         "$defs": definitions,
     }
@@ -67,8 +70,7 @@ def _describe(definition: dict[str, Any], kind: type[Any]) -> None:
         in_json = re.sub(r"\bNone\b", "null", " ".join(words.split()))
         definition["properties"][name]["description"] = in_json
     for entry in definition["properties"].values():
-        if "default" in entry:  # what is None here is absent there
-            del entry["default"]
+        if entry.pop("default", ...) is None:  # what is None here is absent there
             entry["anyOf"] = [choice for choice in entry["anyOf"] if choice != {"type": "null"}]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from schemas.document import SCHEMA_VERSION
+from schemas.document import READ_VERSIONS, SCHEMA_VERSION
 from schemas.errors import DatasetError, ForeignTokenizerError
 from schemas.records import (
     Count,
@@ -25,7 +25,10 @@ from schemas.records import (
 
 MANIFEST_FILE = "manifest.json"
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
-FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "beam_jobs.align")
+FORMAT = Format("vocag.aligned_dataset", READ_VERSIONS, "beam_jobs.align")
+
+MetadataType = Literal["string", "int64", "float64", "bool"]
+"""Types that a document's metadata may have; every value may be missing."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,50 @@ class DeadLetterRecord:
 
 
 @dataclass(frozen=True)
+class MetadataColumn:
+    """A field of the documents that the shards' indices hold, as column `metadata.NAME`.
+
+    Attributes:
+        name: the field, dots and all.
+        type: of its values.
+    """
+
+    name: Name
+    type: MetadataType
+
+
+@dataclass(frozen=True)
+class GenerationRecord:
+    """An earlier state of the dataset.
+
+    Attributes:
+        number: counts from 0.
+        file: its manifest, a path relative to this one; the files that it names lie where the
+            files of this one do.
+        fingerprint: of its content.
+    """
+
+    number: Count
+    file: FilePath
+    fingerprint: Sha256
+
+
+@dataclass(frozen=True)
+class RemovedRecord:
+    """Documents that stand in the shards and that a reader leaves out.
+
+    Attributes:
+        file: a Parquet file that lists them, see `schemas/README.md`.
+        sha256: of that file.
+        count: its rows.
+    """
+
+    file: FilePath
+    sha256: Sha256
+    count: Count
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a reader may trust about a dataset.
 
@@ -159,6 +206,11 @@ class Manifest:
         dead_letters: what was left out.
         configuration: the options that determine the shards' bytes.
         statistics: histograms and quality figures, see `pipeline.alignment.quality`.
+        schema_version: of this file; its shards are of the same version or an earlier one.
+        metadata: fields of the documents that the indices hold.
+        generation: counts the dataset's states from 0.
+        generations: the earlier ones, in order.
+        removed: documents that a reader leaves out, None where there are none.
     """
 
     name: Name
@@ -168,16 +220,23 @@ class Manifest:
     dead_letters: DeadLetterRecord
     configuration: Mapping[str, Any]
     statistics: Mapping[str, Any]
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    metadata: tuple[MetadataColumn, ...] = ()
+    generation: Count = 0
+    generations: tuple[GenerationRecord, ...] = ()
+    removed: RemovedRecord | None = None
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits that name the dataset's content: shards' hashes and tokenizers."""
-        content = {
-            "schema_version": SCHEMA_VERSION,
+        """64 hex digits that name what determines rows: shards, tokenizers, what is left out."""
+        content: dict[str, Any] = {
+            "schema_version": self.schema_version,
             "student": [self.student.sha256, self.student.special_strings],
             "teacher": [self.teacher.sha256, self.teacher.special_strings],
             "shards": [[s.file, s.sha256, s.index_sha256] for s in self.shards],
         }
+        if self.schema_version > 1:
+            content["removed"] = self.removed and self.removed.sha256
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -209,30 +268,35 @@ class ManifestClaims:
 
     Attributes:
         schema: names the format.
-        schema_version: of manifest, index and sample.
         fingerprint: names the content: SHA-256 of the shards' file names and hashes, both
-            tokenizers' hashes and the schema version.
+            tokenizers' hashes, the schema version and, from version 2 on, the hash of what is
+            removed.
         totals: sums over the shards.
     """
 
     schema: Literal["vocag.aligned_dataset"]
-    schema_version: Literal[1]
     fingerprint: Sha256
     totals: Annotated[Mapping[str, Count], Meta(extra_json_schema={"required": _TOTALS})]
+
+
+_SINCE_VERSION_2 = ("metadata", "generation", "generations", "removed")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as JSON; equal manifests give equal bytes."""
     body = {
         "schema": FORMAT.name,
-        "schema_version": FORMAT.version,
         "fingerprint": manifest.fingerprint,
         "totals": manifest.totals,
-        **vars(manifest),
+        **{entry.name: getattr(manifest, entry.name) for entry in fields(Manifest)},
     }
     for side in ("student", "teacher"):
         if body[side].convention is None:  # an older dataset's manifest keeps its bytes
             body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
+    if manifest.schema_version == 1:
+        body = {name: value for name, value in body.items() if name not in _SINCE_VERSION_2}
+    elif manifest.removed is None:
+        del body["removed"]
     return write_file(body)
 
 

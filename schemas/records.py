@@ -51,13 +51,18 @@ class Format:
 
     Attributes:
         name: the file's `schema`.
-        version: the `schema_version` that this release reads.
+        versions: each `schema_version` that this release reads; it writes the last.
         job: the command that makes such files.
     """
 
     name: str
-    version: int
+    versions: tuple[int, ...]
     job: str
+
+    @property
+    def version(self) -> int:
+        """The `schema_version` that this release writes."""
+        return self.versions[-1]
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,8 @@ def require_format(data: bytes, expected: Format, *, where: str, remedy: str) ->
     if envelope.schema != expected.name:
         raise DatasetError(f"{where} is no {expected.name} manifest; {remedy}")
     version = envelope.schema_version
-    if version != expected.version or isinstance(version, bool):
-        raise SchemaVersionError(where, version, expected.version, job=expected.job)
+    if version not in expected.versions or isinstance(version, bool):
+        raise SchemaVersionError(where, version, expected.versions, job=expected.job)
 
 
 def _explain(data: bytes | str, message: str) -> str:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,43 @@ from schemas.records import (
 from schemas.safetensors_view import read_header, view_tensor
 
 SIDECAR_VERSION = 1
-FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "beam_jobs.score")
+FORMAT = Format("vocag.teacher_losses", (SIDECAR_VERSION,), "beam_jobs.score")
 LARGEST_LOSS = float(np.finfo(np.float16).max)
 """Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
 
 _METADATA_KEY = "vocag"
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """What ran a teacher, where it was another program than transformers or Megatron.
+
+    Attributes:
+        name: "openai" (a server of the completions API) or "vllm" (in process).
+        server: what program the server is, such as "vllm"; "" in process, or not known.
+        version: of that program, "" where it is not known.
+        quantization: of weights and activations, "none" or such as "fp8".
+        model: its name at the server; "" in process.
+        weights_of: whether the rule's `weights_sha256` is over "files", or over the model's "name"
+            where the files are out of sight.
+    """
+
+    name: Name
+    server: str
+    version: str
+    quantization: Name
+    model: str
+    weights_of: Literal["files", "name"]
+
+    def describe(self) -> str:
+        """Return it in words.
+
+        Example:
+            >>> EngineRecord("openai", "vllm", "0.20.2", "fp8", "teacher", "name").describe()
+            'openai (vllm 0.20.2, quantization fp8)'
+        """
+        program = f"{self.server} {self.version}".strip()
+        return f"{self.name} ({program}, quantization {self.quantization})"
 
 
 @dataclass(frozen=True)
@@ -46,17 +78,26 @@ class TeacherRule:
         tokenizer_sha256: the dataset's teacher tokenizer.
         context: where each token's left context starts, see
             `pipeline.scoring.contexts.ContextRule`.
+        engine: what ran it; None for transformers and Megatron, whose rules name no engine.
     """
 
     weights_sha256: Sha256
     dtype: Name
     tokenizer_sha256: Sha256
     context: Mapping[str, Any]
+    engine: EngineRecord | None = None
 
     @property
     def fingerprint(self) -> str:
         """64 hex digits; sidecars with equal fingerprints hold the same losses."""
-        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, without an engine where there is none to name."""
+        body = asdict(self)
+        if self.engine is None:
+            del body["engine"]
+        return body
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +242,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         about = header["__metadata__"][_METADATA_KEY]
         version = read_record(about, _SidecarVersion).sidecar_version
         if version != SIDECAR_VERSION:
-            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
+            raise SchemaVersionError(where, version, (SIDECAR_VERSION,), job="beam_jobs.score")
         metadata = read_record(about, _SidecarMetadata)
         starts = _vector(data, body, header["starts"], "U32")
         scores = ShardLosses(
@@ -233,6 +274,12 @@ def _vector(data: bytes | memoryview, body: int, entry: Mapping[str, Any], code:
     return view_tensor(data, body, entry)
 
 
+def _fields(rule: Mapping[str, Any]) -> list[str]:
+    engine = rule.get("engine")
+    inner = engine if isinstance(engine, Mapping) else {}
+    return sorted([*rule, *(f"engine.{name}" for name in inner)])
+
+
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:
     """Return the score manifest as JSON; equal manifests give equal bytes."""
     body = {
@@ -240,6 +287,7 @@ def encode_score_manifest(manifest: ScoreManifest) -> bytes:
         "schema_version": FORMAT.version,
         "teacher": manifest.rule.fingerprint,
         **vars(manifest),
+        "rule": manifest.rule.to_json(),
     }
     return write_file(body)
 
@@ -256,10 +304,9 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
         require_format(data, FORMAT, where=where, remedy="run beam_jobs.score")
         manifest = read_record(data, ScoreManifest)
         claims = read_record(data, _ScoreClaims)
-        if claims.rule.keys() != vars(manifest.rule).keys():
+        if claims.rule != (known := manifest.rule.to_json()):
             # Whatever else determines the losses, this release would not hold it against rows.
-            known = sorted(vars(manifest.rule))
-            raise RecordError(f"$.rule has {sorted(claims.rule)}, not {known}")
+            raise RecordError(f"$.rule has {_fields(claims.rule)}, not {_fields(known)}")
     except RecordError as error:
         raise DatasetError(
             f"{where} is no complete score manifest ({error}): it is cut or altered; run "

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from beam_jobs import storage
+from beam_jobs.align.metadata import encode_values
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, Reason
 from beam_jobs.runs import BLOCKS_PREFIX
 from schemas.document import document_key
@@ -28,17 +29,21 @@ BUFFER_BYTES = 64 << 20
 
 _INLINE, _REFERENCE = b"B", b"R"
 _DOCUMENT, _DEAD_LETTER = 0, 1
-_LAYOUT = struct.Struct("<16sQBIII")
+_LAYOUT = struct.Struct("<16sQBIIII")
 
 
 class Record(NamedTuple):
-    """One document or dead letter on its way to its bucket; `body` is a view of its block."""
+    """One document or dead letter on its way to its bucket; `body` is a view of its block.
+
+    `metadata` is what `encode_values` made of the document's.
+    """
 
     key: bytes
     source: bytes
     position: int
     is_dead: int
     document_id: bytes
+    metadata: bytes
     body: memoryview
 
     @property
@@ -140,14 +145,16 @@ def unpack_block(block: memoryview) -> Iterator[Record]:
         key, position, is_dead, *lengths = _LAYOUT.unpack_from(block, start)
         source_start = start + _LAYOUT.size
         id_start = source_start + lengths[0]
-        body_start = id_start + lengths[1]
-        start = body_start + lengths[2]
+        metadata_start = id_start + lengths[1]
+        body_start = metadata_start + lengths[2]
+        start = body_start + lengths[3]
         yield Record(
             key,
             bytes(block[source_start:id_start]),
             position,
             is_dead,
-            bytes(block[id_start:body_start]),
+            bytes(block[id_start:metadata_start]),
+            bytes(block[metadata_start:body_start]),
             block[body_start:start],
         )
 
@@ -156,14 +163,16 @@ def _pack(outcome: PlacedDocument | DeadLetter) -> tuple[bytes, tuple[bytes, ...
     source = outcome.source.encode()
     if isinstance(outcome, PlacedDocument):
         kind, name, body = _DOCUMENT, outcome.document_id, outcome.text
+        metadata = encode_values(outcome.metadata)
         key = bytes.fromhex(document_key(name))
     else:
-        kind, name = _DEAD_LETTER, outcome.document_id or ""
+        kind, name, metadata = _DEAD_LETTER, outcome.document_id or "", b""
         body = json.dumps([outcome.reason, outcome.detail]).encode()
         key = bytes.fromhex(document_key(f"{outcome.source}#{outcome.position}"))
     encoded = name.encode()
-    header = _LAYOUT.pack(key, outcome.position, kind, len(source), len(encoded), len(body))
-    return key, (header, source, encoded, body)
+    lengths = len(source), len(encoded), len(metadata), len(body)
+    header = _LAYOUT.pack(key, outcome.position, kind, *lengths)
+    return key, (header, source, encoded, metadata, body)
 
 
 def _drain(parts: dict[int, list[bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -13,6 +13,7 @@ import orjson
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, Record, unpack_block
 from beam_jobs.align.job import BucketRecord, Job, Part
+from beam_jobs.align.metadata import columns_of, decode_values
 from beam_jobs.align.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.reading import DeadLetter, Reason
 from beam_jobs.align.tokenizer_files import load_stored
@@ -99,7 +100,11 @@ class _Parts:
             return
         if self._writer is None:
             self._file = storage.open_shard_to_write(self._path("tar"))
-            self._writer = ShardWriter(self._file, keep_text=self._job.keep_text)
+            self._writer = ShardWriter(
+                self._file,
+                keep_text=self._job.keep_text,
+                metadata=columns_of(self._job.rules.metadata),
+            )
         self._writer.add(batch)
         rest = bytes_left * SAMPLE_BYTES_PER_TEXT_BYTE
         if self._writer.num_bytes >= self._job.shard_bytes and rest >= self._job.shard_bytes // 4:
@@ -186,7 +191,10 @@ def _batches(documents: Iterable[Record], batch_bytes: int) -> Iterator[list[Rec
 def _align(batch: Sequence[Record], job: Job) -> tuple[AlignedBatch, tuple[int, int]]:
     """Return the aligned batch, and how many documents took each side's reference path."""
     documents = [
-        SourceDocument(record.document_id.decode(), bytes(record.body)) for record in batch
+        SourceDocument(
+            record.document_id.decode(), bytes(record.body), decode_values(record.metadata)
+        )
+        for record in batch
     ]
     student, teacher = load_stored(job.student), load_stored(job.teacher)
     with _align_lock:  # the tokenizers of a process are shared by its threads, and so is the count
@@ -226,9 +234,13 @@ def _write_letters(bucket: int, letters: list[DeadLetter], job: Job) -> tuple[st
 def _digest(records: Iterable[Record]) -> str:
     digest = sha256()
     for record in records:
-        lengths = len(record.source), len(record.document_id), len(record.body)
+        lengths = (
+            *(len(record.source), len(record.document_id)),
+            *(len(record.metadata), len(record.body)),
+        )
         digest.update(repr((record.position, record.is_dead, *lengths)).encode())
         digest.update(record.source + record.document_id)
+        digest.update(record.metadata)
         digest.update(record.body)
     return digest.hexdigest()
 

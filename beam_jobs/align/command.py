@@ -25,7 +25,8 @@ from beam_jobs.align.job import Job
 from beam_jobs.align.listing import InputError
 from beam_jobs.align.options import AlignOptions, own_options, parse_options
 from beam_jobs.align.pieces import InputFile, count_buckets, plan_tasks
-from beam_jobs.align.probes import probe_documents, usable_texts
+from beam_jobs.align.probes import probe_documents, settle_metadata, usable_texts
+from beam_jobs.align.reading import ReadingRules
 from beam_jobs.align.report import RunSummary
 from beam_jobs.align.resources import (
     choose_shuffle,
@@ -166,6 +167,7 @@ def configure(
         "student_sha256": tokenizers[0].sha256,
         "teacher_sha256": tokenizers[1].sha256,
         **asdict(options.rules),
+        "metadata": options.metadata,
         **describe_inputs(files),
         **_chosen_conventions(options, tokenizers),
     }
@@ -176,6 +178,7 @@ def prepare_job(
     configuration: dict[str, Any],
     tokenizers: tuple[Tokenizer, Tokenizer],
     *,
+    rules: ReadingRules,
     started: float,
 ) -> Job:
     """Put both tokenizers into the dataset and return what the workers need to know."""
@@ -188,7 +191,7 @@ def prepare_job(
         output=options.output,
         run_folder=run_folder,
         name=options.name,
-        rules=options.rules,
+        rules=rules,
         num_buckets=configuration["num_buckets"],
         shard_bytes=options.shard_bytes,
         keep_text=options.keep_text,
@@ -305,9 +308,10 @@ def _make(
     seconds = None
     if manifest is None:
         tasks = plan_tasks(files)
-        probes = usable_texts(probe_documents(tasks, options.rules))
+        probes = probe_documents(tasks, options.rules)
+        rules = settle_metadata(options.rules, probes)
         for tokenizer in tokenizers:
-            tokenizer.check_fast_path(probes)
+            tokenizer.check_fast_path(usable_texts(probes))
         shuffle = choose_shuffle(options)
         text_bytes = _text_bytes(files)
         disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=shuffle)
@@ -317,7 +321,7 @@ def _make(
         open_run(run_folder, configuration)
         path = storage.join(run_folder, INPUTS_FILE)
         storage.write_atomically(path, encode_inputs(files), scratch=run_folder)
-        job = prepare_job(options, configuration, tokenizers, started=started)
+        job = prepare_job(options, configuration, tokenizers, rules=rules, started=started)
         run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
         manifest = _read_result(options.output, run_folder)
         seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from beam_jobs import storage
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.align.pieces import InputFile
-from beam_jobs.align.probes import Outcome, probe_documents, usable_texts
+from beam_jobs.align.probes import Outcome, probe_documents, settle_metadata, usable_texts
 from beam_jobs.align.reading import DeadLetter, PlacedDocument
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
 from beam_jobs.shortages import free_bytes
@@ -57,6 +57,7 @@ def describe_job(
     outcomes = probe_documents(
         tasks, options.rules, num_documents=SAMPLE_DOCUMENTS, num_bytes=SAMPLE_BYTES
     )
+    columns = settle_metadata(options.rules, outcomes).metadata
     texts = usable_texts(outcomes)
     for tokenizer in tokenizers:
         tokenizer.check_fast_path(texts)
@@ -71,6 +72,9 @@ def describe_job(
     if sample.num_student_tokens:
         lines += _describe_tokens(sample, tokenizers, text_bytes)
         lines += _describe_needs(options, sample, text_bytes, tokenizers)
+    if columns:
+        told = ", ".join(f"{column.name} {column.type}" for column in columns)
+        lines.append(f"  metadata        {told}")
     return "\n".join(lines + _describe_letters(outcomes))
 
 

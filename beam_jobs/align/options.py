@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from beam_jobs.align.blocks import Shuffle
 from beam_jobs.align.inputs import Format
+from beam_jobs.align.metadata import parse_metadata
 from beam_jobs.align.reading import ReadingRules
 from beam_jobs.align.templates import parse_template
 from beam_jobs.align.tokenizer_files import SpecialStrings
@@ -43,6 +44,10 @@ examples:
   # questions and answers of a Hugging Face dataset that was saved to a folder
   vocag align --input gsm8k/train --text-template 'Question: {question}\\nAnswer: {answer}' \\
       --student student/tokenizer.json --teacher Qwen/Qwen2.5-1.5B --output aligned
+
+  # sources and scores travel along: count, filter and mix by them
+  vocag align --input 'web/*.jsonl.zst' --metadata source,language,meta.score --output aligned \\
+      --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
 
   # what would that take? (nothing is written)
   vocag align --dry-run --input 'corpus/*.jsonl.zst' --output aligned \\
@@ -108,6 +113,7 @@ def parse_share(text: str) -> float:
 
 Size = Annotated[int, Option("SIZE", parse_size, show=lambda size: f"{size >> 20}MiB")]
 Share = Annotated[float, Option("SHARE", parse_share, show="{:.0%}".format)]
+_ALL_FIELDS = "name all fields at once: --metadata source,language"
 _ONE_TEXT = r"to join fields, use --text-template '{question}\n{answer}'"
 
 
@@ -131,6 +137,9 @@ class AlignOptions:
             that lacks one is left out.
         id_field: field or column of the id, used where present; '' to name every document by its
             file and place.
+        metadata: fields or columns that become columns of the index, to filter, count and mix by:
+            source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
+            type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters.
         max_dead_letters: end with status 3 where a larger share of the documents is left out, such
             as 0.05 or 5%; the dataset is written all the same.
@@ -158,6 +167,7 @@ class AlignOptions:
     text_field: Annotated[str, Option("FIELD", once=_ONE_TEXT)] = "text"
     text_template: Annotated[str, Option("TEMPLATE", once=_ONE_TEXT)] = ""
     id_field: Annotated[str, Option("FIELD")] = "id"
+    metadata: Annotated[str, Option("FIELDS", once=_ALL_FIELDS)] = ""
     max_document_bytes: Size = 16 << 20
     max_dead_letters: Share = 0.01
     student_bos: TokenName | None = None
@@ -193,6 +203,10 @@ class AlignOptions:
             raise OptionsError("--text-field is empty; name the field that holds the text")
         if self.text_template:
             self._check_template()
+        try:
+            parse_metadata(self.metadata)
+        except ValueError as error:
+            raise OptionsError(f"--metadata {self.metadata}: {error}") from None
 
     def _check_template(self) -> None:
         if self.text_field != "text":
@@ -206,7 +220,11 @@ class AlignOptions:
     def rules(self) -> ReadingRules:
         """What counts as a document."""
         return ReadingRules(
-            self.text_field, self.id_field, self.max_document_bytes, self.text_template
+            self.text_field,
+            self.id_field,
+            self.max_document_bytes,
+            self.text_template,
+            parse_metadata(self.metadata),
         )
 
 

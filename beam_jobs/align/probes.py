@@ -1,8 +1,10 @@
 """Some of the first documents of a few tasks, looked at before a job starts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from beam_jobs.align.listing import InputError
+from beam_jobs.align.metadata import settle_columns
 from beam_jobs.align.pieces import Piece, decode_task
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 
@@ -46,6 +48,16 @@ def probe_documents(
 def usable_texts(outcomes: Sequence[Outcome]) -> list[bytes]:
     """Return the texts of the documents that can be used."""
     return [outcome.text for outcome in outcomes if isinstance(outcome, PlacedDocument)]
+
+
+def settle_metadata(rules: ReadingRules, outcomes: Sequence[Outcome]) -> ReadingRules:
+    """Return the rules with a type for each column of metadata.
+
+    Raises:
+        InputError: the documents' values don't tell a type that the options don't name.
+    """
+    documents = [outcome.metadata for outcome in outcomes if isinstance(outcome, PlacedDocument)]
+    return replace(rules, metadata=settle_columns(rules.metadata, documents))
 
 
 def _read_first(piece: Piece, rules: ReadingRules, most: int, most_bytes: int) -> list[Outcome]:

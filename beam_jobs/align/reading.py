@@ -18,6 +18,7 @@ from beam_jobs import storage
 from beam_jobs.align.decompression import DAMAGE, decompress
 from beam_jobs.align.input_identity import require_unchanged
 from beam_jobs.align.json_values import BYTE_ORDER_MARK, split_values
+from beam_jobs.align.metadata import MetadataField, MisfitError, fit_value
 from beam_jobs.align.pieces import Piece
 from beam_jobs.align.tables import TABLES, BadRow, DamagedTableError, read_rows
 from beam_jobs.align.templates import parse_template
@@ -40,6 +41,7 @@ class Reason(StrEnum):
     EMPTY_TEXT = "empty_text"
     INVALID_UNICODE = "invalid_unicode"
     BAD_ID = "bad_id"
+    BAD_METADATA = "bad_metadata"
     TOO_LARGE = "too_large"
     UNREADABLE_INPUT = "unreadable_input"
     DUPLICATE_ID = "duplicate_id"
@@ -48,12 +50,21 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
-    """A usable document and its place; `text` is its UTF-8 bytes."""
+    """A usable document and its place.
+
+    Attributes:
+        source: the input file.
+        position: where in it.
+        document_id: its id.
+        text: its UTF-8 bytes.
+        metadata: a value of each of `ReadingRules.metadata`.
+    """
 
     source: str
     position: int
     document_id: str
     text: bytes
+    metadata: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +88,14 @@ class ReadingRules:
         max_document_bytes: longest text in UTF-8 bytes.
         text_template: how the text is joined from several fields (`beam_jobs.align.templates`); ""
             to take `text_field` as it is.
+        metadata: further fields that travel with the document.
     """
 
     text_field: str = "text"
     id_field: str = "id"
     max_document_bytes: int = 16 << 20
     text_template: str = ""
+    metadata: tuple[MetadataField, ...] = ()
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -147,7 +160,8 @@ def _read_text(file: BinaryIO, piece: Piece, rules: ReadingRules) -> PlacedDocum
         detail = f"the file holds more than --max-document-bytes {rules.max_document_bytes}"
         return DeadLetter(piece.source, 0, document_id, Reason.TOO_LARGE, detail)
     try:
-        return PlacedDocument(piece.source, 0, document_id, _check_text(text, "", rules))
+        nothing = (None,) * len(rules.metadata)
+        return PlacedDocument(piece.source, 0, document_id, _check_text(text, "", rules), nothing)
     except _UnusableError as unusable:
         return DeadLetter(piece.source, 0, document_id, unusable.reason, unusable.detail)
 
@@ -217,19 +231,21 @@ def _parse_line(
 
 
 def _read_table(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
-    fields = (*rules.text_fields, rules.id_field) if rules.id_field else rules.text_fields
+    names = (*rules.text_fields, rules.id_field, *(field.name for field in rules.metadata))
+    fields = list(dict.fromkeys(filter(None, names)))
+    is_text = piece.format in ("csv", "tsv")
     try:
         for position, row in read_rows(piece, fields, max_cell_bytes=rules.max_line_bytes):
             if isinstance(row, BadRow):
                 yield DeadLetter(piece.source, position, None, Reason(row.reason), row.detail)
             else:
-                yield _place_document(piece.source, position, row, rules)
+                yield _place_document(piece.source, position, row, rules, is_text=is_text)
     except DamagedTableError as error:
         yield _damaged(piece.source, error.position, error.__cause__ or error)
 
 
 def _place_document(
-    source: str, position: int, record: Any, rules: ReadingRules
+    source: str, position: int, record: Any, rules: ReadingRules, *, is_text: bool = False
 ) -> PlacedDocument | DeadLetter:
     try:
         if not isinstance(record, dict):
@@ -241,10 +257,11 @@ def _place_document(
                 text = _join_fields(record, rules)
             else:
                 text = _check_text(_look_up(record, rules.text_field), rules.text_field, rules)
+            metadata = _metadata(record, rules, is_text) if rules.metadata else ()
         except _UnusableError as unusable:
             unusable.document_id = document_id
             raise
-        return PlacedDocument(source, position, document_id, text)
+        return PlacedDocument(source, position, document_id, text, metadata)
     except _UnusableError as unusable:
         return DeadLetter(source, position, unusable.document_id, unusable.reason, unusable.detail)
 
@@ -284,6 +301,16 @@ def _document_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
     raise _UnusableError(
         Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
     )
+
+
+def _metadata(record: Mapping[str, Any], rules: ReadingRules, is_text: bool) -> tuple[Any, ...]:
+    try:
+        return tuple(
+            fit_value(field, _look_up(record, field.name), is_text=is_text)
+            for field in rules.metadata
+        )
+    except MisfitError as error:
+        raise _UnusableError(Reason.BAD_METADATA, str(error)) from None
 
 
 def _join_fields(record: Mapping[str, Any], rules: ReadingRules) -> bytes:

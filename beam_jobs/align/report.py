@@ -17,6 +17,7 @@ from pipeline.drawing.formatting import (
     format_share,
     format_short,
 )
+from pipeline.drawing.group_table import GroupCounts, table_of_groups
 from pipeline.drawing.web_page import Child, render_page, tag
 from schemas.manifest import Manifest, ShardRecord, TokenizerRecord
 
@@ -92,8 +93,15 @@ class RunSummary:
     losses: Losses = field(default_factory=Losses)
 
 
-def render_report(manifest: Manifest, run: RunSummary) -> str:
+def render_report(
+    manifest: Manifest, run: RunSummary, groups: Mapping[str, Sequence[GroupCounts]] | None = None
+) -> str:
     """Return the page: self-contained HTML without scripts or requests.
+
+    Args:
+        manifest: the dataset's.
+        run: what only the run knows.
+        groups: by field of the metadata, its values and what has each.
 
     Raises:
         ValueError: the manifest holds no statistics.
@@ -110,6 +118,7 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
         _charts(statistics),
         tag("h2", "Quality and size"),
         _quality_tables(manifest, statistics),
+        *_groups(groups or {}),
         tag("h2", "Documents left out"),
         _dead_letters(manifest),
         *_losses_by_file(run.losses),
@@ -266,6 +275,16 @@ def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Elem
         _panel(None, _facts(size, numbers=True)),
         class_="tables",
     )
+
+
+def _groups(groups: Mapping[str, Sequence[GroupCounts]]) -> Iterable[Element]:
+    if not groups:
+        return
+    yield tag("h2", "By metadata")
+    for name, own in groups.items():
+        (heading, *rows), remark = table_of_groups(name, own)
+        table = tag("div", _table(heading, rows, num_text_columns=1), class_="scroll")
+        yield _panel(None, table, tag("p", remark, class_="soft small"))
 
 
 def _dead_letters(manifest: Manifest) -> Element:

@@ -21,6 +21,7 @@ from beam_jobs.align.blocks import BlockStore, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.input_identity import INPUTS_FILE
 from beam_jobs.align.job import BucketRecord, Job, number_shards
+from beam_jobs.align.metadata import columns_of
 from beam_jobs.align.pieces import decode_task
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
 from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
@@ -216,6 +217,7 @@ def make_manifest(
         dead_letters=dead_letters,
         configuration=job.configuration,
         statistics=statistics.to_json(),
+        metadata=columns_of(job.rules.metadata),
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.align.report import RunSummary, render_report
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.groups import count_by
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -36,7 +38,10 @@ def library_versions() -> dict[str, str]:
 def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: str) -> str:
     """Write `report.html` into the dataset and return its path."""
     path = storage.join(output, REPORT_FILE)
-    storage.write_atomically(path, render_report(manifest, run).encode(), scratch=scratch)
+    dataset = Dataset(output, manifest)
+    groups = {entry.name: count_by(dataset, entry.name) for entry in manifest.metadata}
+    report = render_report(manifest, run, groups)
+    storage.write_atomically(path, report.encode(), scratch=scratch)
     return path
 
 

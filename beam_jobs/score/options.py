@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import HERE, RunOptions
+from beam_jobs.score.engine_options import EngineOptions
 from vocag_cli import options
 from vocag_cli.options import DatasetSource, ModelSource, Option, Rest, TokenName
 
@@ -25,6 +26,10 @@ examples:
   # overlapping windows for documents that are longer than the teacher's window
   vocag score aligned --teacher models/teacher --teacher-seq-length 4096 --stride 2048
 
+  # a mixture of experts in FP8 behind two vLLM servers (vllm serve … --served-model-name teacher)
+  vocag score aligned --engine openai --endpoint http://gpu-1:8000 --endpoint http://gpu-2:8000 \\
+      --model teacher --dtype bfloat16 --quantization fp8 --seq-length 2048
+
   # then train without a teacher
   vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B \\
       --seq-length 2048 --student models/student --output runs/guided
@@ -39,9 +44,14 @@ teacher-FINGERPRINT.json.
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
 
+TRANSFORMERS = EngineOptions()
+"""A model in the workers' own processes."""
+
 _GROUPS = {
     "teacher": "whose losses, in which context",
     "dtype": "how the job runs",
+    "engine": "what runs the teacher",
+    "workers": "processes of this machine",
 }
 
 
@@ -55,7 +65,9 @@ class ScoreOptions:
 
     Attributes:
         output: folder of a finished dataset.
-        teacher: folder, Hugging Face repository (owner/name) or .gguf file.
+        teacher: folder, Hugging Face repository (owner/name) or .gguf file. With --engine openai,
+            the files behind the servers where they are at hand: their digest, in place of the
+            model's name, then tells the scores from others.
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
             12.5 %, as training takes it), or of a window with --stride.
@@ -74,12 +86,14 @@ class ScoreOptions:
             torch's).
         limit: score the first N documents in this process, say how fast and how well, and write
             nothing.
+        dry_run: say what the job would read and write, without loading the teacher; write nothing.
+        engine: what runs the teacher.
         run: how many processes, and what they say.
         beam_arguments: options for Beam.
     """
 
     output: DatasetSource
-    teacher: ModelSource
+    teacher: ModelSource = ""
     seq_length: int | None = None
     teacher_seq_length: int | None = None
     stride: int | None = None
@@ -92,6 +106,8 @@ class ScoreOptions:
     batch_tokens: int = 0
     threads: int = 0
     limit: int | None = None
+    dry_run: bool = False
+    engine: EngineOptions = TRANSFORMERS
     run: RunOptions = HERE
     beam_arguments: Rest = ()
 
@@ -101,6 +117,8 @@ class ScoreOptions:
         Raises:
             OptionsError: with the option, its value and the rule.
         """
+        if not self.teacher and self.engine.name != "openai":
+            raise OptionsError("--teacher is missing: whose losses are to be stored?")
         if (self.seq_length is None) == (self.stride is None):
             raise OptionsError(
                 "give --seq-length, the student tokens per training row, or --stride with "

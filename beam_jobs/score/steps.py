@@ -3,7 +3,7 @@
 Apache Beam's RunInference loads the teacher once per process and hands it elements. It would batch
 elements as they come; a teacher wants batches of equally long pieces, which only a whole shard's
 documents give, and a sidecar is written whole. So an element is a shard's number, and batching is
-`pipeline.scoring.scorer`'s. Each step can run twice, or on two workers at once, without harm: a
+the engine's. Each step can run twice, or on two workers at once, without harm: a
 sidecar is replaced whole by an equal one, and the score manifest comes last.
 """
 
@@ -14,15 +14,19 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
 from beam_jobs.progress import worker_progress
+from beam_jobs.score.engine_options import api_key
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines import load_engine
+from pipeline.scoring.engines.interface import Engine, require_trained_engine
+from pipeline.scoring.engines.settings import EngineSettings, ServedSettings
 from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
 from pipeline.scoring.teacher_files import find_teacher
@@ -35,9 +39,6 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
-
-if TYPE_CHECKING:
-    from pipeline.scoring.scorer import Scorer
 
 SUMMARY_FILE = "summary.json"
 
@@ -57,10 +58,9 @@ class ScoreJob:
         run_folder: temporary dataset of this teacher's run, inside `output`.
         dataset: fingerprint of the dataset.
         source: the teacher as the user named it.
+        files: its folder, repository or .gguf file, "" where servers have it.
         rule: what determines the losses.
-        device: such as "cuda"; "" for the worker's own choice.
-        batch_tokens: places per batch, 0 for the device's default.
-        threads: of each worker on a CPU, 0 for torch's default.
+        settings: of what runs it.
         allow_untrained: accept a teacher that predicts no better than chance.
         started: when the command was, in seconds since 1970.
     """
@@ -69,10 +69,9 @@ class ScoreJob:
     run_folder: str
     dataset: str
     source: str
+    files: str
     rule: TeacherRule
-    device: str
-    batch_tokens: int
-    threads: int
+    settings: EngineSettings
     allow_untrained: bool
     started: float
 
@@ -86,7 +85,7 @@ class ShardScored:
         record: of the sidecar.
         reused: whether an earlier run had written it.
         num_documents: in the shard.
-        work: cost of scoring, as in `pipeline.scoring.work.Work`.
+        work: cost of scoring, as in `pipeline.scoring.engines.interface.Work`.
         matmul_rate: operations a second that the worker's own products reach.
     """
 
@@ -112,13 +111,13 @@ class ReadyTeacher:
     """A worker's teacher and the dataset that it reads.
 
     Attributes:
-        scorer: loaded.
+        engine: ready.
         dataset: what it scores.
         context: of the job's rule.
         matmul_rate: as in `ShardScored`.
     """
 
-    scorer: Scorer
+    engine: Engine
     dataset: Dataset
     context: ContextRule
     matmul_rate: float
@@ -139,29 +138,27 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             ChangedError: weights or dataset changed since the job started.
             UntrainedTeacherError: the weights did not load.
         """
-        import torch
-
-        from pipeline.scoring.scorer import load_scorer
-
         job = self._job
-        if job.threads:
-            torch.set_num_threads(job.threads)
         dataset = open_dataset(job.output)
-        found = find_teacher(job.source)
         _require_same("dataset", job.output, dataset.manifest.fingerprint, job.dataset)
-        _require_same("teacher", job.source, found.sha256, job.rule.weights_sha256)
         context = ContextRule.from_json(job.rule.context)
-        scorer = load_scorer(
-            str(found.path),
+        path = ""
+        if job.files and not isinstance(job.settings, ServedSettings):
+            found = find_teacher(job.files)
+            _require_same("teacher", job.files, found.sha256, job.rule.weights_sha256)
+            path = str(found.path)
+        engine = load_engine(
+            job.settings,
             context,
+            source=path,
             dtype=job.rule.dtype,
-            device=job.device,
-            batch_tokens=job.batch_tokens,
+            folder=job.output,
+            api_key=api_key(),
         )
         if not job.allow_untrained:
             probe = probe_tokens(dataset.location, dataset.manifest)
-            scorer.require_trained(probe, accepted_by="--allow-untrained-teacher")
-        return ReadyTeacher(scorer, dataset, context, scorer.matmul_rate())
+            require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
+        return ReadyTeacher(engine, dataset, context, engine.matmul_rate())
 
     def run_inference(
         self,
@@ -222,7 +219,7 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
             return ShardScored(shard, earlier, True, len(index), {}, 0.0)
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
     tokens = read_teacher_tokens(dataset, shard, index)
-    scored = teacher.scorer.score(
+    scored = teacher.engine.score(
         tokens,
         pieces,
         names=index.document_id,
@@ -250,7 +247,7 @@ def _summary(shards: Sequence[ShardScored], elapsed_seconds: float) -> bytes:
     scored = [shard for shard in shards if not shard.reused]
     total = {name: sum(s.work[name] for s in scored) for name in (scored[0].work if scored else ())}
     # What the workers' own products would have taken for the same operations.
-    ideal = sum(s.work["num_operations"] / s.matmul_rate for s in scored)
+    ideal = sum(s.work["num_operations"] / s.matmul_rate for s in scored if s.matmul_rate)
     summary = {
         "num_documents": sum(s.num_documents for s in scored),
         "num_scored_tokens": sum(s.record.num_tokens for s in scored),
@@ -259,6 +256,8 @@ def _summary(shards: Sequence[ShardScored], elapsed_seconds: float) -> bytes:
         "num_placed_tokens": total.get("num_tokens", 0),
         "scoring_seconds": total.get("seconds", 0.0),
         "num_operations": total.get("num_operations", 0.0),
+        "num_requests": total.get("num_requests", 0),
+        "num_retries": total.get("num_retries", 0),
         "ideal_seconds": ideal,
         "elapsed_seconds": elapsed_seconds,
     }

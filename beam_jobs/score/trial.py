@@ -7,8 +7,8 @@ import numpy as np
 from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler
 from pipeline.drawing.formatting import format_count, format_duration, format_plural, format_short
 from pipeline.scoring.contexts import Pieces
+from pipeline.scoring.engines.interface import Work
 from pipeline.scoring.sidecars import DocumentTokens, read_teacher_tokens
-from pipeline.scoring.work import Work
 
 
 def try_teacher(job: ScoreJob, *, limit: int) -> str:
@@ -62,7 +62,7 @@ def _score_first(teacher: ReadyTeacher, shard: int, limit: int) -> tuple[int, fl
         pieces.continues[first],
     )
     end = int(tokens.starts[count])
-    scored = teacher.scorer.score(
+    scored = teacher.engine.score(
         DocumentTokens(tokens.input_ids[:end], tokens.starts[: count + 1]),
         own,
         names=index.document_id[:count],

@@ -123,22 +123,46 @@ class AlignmentStatistics:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class DocumentQuality:
+    """How well each of D documents aligned.
+
+    Attributes:
+        num_mapped: int64 [D], student tokens with a teacher token.
+        byte_iou_sum: float64 [D], sum over them of intersection over union, in bytes.
+    """
+
+    num_mapped: NDArray[np.int64]
+    byte_iou_sum: NDArray[np.float64]
+
+
 def measure_alignment(batch: AlignedBatch) -> AlignmentStatistics:
     """Return the statistics of one batch.
 
     Source: section 2 (IoU, IoS), in bytes.
     """
+    return measure_documents(batch)[0]
+
+
+def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
+    """Return the statistics of one batch, and those of each document that the index keeps."""
     student, teacher = batch.student, batch.teacher
     bins = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
+    num_documents = student.num_documents
+    quality = DocumentQuality(np.zeros(num_documents, np.int64), np.zeros(num_documents))
     num_mapped, iou_sum, ios_sum = _measure_spans(
         student.byte_offsets,
         student.cu_tokens,
         teacher.byte_offsets,
         teacher.cu_tokens,
         batch.teacher_spans,
-        *bins,
+        bins[0],
+        bins[1],
+        bins[2],
+        quality.num_mapped,
+        quality.byte_iou_sum,
     )
-    return AlignmentStatistics(
+    statistics = AlignmentStatistics(
         num_documents=len(batch.documents),
         num_text_bytes=sum(len(document.text) for document in batch.documents),
         num_student_tokens=len(student.input_ids),
@@ -154,6 +178,7 @@ def measure_alignment(batch: AlignedBatch) -> AlignmentStatistics:
         num_student_over_wide=_count_over_wide(student),
         num_teacher_over_wide=_count_over_wide(teacher),
     )
+    return statistics, quality
 
 
 def covered_ranges(teacher_offsets: Ranges, teacher_spans: Ranges) -> Ranges:
@@ -233,6 +258,8 @@ def _measure_spans(
     width_counts: NDArray[np.int64],
     student_bytes_counts: NDArray[np.int64],
     teacher_bytes_counts: NDArray[np.int64],
+    document_mapped: NDArray[np.int64],
+    document_iou_sum: NDArray[np.float64],
 ) -> tuple[int, float, float]:
     num_mapped = num_single = 0
     iou_sum = ios_sum = 0.0
@@ -240,6 +267,7 @@ def _measure_spans(
         student = student_offsets[student_cu[d] : student_cu[d + 1]]
         teacher = teacher_offsets[teacher_cu[d] : teacher_cu[d + 1]]
         spans = teacher_spans[student_cu[d] : student_cu[d + 1]]
+        own_iou, mapped_before = 0.0, num_mapped
         for i in range(len(student)):
             a, b = student[i, 0], student[i, 1]
             first, end = np.uintp(spans[i, 0]), np.uintp(spans[i, 1])
@@ -253,8 +281,12 @@ def _measure_spans(
             c, e = teacher[first, 0], teacher[end - np.uintp(1), 1]
             shared = min(b, e) - max(a, c)
             num_mapped += 1
-            iou_sum += shared / (max(b, e) - min(a, c))
+            iou = shared / (max(b, e) - min(a, c))
+            iou_sum += iou
+            own_iou += iou
             ios_sum += 1.0 if shared == b - a else shared / (b - a)
+        document_mapped[d] = num_mapped - mapped_before
+        document_iou_sum[d] = own_iou
     width_counts[1] += num_single
     for j in range(len(teacher_offsets)):
         size = teacher_offsets[j, 1] - teacher_offsets[j, 0]

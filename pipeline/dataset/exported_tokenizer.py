@@ -107,24 +107,9 @@ def export_tokenizer(
             "probe texts only",
             dataset.location,
         )
-    tokenizer = _tokenizer_files(definition, record)
-    settings = {"config.json": json.dumps(dict(config), default=str).encode()}
-    place, loaded = "", _load(tokenizer | settings)
-    try:
-        proof.compare_documents(loaded, documents)
-    except TokenizerError as error:
-        # Beside a config.json the model's architecture chooses the class, in a folder of its own
-        # the tokenizer's configuration does.
-        place, loaded = "tokenizer", _load(tokenizer)
-        proof.compare_documents(loaded, documents)
-        logger.warning(
-            "transformers would change the tokenizer beside a %s model (%s): it lies in the folder "
-            '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
-            "--tokenizer in vLLM)",
-            config.get("model_type"),
-            error,
-        )
-    written = {str(Path(place, name)): data for name, data in tokenizer.items()}
+    files = _tokenizer_files(definition, record)
+    place, loaded = _load_as_proven(files, config, proof, documents)
+    written = {str(Path(place, name)): data for name, data in files.items()}
     written["generation_config.json"] = _generation_config(definition, record)
     differing, num_probes = proof.compare_probes(loaded)
     if differing:
@@ -137,6 +122,38 @@ def export_tokenizer(
             [text[:40] for text in differing],
         )
     return ExportedTokenizer(written, place, len(documents), num_probes, tuple(differing))
+
+
+def _load_as_proven(
+    files: Mapping[str, bytes],
+    config: Mapping[str, Any],
+    proof: "_Proof",
+    documents: Sequence[tuple[str, str, list[int]]],
+) -> tuple[str, Any]:
+    """Return the folder below the model's where the files are read as they should, and what reads.
+
+    Beside a config.json the model's architecture chooses the class, in a folder of its own the
+    tokenizer's configuration does.
+
+    Raises:
+        TokenizerError: ids differ in both.
+    """
+    settings = {"config.json": json.dumps(dict(config), default=str).encode()}
+    beside = _load({**files, **settings})
+    try:
+        proof.compare_documents(beside, documents)
+        return "", beside
+    except TokenizerError as error:
+        alone = _load(files)
+        proof.compare_documents(alone, documents)
+        logger.warning(
+            "transformers would change the tokenizer beside a %s model (%s): it lies in the folder "
+            '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
+            "--tokenizer in vLLM)",
+            config.get("model_type"),
+            error,
+        )
+        return "tokenizer", alone
 
 
 def _load(files: Mapping[str, bytes]) -> Any:

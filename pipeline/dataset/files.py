@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO, cast
@@ -84,8 +84,19 @@ class Dataset:
             name = self.manifest.shards[shard_index].file
             yield from read_samples(file, index, shard=name, documents=documents)
 
-    def read_index(self, shard_index: int, *, with_names: bool = False) -> ShardIndex:
-        """Return a shard's index, verified by its hash.
+    def read_index(
+        self,
+        shard_index: int,
+        *,
+        with_names: bool = False,
+        metadata: Sequence[str] | None = None,
+    ) -> ShardIndex:
+        """Return a shard's index, verified by its hash, with all its documents.
+
+        Args:
+            shard_index: the shard.
+            with_names: whether keys, ids and quality are read too.
+            metadata: fields to read; None reads all of them with names, and none without.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.
@@ -101,7 +112,7 @@ class Dataset:
             raise DamagedShardError(
                 f"{url} is not the index that the manifest names (SHA-256 differs): {_REMEDY}"
             )
-        index = decode_index(data, with_names=with_names)
+        index = decode_index(data, with_names=with_names, metadata=metadata)
         if len(index) != record.num_documents:
             raise DamagedShardError(
                 f"{url} has {len(index)} documents, the manifest says {record.num_documents}: "
@@ -179,4 +190,9 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
                 f"{path}: the manifest lists shard {name} {twice[0]} {counts[twice[0]]} times; its "
                 "documents would be read twice: restore the manifest"
             )
+    if manifest.removed is not None:
+        raise DatasetError(
+            f"{path}: {manifest.removed.count} documents are removed, which this release can't "
+            "leave out yet: run vocag compact, or install a later release"
+        )
     return Dataset(location, manifest)

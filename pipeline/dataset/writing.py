@@ -1,18 +1,20 @@
 """Write aligned documents as WebDataset tar shards with an index, and read them back, verified."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.alignment.kernels import find_cut_points
-from pipeline.alignment.quality import AlignmentStatistics, measure_alignment
-from pipeline.batches import AlignedBatch
+from pipeline.alignment.quality import AlignmentStatistics, measure_documents
+from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.encoding import TAR_BLOCK, encode_batch
-from schemas.index import CUT_STRIDE, ShardIndex, concatenate_indices
-from schemas.manifest import ShardRecord
+from schemas.index import CUT_STRIDE, METADATA_TYPES, ShardIndex, concatenate_indices
+from schemas.manifest import MetadataColumn, ShardRecord
 
 END_OF_TAR = bytes(2 * TAR_BLOCK)
 
@@ -37,18 +39,23 @@ class WrittenShard:
 class ShardWriter:
     """Writes one tar, batch by batch; the same batches always give the same bytes."""
 
-    def __init__(self, file: BinaryIO, *, keep_text: bool = False) -> None:
+    def __init__(
+        self, file: BinaryIO, *, keep_text: bool = False, metadata: Sequence[MetadataColumn] = ()
+    ) -> None:
         """Write to a file opened for binary writing, which stays open.
 
         Args:
             file: only `write` is called.
             keep_text: whether samples hold their text.
+            metadata: the columns that documents have values for.
         """
         self.num_bytes = 0
         self._file = file
         self._keep_text = keep_text
+        self._metadata = metadata
         self._hash = sha256()
-        self._indices: list[ShardIndex] = []
+        nothing = replace(concatenate_indices(()), metadata=_columns((), metadata))
+        self._indices: list[ShardIndex] = [nothing]
         self._statistics: list[AlignmentStatistics] = []
         self._background = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
@@ -66,6 +73,7 @@ class ShardWriter:
             batch.teacher_spans,
             CUT_STRIDE,
         )
+        statistics, quality = measure_documents(batch)
         index = ShardIndex(
             key=encoded.keys,
             document_id=[document.document_id for document in batch.documents],
@@ -78,9 +86,12 @@ class ShardWriter:
             cut_starts=cuts[0],
             cut_student=cuts[1],
             cut_teacher=cuts[2],
+            num_mapped=quality.num_mapped,
+            byte_iou_sum=quality.byte_iou_sum.astype(np.float32),
+            metadata=_columns(batch.documents, self._metadata),
         )
         self._indices.append(index)
-        self._statistics.append(measure_alignment(batch))
+        self._statistics.append(statistics)
         self._append(memoryview(encoded.members))
 
     def close(self) -> WrittenShard:
@@ -108,6 +119,17 @@ class ShardWriter:
     def _write(self, data: memoryview) -> None:
         self._hash.update(data)
         self._file.write(data)
+
+
+def _columns(
+    documents: Sequence[SourceDocument], metadata: Sequence[MetadataColumn]
+) -> dict[str, pa.ChunkedArray]:
+    """Return the documents' metadata by field."""
+    columns = {}
+    for place, entry in enumerate(metadata):
+        values = [document.metadata[place] for document in documents]
+        columns[entry.name] = pa.chunked_array([pa.array(values, METADATA_TYPES[entry.type])])
+    return columns
 
 
 def shard_record(written: WrittenShard, file: str, index_file: str, index: bytes) -> ShardRecord:

@@ -1,6 +1,7 @@
 """Two tokenizations of a text as blocks that begin and end together, to be drawn."""
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,29 @@ class PreviewToken:
     byte_range: tuple[int, int]
     mapped: tuple[int, int]
     is_bytes: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ShownTokens:
+    """One side's tokens, to be divided into blocks.
+
+    Attributes:
+        input_ids: integers [T].
+        byte_offsets: integers [T, 2], half-open.
+        contents: [T], the bytes that each token stands for; None: nothing, or nobody knows.
+    """
+
+    input_ids: NDArray[np.integer]
+    byte_offsets: NDArray[np.integer]
+    contents: Sequence[bytes | None]
+
+    @classmethod
+    def of_text(
+        cls, text: bytes, input_ids: NDArray[np.integer], byte_offsets: NDArray[np.integer]
+    ) -> "ShownTokens":
+        """Take what each token stands for from the text itself."""
+        contents = [text[start:end] or None for start, end in byte_offsets.tolist()]
+        return cls(input_ids, byte_offsets, contents)
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,30 @@ class PreviewDocument:
     def num_shown(self) -> int:
         """Student tokens that are shown."""
         return sum(len(block.student) for block in self.blocks)
+
+
+def make_blocks(
+    student: ShownTokens, teacher: ShownTokens, teacher_spans: NDArray[np.int64]
+) -> tuple[Block, ...]:
+    """Return two aligned token sequences as blocks, see `find_blocks`.
+
+    Args:
+        student: T_student tokens.
+        teacher: T_teacher tokens.
+        teacher_spans: int64 [T_student, 2].
+
+    Example:
+        >>> blocks = make_blocks(student, teacher, np.array([[0, 1], [0, 1], [1, 3]]))
+        >>> [token.text for token in blocks[0].teacher]
+        ['·Probability']
+    """
+    num_teacher = len(teacher.contents)
+    students = _preview_tokens(student, teacher_spans)
+    teachers = _preview_tokens(teacher, _invert(teacher_spans, num_teacher))
+    return tuple(
+        Block(tuple(students[slice(*s)]), tuple(teachers[slice(*t)]))
+        for s, t in find_blocks(teacher_spans, num_teacher)
+    )
 
 
 def find_blocks(
@@ -126,6 +174,33 @@ def _show_character(character: str) -> str:
     if character in _VISIBLE:
         return _VISIBLE[character]
     return character if character.isprintable() else f"<U+{code:04X}>"
+
+
+def _preview_tokens(tokens: ShownTokens, mapped: NDArray[np.int64]) -> list[PreviewToken]:
+    rows = zip(
+        tokens.contents,
+        tokens.input_ids.tolist(),
+        tokens.byte_offsets.tolist(),
+        mapped.tolist(),
+        strict=True,
+    )
+    return [
+        PreviewToken(
+            index=index,
+            token_id=token_id,
+            text=_describe(content, token_id, end - start),
+            byte_range=(start, end),
+            mapped=(first, last),
+            is_bytes=content is not None and _is_broken(content),
+        )
+        for index, (content, token_id, (start, end), (first, last)) in enumerate(rows)
+    ]
+
+
+def _describe(content: bytes | None, token_id: int, num_bytes: int) -> str:
+    if content is not None:
+        return show_bytes(content)
+    return f"#{token_id}" if num_bytes else "∅"
 
 
 def _is_broken(data: bytes) -> bool:

@@ -5,7 +5,10 @@ widths are counted in columns of a monospace font and forced with `textLength`. 
 words, so a page of any width will do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 from xml.etree.ElementTree import Element
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
@@ -14,31 +17,83 @@ from pipeline.drawing.terminal_blocks import display_width
 from pipeline.drawing.web_page import render_page, tag
 from schemas.manifest import Manifest
 
-COLUMN, PADDING, GAP = 7.9, 5.0, 3.0
-CHIP_HEIGHT, LINK_HEIGHT, MARGIN = 24.0, 30.0, 1.0
-HEIGHT = 2 * (CHIP_HEIGHT + MARGIN) + LINK_HEIGHT
+_COLUMN, _PADDING, _GAP = 7.9, 5.0, 3.0
+_CHIP_HEIGHT, _LINK_HEIGHT, _MARGIN = 24.0, 30.0, 1.0
+_ARROW_HEIGHT, _ARROW_WIDTH = 7.0, 8.0
+_HEIGHT = 2 * (_CHIP_HEIGHT + _MARGIN) + _LINK_HEIGHT
 
-_STYLE = """
-article { padding: 1.1rem 1.25rem 1.3rem; margin-top: 1.1rem; }
-article h2 { margin: 0; font-size: 1.05rem; overflow-wrap: anywhere; }
+BLOCK_STYLE = """
 .tokens { margin-top: .9rem; line-height: 0; }
 .tokens svg { margin: 0 5px 14px 0; max-width: 100%; height: auto; vertical-align: top; }
-.tokens hr { border: 0; margin: 0; height: 0; }
 svg text { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
   fill: var(--ink); dominant-baseline: central; white-space: pre; }
 svg rect { stroke-width: 1; }
+line { stroke: var(--soft); stroke-width: 1.2; }
 rect.student { fill: var(--student-tint); stroke: var(--student); }
 rect.teacher { fill: var(--teacher-tint); stroke: var(--teacher); }
 rect.bytes { stroke-dasharray: 1.5 2; }
+rect.kept { stroke-width: 1.6; }
+line.kept { stroke: var(--student); stroke-width: 1.6; }
+polygon.kept { fill: var(--student); }
+rect.dropped { fill: none; stroke: var(--line); }
+text.dropped { fill: var(--soft); }
+line.dropped { stroke-dasharray: 3 3; }
 rect.unmapped { fill: none; stroke: var(--bad); stroke-dasharray: 4 3; }
 text.unmapped { fill: var(--bad); }
-line { stroke: var(--soft); stroke-width: 1.2; }
 line.unmapped { stroke: var(--bad); stroke-dasharray: 3 3; }
+rect.kept.unmapped { fill: var(--student-tint); stroke-dasharray: none; }
+g:hover rect { stroke-width: 2.6; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; align-items: center;
   margin-top: 1rem; }
 .legend span { display: inline-flex; align-items: center; gap: .45rem; }
 .legend svg { flex: none; }
 """
+
+_STYLE = """
+article { padding: 1.1rem 1.25rem 1.3rem; margin-top: 1.1rem; }
+article h2 { margin: 0; font-size: 1.05rem; overflow-wrap: anywhere; }
+.tokens hr { border: 0; margin: 0; height: 0; }
+"""
+_LEGEND = (
+    ("student", "student token"),
+    ("teacher", "teacher token"),
+    ("student bytes", "bytes of a character"),
+    ("student unmapped", "unmapped"),
+)
+_NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a page says of a student token, besides what it is mapped to.
+
+    Attributes:
+        kind: "kept" or "dropped".
+        hint: what is read where the pointer rests on it.
+        unmapped: whether it counts as unmapped, although its span may hold teacher tokens: none of
+            them has a loss.
+    """
+
+    kind: Literal["kept", "dropped"]
+    hint: str
+    unmapped: bool
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A token's chip, in pixels."""
+
+    left: float
+    top: float
+    size: float
+
+    @property
+    def centre(self) -> float:
+        return self.left + self.size / 2
+
+    @property
+    def bottom(self) -> float:
+        return self.top + _CHIP_HEIGHT
 
 
 def render_preview(manifest: Manifest, documents: Sequence[PreviewDocument]) -> str:
@@ -54,93 +109,122 @@ def render_preview(manifest: Manifest, documents: Sequence[PreviewDocument]) -> 
         tag("h1", f"{manifest.name}, aligned"),
         tag("p", "Student ", student, " above, teacher ", teacher, " below."),
         tag("p", "Fingerprint ", tag("code", manifest.fingerprint), class_="soft small"),
-        _legend(),
+        draw_legend(_LEGEND),
         *(_document(document) for document in documents),
-        style=_STYLE,
+        style=BLOCK_STYLE + _STYLE,
     )
 
 
-def draw_block(block: Block) -> Element:
-    """Return a block as an SVG, each student token joined to every teacher token of its span."""
-    student, student_width = _places(block.student)
-    teacher, teacher_width = _places(block.teacher)
-    width = max(student_width, teacher_width) + 2 * MARGIN
-    student = [(left + (width - student_width) / 2, size) for left, size in student]
-    teacher = [(left + (width - teacher_width) / 2, size) for left, size in teacher]
+def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
+    """Return a block as an SVG, each student token joined to every teacher token of its span.
+
+    Args:
+        block: what to draw.
+        marks: of student tokens, by their index; a kept token's links end in an arrow.
+    """
+    width = max(_width(block.student), _width(block.teacher)) + 2 * _MARGIN
+    student = _places(block.student, width, top=_MARGIN)
+    teacher = _places(block.teacher, width, top=_MARGIN + _CHIP_HEIGHT + _LINK_HEIGHT)
+    drawn = [
+        _student_token(token, student, teacher, marks.get(token.index)) for token in block.student
+    ]
+    drawn += [
+        tag("g", tag("title", _hint(token, "teacher")), *_chip(token, place, ["teacher"]))
+        for token, place in zip(block.teacher, teacher.values(), strict=True)
+    ]
     return tag(
         "svg",
-        *_links(block, student, teacher),
-        *_chips(block.student, student, "student", MARGIN),
-        *_chips(block.teacher, teacher, "teacher", MARGIN + CHIP_HEIGHT + LINK_HEIGHT),
+        *drawn,
         width=_number(width),
-        height=_number(HEIGHT),
-        viewBox=f"0 0 {_number(width)} {_number(HEIGHT)}",
+        height=_number(_HEIGHT),
+        viewBox=f"0 0 {_number(width)} {_number(_HEIGHT)}",
     )
 
 
-def _places(tokens: Sequence[PreviewToken]) -> tuple[list[tuple[float, float]], float]:
-    """Return (left, width) of each token's chip, and the width of them all."""
-    places = []
-    left = 0.0
+def draw_legend(kinds: Sequence[tuple[str, str]]) -> Element:
+    """Return what chips of these classes mean, and the signs for white space."""
+    keys = [tag("span", _swatch(kind), words) for kind, words in kinds]
+    signs = tag("span", "· ⏎ → space, newline, tab", tag("span", "∅ covers no byte"))
+    return tag("div", *keys, signs, class_="legend soft small")
+
+
+def _width(tokens: Sequence[PreviewToken]) -> float:
+    return max(sum(_size(token) + _GAP for token in tokens) - _GAP, 0)
+
+
+def _size(token: PreviewToken) -> float:
+    return max(display_width(token.text), 1) * _COLUMN + 2 * _PADDING
+
+
+def _places(tokens: Sequence[PreviewToken], width: float, *, top: float) -> dict[int, _Place]:
+    """Return where each token's chip stands, by the token's index, centred within a width."""
+    places = {}
+    left = (width - _width(tokens)) / 2
     for token in tokens:
-        size = max(display_width(token.text), 1) * COLUMN + 2 * PADDING
-        places.append((left, size))
-        left += size + GAP
-    return places, max(left - GAP, 0)
+        places[token.index] = _Place(left, top, _size(token))
+        left += _size(token) + _GAP
+    return places
 
 
-def _links(
-    block: Block, student: list[tuple[float, float]], teacher: list[tuple[float, float]]
-) -> list[Element]:
-    top, bottom = MARGIN + CHIP_HEIGHT, MARGIN + CHIP_HEIGHT + LINK_HEIGHT
-    first = block.teacher[0].index if block.teacher else 0
-    lines = []
-    for token, (left, size) in zip(block.student, student, strict=True):
-        x = left + size / 2
-        for index in range(*token.mapped):
-            other_left, other_size = teacher[index - first]
-            lines.append(_line(x, top, other_left + other_size / 2, bottom))
-        if token.mapped[0] == token.mapped[1]:
-            lines.append(_line(x, top, x, top + LINK_HEIGHT / 3, class_="unmapped"))
-    return lines
+def _student_token(
+    token: PreviewToken,
+    student: Mapping[int, _Place],
+    teacher: Mapping[int, _Place],
+    mark: Mark | None,
+) -> Element:
+    place = student[token.index]
+    joined = [teacher[index] for index in range(*token.mapped)]
+    if mark is None:
+        links, kinds, hint = _links(place, joined), ["student"], _hint(token, "student")
+    else:
+        guided = mark.kind == "kept" and not mark.unmapped
+        links = _links(place, joined, "kept" if guided else "dropped")
+        kinds = ["student", mark.kind, *(["unmapped"] if mark.unmapped else [])]
+        hint = mark.hint
+    return tag("g", tag("title", hint), *links, *_chip(token, place, kinds))
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, **attributes: str) -> Element:
+def _links(place: _Place, teacher: Sequence[_Place], kind: str = "") -> list[Element]:
+    x, top = place.centre, place.bottom
+    if not teacher:
+        return [_line(x, top, x, top + _LINK_HEIGHT / 3, "unmapped")]
+    if kind != "kept":
+        return [_line(x, top, other.centre, other.top, kind) for other in teacher]
+    neck = top + _ARROW_HEIGHT
+    corners = ((x, top), (x - _ARROW_WIDTH / 2, neck), (x + _ARROW_WIDTH / 2, neck))
+    points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+    lines = [_line(x, neck, other.centre, other.top, kind) for other in teacher]
+    return [*lines, tag("polygon", points=points, class_=kind)]
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Element:
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
-    return tag("line", **{name: _number(value) for name, value in ends.items()}, **attributes)
+    named = {"class_": kind} if kind else {}
+    return tag("line", **{name: _number(value) for name, value in ends.items()}, **named)
 
 
-def _chips(
-    tokens: Sequence[PreviewToken], places: list[tuple[float, float]], side: str, top: float
-) -> list[Element]:
+def _chip(token: PreviewToken, place: _Place, kinds: Sequence[str]) -> list[Element]:
+    unmapped = token.mapped[0] == token.mapped[1] and "unmapped" not in kinds
+    bytes_ = ["bytes"] if token.is_bytes else []
+    kind = " ".join([*kinds, *bytes_, *(["unmapped"] if unmapped else [])])
+    box = {"x": place.left, "y": place.top, "width": place.size, "height": _CHIP_HEIGHT}
     return [
-        _chip(token, left, size, side, top)
-        for token, (left, size) in zip(tokens, places, strict=True)
+        tag(
+            "rect",
+            **{name: _number(value) for name, value in box.items()},
+            rx="4",
+            class_=kind,
+        ),
+        tag(
+            "text",
+            token.text,
+            x=_number(place.left + _PADDING),
+            y=_number(place.top + _CHIP_HEIGHT / 2),
+            textLength=_number(place.size - 2 * _PADDING),
+            lengthAdjust="spacingAndGlyphs",
+            class_=kind,
+        ),
     ]
-
-
-def _chip(token: PreviewToken, left: float, size: float, side: str, top: float) -> Element:
-    unmapped = token.mapped[0] == token.mapped[1]
-    kinds = [side, *(["bytes"] if token.is_bytes else []), *(["unmapped"] if unmapped else [])]
-    box = tag(
-        "rect",
-        x=_number(left),
-        y=_number(top),
-        width=_number(size),
-        height=_number(CHIP_HEIGHT),
-        rx="4",
-        class_=" ".join(kinds),
-    )
-    text = tag(
-        "text",
-        token.text,
-        x=_number(left + PADDING),
-        y=_number(top + CHIP_HEIGHT / 2),
-        textLength=_number(size - 2 * PADDING),
-        lengthAdjust="spacingAndGlyphs",
-        class_="unmapped" if unmapped else "mapped",
-    )
-    return tag("g", tag("title", _hint(token, side)), box, text)
 
 
 def _hint(token: PreviewToken, side: str) -> str:
@@ -177,18 +261,6 @@ def _document(document: PreviewDocument) -> Element:
         *notes,
         class_="card",
     )
-
-
-def _legend() -> Element:
-    items = (
-        ("student", "student token"),
-        ("teacher", "teacher token"),
-        ("student bytes", "bytes of a character"),
-        ("student unmapped", "unmapped"),
-    )
-    keys = [tag("span", _swatch(kinds), words) for kinds, words in items]
-    signs = tag("span", "· ⏎ → space, newline, tab", tag("span", "∅ covers no byte"))
-    return tag("div", *keys, signs, class_="legend soft small")
 
 
 def _swatch(kinds: str) -> Element:

@@ -6,24 +6,26 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
-from pipeline.explore.info import describe_dataset, describe_plan
+from pipeline.explore.info import describe_dataset, describe_groups, describe_plan
 from pipeline.explore.preview import load_previews
 from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
-from vocag_cli.options import DatasetSource, TokenName, parse_command
+from vocag_cli.options import DatasetSource, Option, TokenName, parse_command
 
 _EPILOG = """\
 examples:
   vocag explore info aligned
       Documents, tokens, lengths, tokenizers, dead letters, shards.
+  vocag explore info aligned --by source
+      Documents, tokens, unmapped share and IoU of each source (see align --metadata).
   vocag explore preview aligned
       The first documents, student tokens above, teacher tokens below.
   vocag explore preview aligned --id train/17 --html preview.html
@@ -39,13 +41,17 @@ class InfoOptions:
 
     Attributes:
         dataset: folder, URL or manifest of a dataset.
+        by: count documents, tokens, unmapped share and IoU by this field of the documents'
+            metadata instead.
     """
 
     dataset: DatasetSource
+    by: Annotated[str, Option("FIELD")] = ""
 
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
-        return describe_dataset(open_dataset(self.dataset))
+        dataset = open_dataset(self.dataset)
+        return describe_groups(dataset, self.by) if self.by else describe_dataset(dataset)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.groups import count_by
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -13,6 +14,7 @@ from pipeline.drawing.formatting import (
     format_table,
     printable,
 )
+from pipeline.drawing.group_table import table_of_groups
 from pipeline.packing.plan import RowPlan
 from schemas.manifest import Manifest
 
@@ -31,11 +33,28 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
     yield ""
     yield from _tokenizers(manifest)
     yield ""
+    if manifest.metadata:
+        named = ", ".join(f"{entry.name} ({entry.type})" for entry in manifest.metadata)
+        yield printable(f"metadata: {named}; count by one with --by {manifest.metadata[0].name}")
+        yield ""
     yield from _lengths(statistics)
     yield ""
     yield from _dead_letters(manifest)
     yield ""
     yield from _shards(manifest)
+
+
+def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
+    """Yield the lines of `explore info --by NAME`.
+
+    Raises:
+        ValueError: no such field of metadata.
+    """
+    rows, remark = table_of_groups(name, count_by(dataset, name))
+    cells = [[printable(cell) for cell in row] for row in rows]
+    yield from format_table(cells, align="<" + ">" * (len(cells[0]) - 1))
+    if remark:
+        yield remark
 
 
 def describe_plan(

@@ -12,17 +12,9 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
-from pipeline.drawing.blocks import (
-    Block,
-    PreviewDocument,
-    PreviewToken,
-    _invert,
-    _is_broken,
-    find_blocks,
-    show_bytes,
-)
+from pipeline.drawing.blocks import PreviewDocument, ShownTokens, make_blocks
 from pipeline.tokenization import Tokenizer
-from schemas.document import AlignedDocument, Tokens, decode_document, document_key
+from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
 
@@ -72,13 +64,7 @@ def lay_out(
     spans = document.teacher_spans[:max_tokens]
     whole = len(spans) == len(document.student)
     num_teacher = len(document.teacher) if whole else int(spans[:, 1].max(initial=0))
-    student, teacher = _texts(dataset, document, len(spans), num_teacher)
-    student_tokens = _tokens(document.student, student, spans)
-    teacher_tokens = _tokens(document.teacher, teacher, _invert(spans, num_teacher))
-    blocks = [
-        Block(tuple(student_tokens[slice(*s)]), tuple(teacher_tokens[slice(*t)]))
-        for s, t in find_blocks(spans, num_teacher)
-    ]
+    student, teacher = _shown_tokens(dataset, document, len(spans), num_teacher)
     unmapped = document.teacher_spans[:, 0] == document.teacher_spans[:, 1]
     return PreviewDocument(
         document_id=document.document_id,
@@ -89,75 +75,45 @@ def lay_out(
         num_unmapped=int(unmapped.sum()),
         num_text_bytes=document.num_text_bytes,
         has_text=document.text is not None,
-        blocks=tuple(blocks),
+        blocks=make_blocks(student, teacher, spans),
     )
 
 
-def _texts(
+def _shown_tokens(
     dataset: Dataset, document: AlignedDocument, num_student: int, num_teacher: int
-) -> tuple[list[bytes | None], list[bytes | None]]:
-    """Return the bytes of the shown tokens of both sides; None where nothing knows them."""
-    sides = ((document.student, num_student), (document.teacher, num_teacher))
+) -> tuple[ShownTokens, ShownTokens]:
+    """Return the first tokens of both sides, by the kept text or else by the vocabularies."""
+    sides = [
+        (tokens.input_ids[:num], tokens.byte_offsets[:num])
+        for tokens, num in ((document.student, num_student), (document.teacher, num_teacher))
+    ]
     if document.text is not None:
         text = document.text
-        student, teacher = (
-            [text[start:end] or None for start, end in tokens.byte_offsets[:num].tolist()]
-            for tokens, num in sides
-        )
+        student, teacher = (ShownTokens.of_text(text, *side) for side in sides)
         return student, teacher
     tokenizers = load_dataset_tokenizers(dataset.location, dataset.manifest)
     loaded: tuple[Tokenizer, Tokenizer] = (tokenizers.student, tokenizers.teacher)
     student, teacher = (
-        [
-            _vocabulary_bytes(tokenizer, token_id, end - start)
-            for token_id, (start, end) in zip(
-                tokens.input_ids[:num].tolist(), tokens.byte_offsets[:num].tolist(), strict=True
-            )
-        ]
-        for tokenizer, (tokens, num) in zip(loaded, sides, strict=True)
+        ShownTokens(input_ids, byte_offsets, _vocabulary_bytes(tokenizer, input_ids, byte_offsets))
+        for tokenizer, (input_ids, byte_offsets) in zip(loaded, sides, strict=True)
     )
     return student, teacher
 
 
-def _vocabulary_bytes(tokenizer: Tokenizer, token_id: int, num_bytes: int) -> bytes | None:
-    """Return the bytes that a token covers, as its tokenizer spells them.
+def _vocabulary_bytes(
+    tokenizer: Tokenizer, input_ids: NDArray[np.integer], byte_offsets: NDArray[np.integer]
+) -> list[bytes | None]:
+    """Return the bytes that each token covers, as its tokenizer spells it.
 
     A dummy prefix covers fewer bytes than the vocabulary gives it, a character that a normaliser
     composed covers more.
     """
-    data = tokenizer.token_bytes(token_id)
-    if not data or not num_bytes:
-        return None
-    return data[max(len(data) - num_bytes, 0) :]
-
-
-def _tokens(
-    tokens: Tokens, texts: list[bytes | None], mapped: NDArray[np.int64]
-) -> list[PreviewToken]:
-    rows = zip(
-        texts,
-        tokens.input_ids[: len(texts)].tolist(),
-        tokens.byte_offsets[: len(texts)].tolist(),
-        mapped.tolist(),
-        strict=True,
-    )
-    return [
-        PreviewToken(
-            index=index,
-            token_id=token_id,
-            text=_describe(data, token_id, end - start),
-            byte_range=(start, end),
-            mapped=(first, last),
-            is_bytes=data is not None and _is_broken(data),
-        )
-        for index, (data, token_id, (start, end), (first, last)) in enumerate(rows)
-    ]
-
-
-def _describe(data: bytes | None, token_id: int, num_bytes: int) -> str:
-    if data is not None:
-        return show_bytes(data)
-    return f"#{token_id}" if num_bytes else "∅"
+    contents: list[bytes | None] = []
+    for token_id, (start, end) in zip(input_ids.tolist(), byte_offsets.tolist(), strict=True):
+        data = tokenizer.token_bytes(token_id)
+        spelled = data[max(len(data) - (end - start), 0) :] if data and end > start else None
+        contents.append(spelled)
+    return contents
 
 
 def _find_row(index: ShardIndex, key: str) -> tuple[int, int]:

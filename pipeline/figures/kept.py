@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 from typing import cast
-from xml.etree.ElementTree import Element
 
 import numpy as np
 import torch
@@ -12,37 +11,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.alignment import align_batch
-from pipeline.batches import Ranges, SourceDocument
+from pipeline.batches import SourceDocument
 from pipeline.dataset.conventions import name_tokens
-from pipeline.drawing.blocks import find_blocks, show_bytes
+from pipeline.drawing.blocks import Block, PreviewToken, ShownTokens, make_blocks
 from pipeline.drawing.formatting import format_count, format_share, format_table
-from pipeline.drawing.terminal_blocks import display_width
+from pipeline.drawing.page_blocks import BLOCK_STYLE, Mark, draw_block, draw_legend
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
 from pipeline.tokenization import Tokenizer
 
-COLUMN, PADDING, GAP = 7.9, 5.0, 4.0
-CHIP, LINK, MARGIN = 24.0, 34.0, 1.0
 NUM_SHOWN = 12
 
-_STYLE = """
-.tokens { margin-top: 1.2rem; line-height: 0; }
-.tokens svg { margin: 0 5px 16px 0; max-width: 100%; height: auto; vertical-align: top; }
-svg text { font: 13px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  fill: var(--ink); dominant-baseline: central; white-space: pre; }
-rect.kept { fill: var(--student-tint); stroke: var(--student); stroke-width: 1.6; }
-rect.dropped { fill: none; stroke: var(--line); }
-text.dropped { fill: var(--soft); }
-rect.unmapped { stroke: var(--bad); }
-rect.teacher { fill: var(--teacher-tint); stroke: var(--teacher); }
-line.kept { stroke: var(--student); stroke-width: 1.6; }
-line.dropped { stroke: var(--soft); stroke-dasharray: 3 3; }
-.head { fill: var(--student); }
-g:hover rect { stroke-width: 2.6; }
-.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; margin-top: 1rem; }
-"""
+_LEGEND = (
+    ("student kept", "kept, with an arrow: the teacher guides this token"),
+    ("student dropped", "dropped, with a dashed line"),
+    ("student unmapped", "unmapped"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +36,28 @@ class KeptTokens:
     """A text's student tokens with what decided about each.
 
     Attributes:
-        student_pieces: the student tokens' texts, made visible.
-        teacher_pieces: the teacher tokens'.
-        teacher_spans: int64 [T_student, 2].
+        blocks: its T_student student tokens and its teacher tokens, as they belong together.
         student_losses: float64 [T_student], nats; NaN where a token has no context.
         guidance: float64 [T_student], nats, the teacher's; NaN = unmapped.
         kept: bool [T_student].
         threshold: the smallest kept difference, nats; NaN where none was kept.
     """
 
-    student_pieces: list[str]
-    teacher_pieces: list[str]
-    teacher_spans: Ranges
+    blocks: tuple[Block, ...]
     student_losses: NDArray[np.float64]
     guidance: NDArray[np.float64]
     kept: NDArray[np.bool_]
     threshold: float
+
+    @property
+    def student(self) -> list[PreviewToken]:
+        """The student's tokens, in order."""
+        return [token for block in self.blocks for token in block.student]
+
+    @property
+    def teacher(self) -> list[PreviewToken]:
+        """The teacher's tokens, in order."""
+        return [token for block in self.blocks for token in block.teacher]
 
 
 def score_text(
@@ -119,10 +111,12 @@ def score_text(
         loss_mask=student_mask,
         rule=SelectionRule(keep_fraction=keep_fraction),
     )
+    above, below = (
+        ShownTokens.of_text(data, tokens.input_ids, tokens.byte_offsets)
+        for tokens in (batch.student, batch.teacher)
+    )
     return KeptTokens(
-        student_pieces=_pieces(data, batch.student.byte_offsets),
-        teacher_pieces=_pieces(data, batch.teacher.byte_offsets),
-        teacher_spans=batch.teacher_spans,
+        blocks=make_blocks(above, below, batch.teacher_spans),
         student_losses=student_losses[0].double().numpy(),
         guidance=guidance[0].double().numpy(),
         kept=selection.kept[0].numpy(),
@@ -135,35 +129,29 @@ def describe_kept(tokens: KeptTokens) -> Iterator[str]:
     yield _summary(tokens)
     differences = tokens.student_losses - tokens.guidance
     largest = np.argsort(np.where(np.isnan(differences), -np.inf, differences))[::-1][:NUM_SHOWN]
+    texts = [token.text for token in tokens.student]
     rows = [["token", "text", "student", "teacher", "difference", ""]]
     for i in largest.tolist():
         losses = (tokens.student_losses[i], tokens.guidance[i], differences[i])
         kept = "kept" if tokens.kept[i] else "dropped"
-        rows.append([str(i), tokens.student_pieces[i], *(f"{x:.2f}" for x in losses), kept])
+        rows.append([str(i), texts[i], *(f"{x:.2f}" for x in losses), kept])
     yield from format_table(rows, align="><>>><")
 
 
 def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
     """Return a self-contained page: student tokens above, teacher tokens below."""
-    blocks = [
-        _draw_block(tokens, slice(*s), slice(*t))
-        for s, t in find_blocks(tokens.teacher_spans, len(tokens.teacher_pieces))
-    ]
+    marks = _marks(tokens)
+    blocks = [draw_block(block, marks) for block in tokens.blocks]
     names = (tag("span", student, class_="student"), tag("span", teacher, class_="teacher"))
-    legend = [
-        tag("span", "solid, with an arrow: kept, the teacher guides this token"),
-        tag("span", "dashed: dropped"),
-        tag("span", "red frame: unmapped"),
-        tag("span", "· ⏎ → are space, newline, tab; hover for losses in nats"),
-    ]
     return render_page(
         "Which tokens the teacher keeps",
         tag("h1", "Which tokens the teacher keeps"),
         tag("p", "Student ", names[0], " above, teacher ", names[1], " below."),
         tag("p", _summary(tokens)),
-        tag("div", *legend, class_="legend soft small"),
+        tag("p", "Rest the pointer on a token for its losses in nats.", class_="soft small"),
+        draw_legend(_LEGEND),
         tag("div", *blocks, class_="tokens"),
-        style=_STYLE,
+        style=BLOCK_STYLE,
     )
 
 
@@ -188,10 +176,6 @@ def _score(
     return losses[:, num_added:], mask[:, num_added:]
 
 
-def _pieces(text: bytes, byte_offsets: Ranges) -> list[str]:
-    return [show_bytes(text[start:end]) or "∅" for start, end in byte_offsets.tolist()]
-
-
 def _summary(tokens: KeptTokens) -> str:
     num_tokens, num_kept = len(tokens.kept), int(tokens.kept.sum())
     mapped = ~np.isnan(tokens.guidance)
@@ -203,85 +187,28 @@ def _summary(tokens: KeptTokens) -> str:
     )
 
 
-def _draw_block(tokens: KeptTokens, student: slice, teacher: slice) -> Element:
-    above, width_above = _places(tokens.student_pieces[student])
-    below, width_below = _places(tokens.teacher_pieces[teacher])
-    width = max(width_above, width_below) + 2 * MARGIN
-    above = [(left + (width - width_above) / 2, size) for left, size in above]
-    below = [(left + (width - width_below) / 2, size) for left, size in below]
-    parts = []
-    for i, (left, size) in enumerate(above, start=student.start):
-        kind = "kept" if tokens.kept[i] else "dropped"
-        unmapped = isnan(tokens.guidance[i])
-        links = [
-            _link(below[t - teacher.start], left + size / 2, kind)
-            for t in range(*tokens.teacher_spans[i].tolist())
-        ]
-        chip = _chip(tokens.student_pieces[i], left, size, MARGIN, kind, unmapped=unmapped)
-        arrow = [_arrow_head(left + size / 2)] if links and kind == "kept" else []
-        parts.append(tag("g", tag("title", _hint(tokens, i)), *links, *arrow, *chip))
-    for t, (left, size) in enumerate(below, start=teacher.start):
-        parts += _chip(tokens.teacher_pieces[t], left, size, MARGIN + CHIP + LINK, "teacher")
-    height = 2 * (CHIP + MARGIN) + LINK
-    sizes = {"width": f"{width:.1f}", "height": f"{height:.1f}"}
-    return tag("svg", *parts, viewBox=f"0 0 {width:.1f} {height:.1f}", **sizes)
+def _marks(tokens: KeptTokens) -> dict[int, Mark]:
+    """Return what the page says of each student token."""
+    covering = [token.text for token in tokens.teacher]
+    return {
+        token.index: Mark(
+            "kept" if tokens.kept[token.index] else "dropped",
+            _hint(tokens, token, " | ".join(covering[slice(*token.mapped)])),
+            unmapped=isnan(tokens.guidance[token.index]),
+        )
+        for token in tokens.student
+    }
 
 
-def _places(pieces: list[str]) -> tuple[list[tuple[float, float]], float]:
-    """Return (left, width) of each token's chip, and the width of them all."""
-    places, left = [], 0.0
-    for piece in pieces:
-        size = max(display_width(piece), 1) * COLUMN + 2 * PADDING
-        places.append((left, size))
-        left += size + GAP
-    return places, max(left - GAP, 0)
-
-
-def _chip(
-    piece: str, left: float, size: float, top: float, kind: str, *, unmapped: bool = False
-) -> list[Element]:
-    box = {"x": left, "y": top, "width": size, "height": CHIP}
-    return [
-        tag(
-            "rect",
-            **{name: f"{value:.1f}" for name, value in box.items()},
-            rx="4",
-            class_=f"{kind} unmapped" if unmapped else kind,
-        ),
-        tag(
-            "text",
-            piece,
-            x=f"{left + PADDING:.1f}",
-            y=f"{top + CHIP / 2:.1f}",
-            textLength=f"{size - 2 * PADDING:.1f}",
-            lengthAdjust="spacingAndGlyphs",
-            class_=kind,
-        ),
-    ]
-
-
-def _link(place: tuple[float, float], x: float, kind: str) -> Element:
-    left, size = place
-    ends = {"x1": left + size / 2, "y1": MARGIN + CHIP + LINK, "x2": x, "y2": MARGIN + CHIP + 5}
-    return tag("line", **{name: f"{end:.1f}" for name, end in ends.items()}, class_=kind)
-
-
-def _arrow_head(x: float) -> Element:
-    tip = MARGIN + CHIP + 1
-    points = f"{x:.1f},{tip:.1f} {x - 4:.1f},{tip + 7:.1f} {x + 4:.1f},{tip + 7:.1f}"
-    return tag("polygon", points=points, class_="head")
-
-
-def _hint(tokens: KeptTokens, i: int) -> str:
+def _hint(tokens: KeptTokens, token: PreviewToken, covering: str) -> str:
+    i = token.index
     student, teacher = tokens.student_losses[i], tokens.guidance[i]
     verdict = "kept" if tokens.kept[i] else "dropped"
-    first, end = tokens.teacher_spans[i].tolist()
     if isnan(student):
-        return f"{tokens.student_pieces[i]}: no context, no loss"
+        return f"{token.text}: no context, no loss"
     if isnan(teacher):
-        return f"{tokens.student_pieces[i]}: student loss {student:.2f}, unmapped: {verdict}"
-    covering = " | ".join(tokens.teacher_pieces[first:end])
+        return f"{token.text}: student loss {student:.2f}, unmapped: {verdict}"
     return (
-        f"{tokens.student_pieces[i]}: student loss {student:.2f}, teacher loss {teacher:.2f} "
+        f"{token.text}: student loss {student:.2f}, teacher loss {teacher:.2f} "
         f"({covering}), difference {student - teacher:+.2f}: {verdict}"
     )

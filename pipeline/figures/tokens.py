@@ -4,29 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
-from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken, find_blocks, show_bytes
+from pipeline.drawing.blocks import Block, PreviewDocument, ShownTokens, make_blocks, show_bytes
 from pipeline.drawing.formatting import format_count, format_plural, format_table
-from pipeline.drawing.page_blocks import draw_block
+from pipeline.drawing.page_blocks import BLOCK_STYLE, draw_block
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.tokenization import Tokenizer
 
-_STYLE = """
-td { padding: .15rem 1.2rem .15rem 0; } td.number { text-align: right; }
-.tokens { margin: .9rem 0; line-height: 0; }
-.tokens svg { margin: 0 5px 14px 0; max-width: 100%; height: auto; vertical-align: top; }
-svg text { font: 13px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  fill: var(--ink); dominant-baseline: central; white-space: pre; }
-rect.student { fill: var(--student-tint); stroke: var(--student); }
-rect.teacher { fill: var(--teacher-tint); stroke: var(--teacher); }
-rect.unmapped { fill: none; stroke: var(--bad); stroke-dasharray: 4 3; }
-text.unmapped { fill: var(--bad); } line { stroke: var(--soft); }
-"""
+_STYLE = "td { padding: .15rem 1.2rem .15rem 0; } td.number { text-align: right; }\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +102,12 @@ def draw_text(result: TokenizedText) -> str:
     title = "One text, several tokenizers"
     text = tag("p", show_bytes(result.text), class_="mono")
     return render_page(
-        title, tag("h1", title), text, tag("table", *counts), *alignments, style=_STYLE
+        title,
+        tag("h1", title),
+        text,
+        tag("table", *counts),
+        *alignments,
+        style=BLOCK_STYLE + _STYLE,
     )
 
 
@@ -124,45 +116,11 @@ def _pieces(text: bytes, tokens: TokenBatch) -> list[str]:
 
 
 def _blocks(text: bytes, aligned: AlignedBatch) -> tuple[Block, ...]:
-    spans = aligned.teacher_spans
-    num_teacher = len(aligned.teacher.input_ids)
-    student = _preview_tokens(text, aligned.student, spans)
-    teacher = _preview_tokens(text, aligned.teacher, _covering(spans, num_teacher))
-    return tuple(
-        Block(tuple(student[slice(*s)]), tuple(teacher[slice(*t)]))
-        for s, t in find_blocks(spans, num_teacher)
+    student, teacher = (
+        ShownTokens.of_text(text, tokens.input_ids, tokens.byte_offsets)
+        for tokens in (aligned.student, aligned.teacher)
     )
-
-
-def _preview_tokens(
-    text: bytes, tokens: TokenBatch, mapped: NDArray[np.int64]
-) -> list[PreviewToken]:
-    pieces = _pieces(text, tokens)
-    return [
-        PreviewToken(index, token_id, piece, (start, end), (first, last), piece.startswith("<0x"))
-        for index, (token_id, piece, (start, end), (first, last)) in enumerate(
-            zip(
-                tokens.input_ids.tolist(),
-                pieces,
-                tokens.byte_offsets.tolist(),
-                mapped.tolist(),
-                strict=True,
-            )
-        )
-    ]
-
-
-def _covering(spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:
-    """Return the range of student tokens whose spans hold each teacher token, int64 [M, 2]."""
-    mapped = np.flatnonzero(spans[:, 1] > spans[:, 0])
-    starts, ends = spans[mapped, 0], spans[mapped, 1]
-    places = np.arange(num_teacher)
-    first = np.searchsorted(ends, places, side="right")
-    last = np.searchsorted(starts, places, side="right")
-    bounds = np.append(mapped, len(spans))
-    return np.where(
-        (first < last)[:, None], np.stack([bounds[first], bounds[last - 1] + 1], axis=1), 0
-    )
+    return make_blocks(student, teacher, aligned.teacher_spans)
 
 
 def _as_document(blocks: Sequence[Block]) -> PreviewDocument:

@@ -22,7 +22,7 @@ from pipeline.guidance.checks import (
     count_broken,
     refuse_broken,
 )
-from pipeline.guidance.top_fraction import keep_top_fraction
+from pipeline.guidance.top_fraction import TopFraction, keep_top_fraction
 from pipeline.guidance.totals import Totals, sum_totals
 
 Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss"]
@@ -85,7 +85,7 @@ class Selection:
             covers (all of them when nothing is known of a teacher).
         loss_mask: bool [rows, seq_length].
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher's losses.
-        threshold: fp32 [rows] for scope `row`, else [1]: the smallest score among the kept tokens
+        threshold: fp32 [rows] for scope `row`, else [1]: the smallest ranking among the kept tokens
             that competed; NaN where none was kept or nothing competed.
     """
 
@@ -150,11 +150,27 @@ def select_tokens(
     _check_selection_inputs(values, loss_mask, rule, group)
     values, mask = values.detached(), loss_mask.bool()
     known = mask if values.mapped is None else mask & values.mapped
-    counted = _that_count(values, mask, known, rule)
     if rule.selector == "full":
-        check_finite(counted, group)
+        check_finite(_that_count(values, mask, known, rule), group)
         nothing_competed = values.student_losses.new_full((1,), torch.nan)
         return Selection(mask, known, mask, values.guidance, nothing_competed)
+    top = _keep_top(values, mask, known, rule, group=group, step=step, positions=positions)
+    kept = top.kept | (mask & ~known) if rule.unmapped == "include" else top.kept
+    return Selection(kept, known, mask, values.guidance, top.threshold)
+
+
+def _keep_top(
+    values: _Values,
+    mask: Tensor,
+    known: Tensor,
+    rule: SelectionRule,
+    *,
+    group: dist.ProcessGroup | None,
+    step: int,
+    positions: Tensor | None,
+) -> TopFraction:
+    """Return the top fraction of the tokens that compete, all values being finite."""
+    counted = _that_count(values, mask, known, rule)
     candidates = mask if rule.unmapped == "mean" else known
     totals = sum_totals(
         count_broken(counted),
@@ -166,8 +182,8 @@ def select_tokens(
     refuse_broken(counted, totals.num_broken)
     if positions is None:
         positions = _number_tokens(mask) + totals.num_before
-    top = keep_top_fraction(
-        _scores(values, known, rule, totals, step, positions),
+    return keep_top_fraction(
+        _ranking(values, known, rule, totals, step, positions),
         candidates,
         rule.keep_fraction,
         positions=positions,
@@ -175,8 +191,6 @@ def select_tokens(
         group=group,
         num_candidates=totals.num_candidates,
     )
-    kept = top.kept | (mask & ~known) if rule.unmapped == "include" else top.kept
-    return Selection(kept, known, mask, values.guidance, top.threshold)
 
 
 @dataclass(frozen=True)
@@ -224,7 +238,7 @@ def _that_count(
     return counted
 
 
-def _scores(
+def _ranking(
     values: _Values,
     mapped: Tensor,
     rule: SelectionRule,
@@ -232,7 +246,7 @@ def _scores(
     step: int,
     positions: Tensor,
 ) -> Tensor:
-    """Return what the rule ranks by, fp32 [rows, seq_length], highest first."""
+    """Return what the rule ranks tokens by, fp32 [rows, seq_length], highest first."""
     if rule.selector == "random":
         return _hash(positions, rule.seed, step)
     if rule.selector == "student_entropy":

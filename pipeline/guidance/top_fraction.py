@@ -1,7 +1,7 @@
-"""The exact top fraction of scores, in one process or over the ranks of a process group.
+"""The exact top fraction of a ranking, in one process or over the ranks of a process group.
 
-A radix search finds the k-th largest score by counting digits: three histograms of 2,048 bins,
-summed over the ranks, whatever the number of tokens. No scores travel, nothing is sorted, and the
+A radix search finds the k-th largest value by counting digits: three histograms of 2,048 bins,
+summed over the ranks, whatever the number of tokens. No values travel, nothing is sorted, and the
 result is the same for one process and for many that hold the same tokens. Ties at the threshold go
 to the smallest global positions, found by the same search.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _DIGIT_BITS = 11
-_SCORE_BITS = 33  # an fp32 score takes 32; a whole number of digits
+_RANKING_BITS = 33  # an fp32 value takes 32; a whole number of digits
 _POSITION_BITS = 55  # five digits
 
 
@@ -25,8 +25,8 @@ class TopFraction:
     """Which candidates lie in the top fraction.
 
     Attributes:
-        kept: bool, the shape of the scores.
-        threshold: fp32 [groups], the smallest kept score of each group (one per row, or one for
+        kept: bool, the shape of the ranking.
+        threshold: fp32 [groups], the smallest kept value of each group (one per row, or one for
             all); NaN where nothing is kept.
     """
 
@@ -35,7 +35,7 @@ class TopFraction:
 
 
 def keep_top_fraction(
-    scores: Tensor,
+    ranking: Tensor,
     candidates: Tensor,
     fraction: float,
     *,
@@ -44,13 +44,13 @@ def keep_top_fraction(
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor | None = None,
 ) -> TopFraction:
-    """Keep the `floor(fraction * candidates)` highest scores.
+    """Keep the `floor(fraction * candidates)` candidates that rank highest.
 
     The fraction is read as the nearest quotient of integers up to 10**8, so 0.29 of 100 candidates
     is 29 and not the 28 that binary floating point gives.
 
     Args:
-        scores: fp32 [rows, T], finite for candidates.
+        ranking: fp32 [rows, T], what is ranked by, finite for candidates.
         candidates: bool [rows, T], the tokens that compete.
         fraction: in 0..1.
         positions: int64 [rows, T], unique and below 2**55 over the scope; the smaller wins a tie.
@@ -66,15 +66,15 @@ def keep_top_fraction(
         >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5, positions=index).kept
         tensor([[ True, False]])
     """
-    shape = scores.shape
-    rows = shape if per_row else (1, scores.numel())
+    shape = ranking.shape
+    rows = shape if per_row else (1, ranking.numel())
     members, positions = candidates.reshape(rows), positions.reshape(rows)
-    keys = _descending_keys(scores.reshape(rows))
+    keys = _descending_keys(ranking.reshape(rows))
     if num_candidates is None:
         num_candidates = _sum_over(members.sum(-1), group)
     num_kept = _floor_of_fraction(num_candidates, fraction)
 
-    last, num_tied, num_equal = _kth_smallest(keys, members, num_kept, _SCORE_BITS, group)
+    last, num_tied, num_equal = _kth_smallest(keys, members, num_kept, _RANKING_BITS, group)
     kept = members & (keys < last.unsqueeze(-1)) & (num_kept > 0).unsqueeze(-1)
     tied = members & (keys == last.unsqueeze(-1))
     # `num_tied` of the tied are kept; the search by position runs only where that isn't all of
@@ -82,7 +82,7 @@ def keep_top_fraction(
     if bool((num_equal > num_tied).any()):
         last_position, _, _ = _kth_smallest(positions, tied, num_tied, _POSITION_BITS, group)
         tied &= (positions <= last_position.unsqueeze(-1)) & (num_tied > 0).unsqueeze(-1)
-    threshold = _scores_of_keys(last).masked_fill(num_kept == 0, torch.nan)
+    threshold = _ranking_of_keys(last).masked_fill(num_kept == 0, torch.nan)
     return TopFraction((kept | tied).view(shape), threshold)
 
 
@@ -109,14 +109,14 @@ def _kth_smallest(
     return prefix, remaining, equal
 
 
-def _descending_keys(scores: Tensor) -> Tensor:
-    """Map fp32 to integers in 0..2**32 - 1 whose order is the reverse of the scores' order."""
-    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0, which ties with it
+def _descending_keys(ranking: Tensor) -> Tensor:
+    """Map fp32 to integers in 0..2**32 - 1 whose order is the reverse of the ranking's."""
+    bits = (ranking + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0, which ties with it
     ascending = torch.where(bits < 0, ~bits, bits + 2**31)
     return 2**32 - 1 - ascending
 
 
-def _scores_of_keys(keys: Tensor) -> Tensor:
+def _ranking_of_keys(keys: Tensor) -> Tensor:
     ascending = 2**32 - 1 - keys
     bits = torch.where(ascending < 2**31, ~ascending, ascending - 2**31)
     return bits.to(torch.int32).view(torch.float32)

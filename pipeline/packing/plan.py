@@ -11,6 +11,7 @@ touches few shards, and memory stays small whatever the dataset's size.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,23 +112,24 @@ def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
         >>> plan = plan_rows([decode_index(path, with_names=False) for path in paths], rules)
     """
     counts: list[int] = []
-    rows: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
-    parts: list[NDArray[np.void]] = []
-    window_rows = [0]
-    window_documents: list[int] = []
-    for window in _windows(_split(indices, rules, counts), rules):
-        order, starts = _pack_window(window, rules)
-        window_documents.append(int(window["document"][0]))
-        parts.append(window[order])
-        rows.append(starts[1:] + rows[-1][-1])
-        window_rows.append(window_rows[-1] + len(starts) - 1)
+    windows: list[_Window] = []
+    pending = np.empty(0, SEGMENT)
+    for segments, num_documents in _split(indices, rules):
+        counts.append(num_documents)
+        full, pending = _cut_windows(np.concatenate([pending, segments]), rules)
+        windows += [_pack_window(window, rules) for window in full]
+    if len(pending):
+        windows.append(_pack_window(pending, rules))
+    num_rows = [len(window.row_sizes) for window in windows]
+    row_sizes = [np.zeros(1, np.int64), *(window.row_sizes for window in windows)]
+    first_documents = [window.first_document for window in windows]
     shard_document_starts = np.cumsum([0, *counts], dtype=np.int64)
     return RowPlan(
         rules=rules,
-        segments=np.concatenate([np.empty(0, SEGMENT), *parts]),
-        row_starts=np.concatenate(rows),
-        window_row_starts=np.array(window_rows, np.int64),
-        window_shards=np.searchsorted(shard_document_starts, window_documents, "right") - 1,
+        segments=np.concatenate([np.empty(0, SEGMENT), *(window.segments for window in windows)]),
+        row_starts=np.cumsum(np.concatenate(row_sizes)),
+        window_row_starts=np.cumsum([0, *num_rows], dtype=np.int64),
+        window_shards=np.searchsorted(shard_document_starts, first_documents, "right") - 1,
         shard_document_starts=shard_document_starts,
     )
 
@@ -164,55 +166,59 @@ def segment_lengths(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """A run of segments, packed into rows.
+
+    Attributes:
+        segments: SEGMENT [G], in row order.
+        row_sizes: int64 [R], the segments of each row.
+        first_document: the first of them in the dataset's order.
+    """
+
+    segments: NDArray[np.void]
+    row_sizes: NDArray[np.int64]
+    first_document: int
+
+
 def _split(
-    indices: Iterable[ShardIndex], rules: PackingRules, counts: list[int]
-) -> Iterator[NDArray[np.void]]:
-    """Yield each shard's segments in document order; note each shard's documents in `counts`."""
+    indices: Iterable[ShardIndex], rules: PackingRules
+) -> Iterator[tuple[NDArray[np.void], int]]:
+    """Yield each shard's segments in document order, and its number of documents."""
     first_document = 0
     for index in indices:
         segments = split_index(
             index, student_room=rules.student_room, teacher_room=rules.teacher_room
         )
-        counts.append(len(index))
         first_document += len(index)
         if first_document >= 1 << 32:
             raise ValueError(f"{first_document} documents exceed 2**32: split the dataset")
         segments["document"] += np.uint32(first_document - len(index))
-        yield segments
+        yield segments, len(index)
 
 
-def _windows(shards: Iterable[NDArray[np.void]], rules: PackingRules) -> Iterator[NDArray[np.void]]:
-    """Yield runs of segments with about `window_rows` rows' worth of tokens."""
-    pending = np.empty(0, SEGMENT)
-    for segments in shards:
-        pending = np.concatenate([pending, segments])
-        student, teacher = segment_lengths(pending, rules)
-        fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
-        window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
-        stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
-        start = 0
-        for stop in stops:
-            if stop > start:
-                yield pending[start:stop]
-                start = int(stop)
-        pending = pending[start:]
-    if len(pending):
-        yield pending
+def _cut_windows(
+    segments: NDArray[np.void], rules: PackingRules
+) -> tuple[list[NDArray[np.void]], NDArray[np.void]]:
+    """Return runs of segments with about `window_rows` rows' worth of tokens, and what is left."""
+    student, teacher = segment_lengths(segments, rules)
+    fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
+    window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
+    stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
+    bounds = np.unique(np.concatenate([[0], stops]))
+    windows = [segments[start:stop] for start, stop in pairwise(bounds.tolist())]
+    return windows, segments[bounds[-1] :]
 
 
-def _pack_window(
-    window: NDArray[np.void], rules: PackingRules
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the window's segments in row order, and where each of its rows starts."""
+def _pack_window(window: NDArray[np.void], rules: PackingRules) -> _Window:
     student, teacher = segment_lengths(window, rules)
     fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
     decreasing = np.argsort(-fill, kind="stable")
     row = fit_segments(
         student[decreasing], teacher[decreasing], rules.seq_length, rules.teacher_seq_length
     )
-    order = np.argsort(row, kind="stable")
-    starts = np.searchsorted(row[order], np.arange(int(row.max()) + 2))
-    return decreasing[order], starts
+    order = decreasing[np.argsort(row, kind="stable")]
+    return _Window(window[order], np.bincount(row), int(window["document"][0]))
 
 
 def _lengths(segments: NDArray[np.void], side: str, convention: Convention) -> NDArray[np.int64]:

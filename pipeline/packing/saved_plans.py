@@ -99,8 +99,8 @@ def plan_folder(dataset: Dataset, rules: PackingRules, *, cache_folder: Path) ->
 
 def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
-    columns: dict[str, list[NDArray[np.integer]]] = {}
-    plan = plan_rows(_indices(dataset, columns), rules)
+    indices = _Indices(dataset)
+    plan = plan_rows(indices, rules)
     student_padding, teacher_padding = plan.padding()
     logger.info(
         "planned %d rows of %d documents in %.1f s: %.2f %% student padding, %.2f %% teacher "
@@ -112,8 +112,7 @@ def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
         100 * teacher_padding,
         plan.num_forced_segments,
     )
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-    arrays |= {name: getattr(plan, name) for name in _PLAN_ARRAYS}
+    arrays = indices.sample_columns() | {name: getattr(plan, name) for name in _PLAN_ARRAYS}
     about = {
         "fingerprint": dataset.manifest.fingerprint,
         "rules": asdict(rules),
@@ -122,15 +121,28 @@ def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
     _write(folder, arrays, about)
 
 
-def _indices(
-    dataset: Dataset, columns: dict[str, list[NDArray[np.integer]]]
-) -> Iterator[ShardIndex]:
-    """Yield the indices one by one; keep of each only what reading needs."""
-    for shard_index in range(len(dataset.manifest.shards)):
-        index = dataset.read_index(shard_index)
-        for name, dtype in _SAMPLE_COLUMNS.items():
-            columns.setdefault(name, []).append(getattr(index, name).astype(dtype))
-        yield index
+class _Indices:
+    """A dataset's indices, read one by one; of each only what reading samples needs is kept."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._kept: list[dict[str, NDArray[np.integer]]] = []
+
+    def __iter__(self) -> Iterator[ShardIndex]:
+        """Read each index in the manifest's order."""
+        self._kept.clear()
+        for shard_index in range(len(self._dataset.manifest.shards)):
+            index = self._dataset.read_index(shard_index)
+            kept = {name: getattr(index, name).astype(to) for name, to in _SAMPLE_COLUMNS.items()}
+            self._kept.append(kept)
+            yield index
+
+    def sample_columns(self) -> dict[str, NDArray[np.integer]]:
+        """Return what was kept of the indices that were read, by column."""
+        return {
+            name: np.concatenate([np.empty(0, dtype), *(kept[name] for kept in self._kept)])
+            for name, dtype in _SAMPLE_COLUMNS.items()
+        }
 
 
 def _write(folder: Path, arrays: dict[str, NDArray[np.generic]], about: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.engines.interface import line_of
 from pipeline.scoring.sidecars import DocumentTokens
 
 __all__ = ["plan_batches"]
@@ -67,22 +68,12 @@ class _Batch:
 def _make_batch(
     tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
 ) -> _Batch:
-    rows, targets, places = [], [], []
-    for number in numbers.tolist():
-        context = rule.context_token(continues=bool(pieces.continues[number]))
-        added = np.array([] if context is None else [context], np.int64)
-        first = int(tokens.starts[pieces.document[number]])
-        start, scored, stop = (
-            first + int(a[number]) for a in (pieces.start, pieces.scored_from, pieces.stop)
-        )
-        rows.append(np.concatenate([added, tokens.input_ids[start:stop]]))
-        # Nothing stands before the first token of a piece without a context token.
-        scored = max(scored, start + 1 - len(added))
-        targets.append(np.arange(scored, stop))
-        places.append(targets[-1] - start + len(added))
-    lengths = np.array([len(row) for row in rows], np.int64)
-    input_ids = np.zeros((len(rows), int(lengths.max())), np.int64)
-    for row, (line, own) in enumerate(zip(rows, places, strict=True)):
-        input_ids[row, : len(line)] = line
-        own += row * input_ids.shape[1]
-    return _Batch(input_ids, lengths, np.concatenate(places), np.concatenate(targets))
+    lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
+    lengths = np.array([len(line.input_ids) for line in lines], np.int64)
+    input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
+    places = []
+    for row, line in enumerate(lines):
+        input_ids[row, : len(line.input_ids)] = line.input_ids
+        places.append(line.places + row * input_ids.shape[1])
+    targets = np.concatenate([line.targets for line in lines])
+    return _Batch(input_ids, lengths, np.concatenate(places), targets)

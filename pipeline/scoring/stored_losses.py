@@ -263,7 +263,8 @@ def _is_named(manifest: ScoreManifest, name: str) -> bool:
 
 def _describe(scores: ScoreFiles) -> str:
     rule = scores.manifest.rule
-    return f"{rule.dtype}, {ContextRule.from_json(rule.context).describe()}"
+    engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
+    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}"
 
 
 def _require_complete(scores: ScoreFiles) -> None:

@@ -23,6 +23,7 @@ class Rows(Mapping[str, torch.Tensor]):
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
         teacher_losses: float32 [B, teacher_seq_length], nats, NaN where there is none; only where
             rows are read with `StreamConfig.stored_losses`.
+        source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.
     """
 
     def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:

@@ -15,7 +15,8 @@ class StreamConfig:
     """What a run reads, and how.
 
     Attributes:
-        path: the dataset's folder or manifest; a path, or a URL that `fsspec` reads.
+        path: the dataset's folder or manifest, or a mixture's .toml file; a path, or a URL that
+            `fsspec` reads.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row; None takes `suggest_teacher_seq_length`.
         seed: of the order.

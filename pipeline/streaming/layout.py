@@ -37,12 +37,14 @@ class RowLayout:
         teacher_seq_length: teacher tokens per row.
         max_segments: the most segments in a row.
         with_losses: whether rows hold stored losses of their teacher tokens.
+        sources: names of a mixture's datasets; where there are any, a row says which it is from.
     """
 
     seq_length: int
     teacher_seq_length: int
     max_segments: int
     with_losses: bool = False
+    sources: tuple[str, ...] = ()
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -63,7 +65,8 @@ class RowLayout:
             "num_quarantined_tokens": (),
         }
         # Last, so that the kernels' fields stand where they always do.
-        return shapes | ({"teacher_losses": teacher} if self.with_losses else {})
+        shapes |= {"teacher_losses": teacher} if self.with_losses else {}
+        return shapes | ({"source": ()} if self.sources else {})
 
     @cached_property
     def starts(self) -> dict[str, int]:
@@ -78,5 +81,5 @@ class RowLayout:
 
     @cached_property
     def kernel_starts(self) -> tuple[int, ...]:
-        """First words of the fields that the kernels write, all but stored losses."""
-        return tuple(start for name, start in self.starts.items() if name != "teacher_losses")
+        """First words of the fields that the kernels write: the first ten."""
+        return tuple(self.starts.values())[: NUM_QUARANTINED + 1]

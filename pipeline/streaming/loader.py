@@ -5,8 +5,11 @@ worker and reader, which costs several times what reading the rows does. Here wo
 ring of slots made once, and pass the slot's number; the reader copies the slot.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.packing.order import ReplicaBatches
 from pipeline.streaming.batch import Rows
+from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.layout import RowLayout
 
 _PREFETCHED_BATCHES = 2
@@ -21,6 +25,67 @@ _PREFETCHED_BATCHES = 2
 
 ReadRows = Callable[[torch.Tensor, Sequence[int]], None]
 """Writes samples into a buffer, int32 [samples, words]."""
+
+
+class ReadableRows(Protocol):
+    """What batches are read from: `AlignedRows` or `MixedRows`."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """What it was opened with."""
+
+    @property
+    def layout(self) -> RowLayout:
+        """The fields of a row."""
+
+    def __len__(self) -> int:
+        """Return the rows of the run."""
+
+    def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
+        """Write a batch into memory that exists: int32 [len(run_positions), layout.num_words]."""
+
+
+def load_batches(
+    rows: ReadableRows,
+    *,
+    micro_batch_size: int,
+    replica: int = 0,
+    num_replicas: int = 1,
+    consumed_samples: int = 0,
+    num_samples: int | None = None,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> RowLoader:
+    """Return one replica's micro-batches, from where a run stands.
+
+    Args:
+        rows: of a dataset or a mixture.
+        micro_batch_size: rows per batch.
+        replica: this data-parallel replica's number.
+        num_replicas: how many there are; may differ from the run's earlier part.
+        consumed_samples: from `restore` of the rows.
+        num_samples: of the whole run; None: all that there are.
+        num_workers: processes that read ahead; 0 reads in this one.
+        pin_memory: whether batches lie in page-locked memory.
+
+    Raises:
+        ValueError: sizes that do not divide each other.
+
+    Example:
+        >>> for batch in load_batches(rows, micro_batch_size=4):
+        ...     loss = step(batch.to("cuda"))
+    """
+    batches = ReplicaBatches(
+        num_samples=len(rows) if num_samples is None else num_samples,
+        consumed_samples=consumed_samples,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=rows.config.global_batch_size,
+        replica=replica,
+        num_replicas=num_replicas,
+    )
+    return RowLoader(
+        rows.read_into, rows.layout, batches, num_workers=num_workers, pin_memory=pin_memory
+    )
 
 
 class RowLoader:

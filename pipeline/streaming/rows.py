@@ -39,14 +39,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from numpy import float32, int32, nan
+from numpy import float32, int32, int64, nan
 from numpy.typing import NDArray
 from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.guidance import NonFiniteLossError
-from pipeline.packing.order import ReplicaBatches, RowOrder, order_rows
+from pipeline.packing.order import RowOrder, order_rows
 from pipeline.packing.plan import ENDS, FORCED, STARTS
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
@@ -56,7 +56,6 @@ from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
-from pipeline.streaming.loader import RowLoader
 from pipeline.streaming.samples import SampleReader
 from pipeline.streaming.state import StreamMismatchError, StreamState
 from schemas.errors import DatasetError
@@ -64,13 +63,11 @@ from schemas.sidecar import TeacherRule
 
 __all__ = [
     "AlignedRows",
-    "RowLoader",
     "Rows",
     "StreamConfig",
     "StreamMismatchError",
     "StreamState",
     "collate_rows",
-    "load_batches",
 ]
 
 
@@ -79,11 +76,13 @@ class AlignedRows(TorchDataset[Rows]):
 
     Attributes:
         config: what it was opened with.
+        dataset: its files.
         manifest: the dataset's.
         plan: its rows.
         layout: the fields of a row.
         order: the rows' order.
         samples_per_epoch: rows of an epoch, whole global batches.
+        num_student_tokens: of the documents in the plan.
         damage: what was left out in this process, and the file that lists it.
     """
 
@@ -98,7 +97,7 @@ class AlignedRows(TorchDataset[Rows]):
         Example:
             >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
         """
-        dataset = open_dataset(config.path)
+        self.dataset = dataset = open_dataset(config.path)
         self.manifest = config.choose_conventions(dataset)
         rules = config.rules(self.manifest)
         self.config = config
@@ -115,7 +114,8 @@ class AlignedRows(TorchDataset[Rows]):
             seed=config.seed,
             shuffle_shards=config.shuffle_shards,
         )
-        self.samples_per_epoch = _whole_batches(len(self.plan), config.global_batch_size)
+        self.samples_per_epoch = whole_batches(len(self.plan), config.global_batch_size)
+        self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, dataset, rules))
         cache = _shard_cache(config, dataset, self.order)
         self._reader = SampleReader(dataset, table, cache)
@@ -151,7 +151,36 @@ class AlignedRows(TorchDataset[Rows]):
     def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
         """Write a batch into memory that exists: int32 [len(run_positions), layout.num_words]."""
         for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
-            self._fill_row(row, run_position)
+            self.write_row(row, run_position)
+
+    def write_row(self, row: NDArray[int32], run_position: int) -> None:
+        """Write one row into memory that exists: int32 [layout.num_words]."""
+        if not 0 <= run_position < len(self):
+            raise IndexError(f"row {run_position} is not in 0 … {len(self) - 1}; raise num_epochs")
+        epoch, epoch_position = divmod(run_position, self.samples_per_epoch)
+        self._prefetch(epoch, epoch_position)
+        row_index = self.order.row_index(epoch, epoch_position)
+        start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
+        at, num_quarantined = (0, 0, 0), 0
+        if self._losses is not None:
+            row[self.layout.starts["teacher_losses"] :].view(float32).fill(nan)
+        for segment in self.plan.segments[start:stop].tolist():
+            at, num_masked = self._fill_segment(row, at, segment)
+            num_quarantined += num_masked
+        finish_row(row, self.layout.kernel_starts, at, num_quarantined)
+
+    def use_layout(self, layout: RowLayout) -> None:
+        """Write rows as wide as those of other datasets that this one is mixed with.
+
+        Args:
+            layout: of the same lengths, with room for as many segments at least.
+        """
+        self.layout = layout
+
+    @property
+    def rules(self) -> PackingRules:
+        """What a row is."""
+        return self.plan.rules
 
     @property
     def teacher_rule(self) -> TeacherRule | None:
@@ -160,12 +189,11 @@ class AlignedRows(TorchDataset[Rows]):
 
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""
-        rules = self.plan.rules
         return StreamState(
             fingerprint=self.manifest.fingerprint,
-            seq_length=rules.seq_length,
-            teacher_seq_length=rules.teacher_seq_length,
-            rules=rules.fingerprint,
+            seq_length=self.rules.seq_length,
+            teacher_seq_length=self.rules.teacher_seq_length,
+            rules=self.rules.fingerprint,
             seed=self.config.seed,
             shuffle_shards=self.config.shuffle_shards,
             samples_per_epoch=self.samples_per_epoch,
@@ -185,7 +213,9 @@ class AlignedRows(TorchDataset[Rows]):
         self.state(0).require_same_run(saved, global_batch_size=self.config.global_batch_size)
         return saved.consumed_samples
 
-    def leave_out(self, run_position: int, segment: int, what: str) -> None:
+    def leave_out(
+        self, run_position: int, segment: int, what: str, *, step: int | None = None
+    ) -> None:
         """Raise for a segment of a row that can't be learned from, or list its document.
 
         Whoever calls masks the segment's tokens where this doesn't raise.
@@ -194,6 +224,7 @@ class AlignedRows(TorchDataset[Rows]):
             run_position: the row's place in the run, over all epochs.
             segment: its place in the row.
             what: is wrong, such as a teacher's loss.
+            step: where the row's place says nothing of it, as in a mixture's dataset.
 
         Raises:
             NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
@@ -205,7 +236,7 @@ class AlignedRows(TorchDataset[Rows]):
         document_index = int(
             self.plan.segments["document"][self.plan.row_starts[row_index] + segment]
         )
-        step = run_position // self.config.global_batch_size + 1
+        step = step or run_position // self.config.global_batch_size + 1
         named = self._reader.describe(document_index, ValueError(what))
         error = NonFiniteLossError(
             f"{what} (document {json.dumps(named.document_id)}, sample {named.key} in "
@@ -213,21 +244,6 @@ class AlignedRows(TorchDataset[Rows]):
             'or overflows on this text; mend it, or leave such documents out by "quarantine"'
         )
         self.damage.note(document_index, replace(named, reason=str(error)), error)
-
-    def _fill_row(self, row: NDArray[int32], run_position: int) -> None:
-        if not 0 <= run_position < len(self):
-            raise IndexError(f"row {run_position} is not in 0 … {len(self) - 1}; raise num_epochs")
-        epoch, epoch_position = divmod(run_position, self.samples_per_epoch)
-        self._prefetch(epoch, epoch_position)
-        row_index = self.order.row_index(epoch, epoch_position)
-        start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
-        at, num_quarantined = (0, 0, 0), 0
-        if self._losses is not None:
-            row[self.layout.starts["teacher_losses"] :].view(float32).fill(nan)
-        for segment in self.plan.segments[start:stop].tolist():
-            at, num_masked = self._fill_segment(row, at, segment)
-            num_quarantined += num_masked
-        finish_row(row, self.layout.kernel_starts, at, num_quarantined)
 
     def _fill_segment(
         self, row: NDArray[int32], at: tuple[int, int, int], segment: tuple[int, ...]
@@ -285,54 +301,16 @@ class AlignedRows(TorchDataset[Rows]):
                     self._losses.prefetch(self.order.group_shards[wanted])
 
 
-def load_batches(
-    rows: AlignedRows,
-    *,
-    micro_batch_size: int,
-    replica: int = 0,
-    num_replicas: int = 1,
-    consumed_samples: int = 0,
-    num_samples: int | None = None,
-    num_workers: int = 0,
-    pin_memory: bool = False,
-) -> RowLoader:
-    """Return one replica's micro-batches, from where a run stands.
-
-    Args:
-        rows: the samples.
-        micro_batch_size: rows per batch.
-        replica: this data-parallel replica's number.
-        num_replicas: how many there are; may differ from the run's earlier part.
-        consumed_samples: from `AlignedRows.restore`.
-        num_samples: of the whole run; None: those of all epochs.
-        num_workers: processes that read ahead; 0 reads in this one.
-        pin_memory: whether batches lie in page-locked memory.
+def whole_batches(num_rows: int, global_batch_size: int) -> int:
+    """Return the rows that fill whole global batches.
 
     Raises:
-        ValueError: sizes that do not divide each other.
-
-    Example:
-        >>> for batch in load_batches(rows, micro_batch_size=4):
-        ...     loss = step(batch.to("cuda"))
+        ValueError: not even one.
     """
-    batches = ReplicaBatches(
-        num_samples=len(rows) if num_samples is None else num_samples,
-        consumed_samples=consumed_samples,
-        micro_batch_size=micro_batch_size,
-        global_batch_size=rows.config.global_batch_size,
-        replica=replica,
-        num_replicas=num_replicas,
-    )
-    return RowLoader(
-        rows.read_into, rows.layout, batches, num_workers=num_workers, pin_memory=pin_memory
-    )
-
-
-def _whole_batches(num_rows: int, global_batch_size: int) -> int:
     samples = num_rows // global_batch_size * global_batch_size
     if not samples:
         raise ValueError(
-            f"the dataset has {num_rows} rows, less than one global batch of {global_batch_size}: "
+            f"the data has {num_rows} rows, less than one global batch of {global_batch_size}: "
             "lower global_batch_size or seq_length, or align more documents"
         )
     return samples

@@ -17,7 +17,7 @@ from pipeline.dataset.reading import check_crc32
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
 from pipeline.streaming.layout import SampleTensors
-from schemas.document import SCHEMA_VERSION
+from schemas.document import READ_VERSIONS, SAMPLE_VERSIONS
 from schemas.errors import (
     DamagedSampleError,
     DamagedShardError,
@@ -161,8 +161,8 @@ class SampleReader:
         """Return where the tensors lie; checks all that the row's kernels rely on."""
         header, body = read_header(sample.data)
         version = header["__metadata__"]["schema_version"]
-        if version != str(SCHEMA_VERSION):
-            raise SchemaVersionError(self._where(document_index), version, SCHEMA_VERSION)
+        if version not in SAMPLE_VERSIONS:
+            raise SchemaVersionError(self._where(document_index), version, READ_VERSIONS)
         num_student = int(self._table.num_student_tokens[document_index])
         num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)

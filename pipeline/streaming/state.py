@@ -12,13 +12,14 @@ class StreamState:
     """The data's part of a checkpoint; `dataclasses.asdict` makes it JSON.
 
     Attributes:
-        fingerprint: the dataset's.
+        fingerprint: the dataset's, or the mixture's.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.
         seed: of the order.
         shuffle_shards: shards shuffled together.
-        samples_per_epoch: rows of an epoch in whole global batches.
+        samples_per_epoch: rows of an epoch in whole global batches; 0 in a mixture, whose datasets
+            give all rows of their epochs.
         consumed_samples: samples that the run has used, over all epochs.
     """
 
@@ -53,7 +54,7 @@ class StreamState:
 
 
 _REMEDIES = {
-    "fingerprint": "name the dataset that the run was started with, or start a new run",
+    "fingerprint": "name the dataset or mixture that the run was started with, or start a new run",
     "seq_length": "use the run's seq_length, or start a new run",
     "teacher_seq_length": "use the run's teacher_seq_length, or start a new run",
     "rules": "use the run's conventions and window_rows, or start a new run",

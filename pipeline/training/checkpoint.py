@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.streaming import AlignedRows, StreamState
+from pipeline.streaming import RunRows, StreamState
 from pipeline.training.config import TrainConfig
 
 CHECKPOINT = "checkpoint.pt"
@@ -21,7 +21,7 @@ _FREE = (
 
 def save_checkpoint(
     config: TrainConfig,
-    rows: AlignedRows,
+    rows: RunRows,
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     step: int,
@@ -44,7 +44,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     config: TrainConfig,
-    rows: AlignedRows,
+    rows: RunRows,
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
 ) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from pipeline.packing.mixture_file import is_mixture
 from pipeline.streaming import StreamConfig
 from pipeline.training.method import NEED_LOSSES, Method
 from vocag_cli.options import ModelSource, Option, TokenName
@@ -19,7 +20,7 @@ class TrainConfig:
     command again to go on from the last checkpoint, bit for bit.
 
     Attributes:
-        data: aligned dataset to train on.
+        data: aligned dataset, or mixture of them (FILE.toml), to train on.
         student: folder, Hugging Face repository or .gguf file.
         output: folder of this run; the same command again goes on from its checkpoint.
         random_init: use only the student's configuration.
@@ -32,7 +33,7 @@ class TrainConfig:
         student_bos: token before a student's text, its id, or none; by default the dataset's.
         student_eos: token after a student's document, likewise.
         teacher_context: token before a teacher's text, likewise.
-        num_epochs: how often the data may be read.
+        num_epochs: how often the data may be read; a mixture says so itself.
         num_workers: processes that read ahead.
         method: how the loss is made.
         num_steps: of the whole run; the learning rate's schedule ends there.
@@ -115,6 +116,9 @@ class TrainConfig:
             raise ValueError(
                 f"--warmup-steps {self.warmup_steps} must be below --num-steps {self.num_steps}"
             )
+        for name, path in self.heldout_sets.items():
+            if is_mixture(path):
+                raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
         names = list(self.heldout_sets)
         if len(names) < len(self.heldout):
             raise ValueError(
@@ -130,7 +134,7 @@ class TrainConfig:
         """Return how rows of a dataset are read, in the conventions of this run.
 
         Example:
-            >>> AlignedRows(config.stream(config.data))
+            >>> open_rows(config.stream(config.data))
         """
         return StreamConfig(
             path=data,

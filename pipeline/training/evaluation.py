@@ -29,7 +29,7 @@ def evaluate(
             too, whatever its dataset recorded.
 
     Example:
-        >>> evaluate(config, student, ranks, rows.plan.rules.student)
+        >>> evaluate(config, student, ranks, rows.rules.student)
         {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
     """
     sets = config.heldout_sets

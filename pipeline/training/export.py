@@ -9,8 +9,7 @@ import fsspec
 from transformers import PreTrainedModel
 
 from pipeline.dataset.exported_tokenizer import export_tokenizer
-from pipeline.dataset.files import open_dataset
-from pipeline.streaming import AlignedRows
+from pipeline.streaming import RunRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.config import TrainConfig
 
@@ -18,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def prove_tokenizer(
-    config: TrainConfig, rows: AlignedRows, student: PreTrainedModel
+    config: TrainConfig, rows: RunRows, student: PreTrainedModel
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer that `AutoTokenizer` loads and that gives the data's ids.
 
@@ -29,7 +28,7 @@ def prove_tokenizer(
         >>> sorted(prove_tokenizer(config, rows, student))
         ['generation_config.json', 'tokenizer.json', 'tokenizer_config.json']
     """
-    dataset, record = open_dataset(config.data), rows.manifest.student
+    dataset, record = rows.dataset, rows.manifest.student
     try:
         return dict(export_tokenizer(dataset, config=student.config.to_dict(), record=record).files)
     except TokenizerError as error:

@@ -7,7 +7,7 @@ again goes on from its last checkpoint, bit for bit, with as many processes as t
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from pipeline.guidance import metric_values
-from pipeline.streaming import AlignedRows, Rows, load_batches
+from pipeline.streaming import MixedRows, Rows, RunRows, load_batches, open_rows
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate
@@ -28,6 +28,7 @@ from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher, require_heldout
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
+from pipeline.training.sources import read_so_far
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Run:
 
     config: TrainConfig
     ranks: Ranks
-    rows: AlignedRows
+    rows: RunRows
     student: PreTrainedModel
     guided: nn.Module
     teacher: PreTrainedModel | None
@@ -102,7 +103,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
                 loss: StudentLoss = run.guided(batch, teacher=run.teacher, step=draw)
             cast(Any, loss.loss_sum).backward()
-        _add(sums, loss)
+        sums = _add(sums, loss)
     added = ranks.add_up(torch.stack(list(sums.values())))
     sums = dict(zip(sums, added.unbind(), strict=True))
     _divide_gradients(run, int(sums["loss"][1]))
@@ -156,7 +157,8 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         values["seconds"] = time.perf_counter() - started
         step += 1
         if config.heldout and (step == config.num_steps or _is_due(step, config.evaluate_every)):
-            values |= evaluate(config, run.student, ranks, run.rows.plan.rules.student)
+            values |= evaluate(config, run.student, ranks, run.rows.rules.student)
+        values |= read_so_far(run.rows, step * config.global_batch_size)
         if log is not None:
             log.write(step, values)
             _keep(run, step, last)
@@ -174,20 +176,15 @@ def _keep(run: Run, step: int, last: int) -> None:
         export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
 
 
-def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
+def _open_rows(config: TrainConfig, ranks: Ranks) -> RunRows:
     stream = replace(
         config.stream(config.data),
         global_batch_size=config.global_batch_size,
         num_epochs=config.num_epochs,
         stored_losses=config.stored_losses,
     )
-    rows = AlignedRows(stream)
-    needed = config.num_steps * config.global_batch_size
-    if len(rows) < needed:
-        raise ValueError(
-            f"{config.num_steps} steps need {needed} rows, {config.num_epochs} epochs have "
-            f"{len(rows)}: raise --num-epochs or lower --num-steps"
-        )
+    rows = open_rows(stream)
+    _require_rows(config, rows)
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:
         raise ValueError(
@@ -195,6 +192,24 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
             f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
         )
     return rows
+
+
+def _require_rows(config: TrainConfig, rows: RunRows) -> None:
+    """Check that the data last as long as the run."""
+    epochs, remedy = f"{config.num_epochs} epochs have", "raise --num-epochs"
+    if isinstance(rows, MixedRows):
+        if config.num_epochs != 1:
+            raise ValueError(
+                f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset "
+                f"is read; leave it out, and set max_epochs or repeat in {config.data}"
+            )
+        epochs, remedy = f"{config.data} has", "raise max_epochs there"
+    needed = config.num_steps * config.global_batch_size
+    if len(rows) < needed:
+        raise ValueError(
+            f"{config.num_steps} steps need {needed} rows, {epochs} {len(rows)}: {remedy} or lower "
+            "--num-steps"
+        )
 
 
 def _optimizer(student: PreTrainedModel, config: TrainConfig) -> torch.optim.AdamW:
@@ -232,11 +247,12 @@ def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[No
     return cast(AbstractContextManager[None], guided.no_sync())
 
 
-def _add(sums: dict[str, Tensor], loss: StudentLoss) -> None:
-    """Add a micro-batch's (numerator, denominator) pairs, the loss's among them."""
+def _add(sums: Mapping[str, Tensor], loss: StudentLoss) -> dict[str, Tensor]:
+    """Return sums of (numerator, denominator) pairs with a micro-batch's, the loss's among them."""
     own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
-    for name, value in {"loss": own, **loss.metrics}.items():
-        sums[name] = sums[name] + value if name in sums else value
+    values = {"loss": own, **loss.metrics}
+    added = {name: sums[name] + value for name, value in values.items() if name in sums}
+    return {**sums, **values, **added}
 
 
 def _divide_gradients(run: Run, count: int) -> None:

@@ -31,6 +31,7 @@ from pipeline.guidance.loss import mapped_tokens
 from pipeline.scoring.hf_models import hidden_states, output_weight
 from pipeline.streaming import Rows
 from pipeline.training.method import NEED_TEACHER, Method
+from pipeline.training.sources import losses_by_source
 
 
 def batch_loss(
@@ -66,6 +67,22 @@ def batch_loss(
         loss_mask=batch["loss_mask"],
         with_entropy=method.name == "student_entropy",
     )
+    result = _loss_of(method, scores, hidden, student, teacher, batch, step, group, vocab_size)
+    by_source = losses_by_source(scores.losses.detach(), batch)
+    return replace(result, metrics=result.metrics | by_source)
+
+
+def _loss_of(
+    method: Method,
+    scores: TokenScores,
+    hidden: Tensor,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    batch: Rows,
+    step: int,
+    group: dist.ProcessGroup | None,
+    vocab_size: int | None,
+) -> LossResult:
     if method.name in ("kld", "uld"):
         assert teacher is not None
         if method.name == "kld":

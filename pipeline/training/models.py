@@ -6,7 +6,6 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.scoring.fit import require_room, require_tokenizer
@@ -14,7 +13,7 @@ from pipeline.scoring.hf_models import load_language_model, output_weight
 from pipeline.scoring.packed_check import keep_documents_apart
 from pipeline.scoring.probe import require_trained
 from pipeline.scoring.teacher_files import find_teacher
-from pipeline.streaming import AlignedRows, Rows
+from pipeline.streaming import Rows, RunRows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.method import ONE_VOCABULARY
@@ -22,7 +21,7 @@ from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
 
 
-def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
+def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> PreTrainedModel:
     """Return the student, fp32; the same weights for the same seed.
 
     Raises:
@@ -30,7 +29,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         ValueError: its vocabulary or its length is too small for the data.
     """
     manifest, source = rows.manifest, config.student
-    location = open_dataset(config.data).location
+    location = rows.dataset.location
     if config.random_init:
         require_tokenizer(Path(source), location, manifest, side="student")
         torch.manual_seed(config.seed)
@@ -55,7 +54,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
 
 
 def load_teacher(
-    config: TrainConfig, rows: AlignedRows, device: torch.device
+    config: TrainConfig, rows: RunRows, device: torch.device
 ) -> PreTrainedModel | None:
     """Return the frozen teacher of a method that runs one, None for the others.
 
@@ -73,7 +72,7 @@ def load_teacher(
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
-    require_tokenizer(files.path, open_dataset(config.data).location, manifest, side="teacher")
+    require_tokenizer(files.path, rows.dataset.location, manifest, side="teacher")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
     require_room(
@@ -81,7 +80,7 @@ def load_teacher(
         config.teacher,
         side="teacher",
         vocab_size=output_weight(teacher).shape[0],
-        seq_length=rows.plan.rules.teacher_seq_length,
+        seq_length=rows.rules.teacher_seq_length,
         max_length=_max_length(teacher),
         remedy="lower --teacher-seq-length",
     )

@@ -1,12 +1,17 @@
 """Decode samples and check that they agree with the index, the vocabularies and themselves."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
 
-from pipeline.alignment.quality import AlignmentStatistics, measure_alignment
+from pipeline.alignment.quality import (
+    AlignmentStatistics,
+    DocumentQuality,
+    measure_documents,
+)
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.tokenizers import DatasetTokenizers
 from pipeline.validate.arrays import (
@@ -27,6 +32,8 @@ from schemas.index import ShardIndex
 from schemas.manifest import Manifest
 
 SIDES = ("student", "teacher")
+_FP32_SUM = 1e-6
+"""What rounding to fp32 may change; sums differ by less, whatever their order."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,10 @@ def check_samples(
         findings.add("cut_points", message, key=index.key[entries[d].place])
     if tokenizers is not None:
         _check_tokenization(entries, tokenizers, index, findings)
-    return _measure(_without(wrong_spans, batch, entries)[0])
+    batch, entries = _without(wrong_spans, batch, entries)
+    statistics, quality = _measure(batch)
+    _check_quality(entries, quality, index, findings)
+    return statistics
 
 
 def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded | None:
@@ -172,8 +182,25 @@ def _check_tokenization(
             findings.add("tokenization", f"{side} {message}", key=index.key[kept[d].place])
 
 
-def _measure(batch: DecodedBatch) -> AlignmentStatistics:
+def _check_quality(
+    entries: Sequence[_Decoded], quality: DocumentQuality, index: ShardIndex, findings: Findings
+) -> None:
+    """Compare what the index says of each document's alignment, which version 1 does not."""
+    if not len(index.num_mapped):
+        return
+    for d, entry in enumerate(entries):
+        key, place = index.key[entry.place], entry.place
+        found, claim = int(quality.num_mapped[d]), int(index.num_mapped[place])
+        if found != claim:
+            findings.add("counts", f"num_mapped is {found}, the index says {claim}", key=key)
+        iou, said = float(quality.byte_iou_sum[d]), float(index.byte_iou_sum[place])
+        if not math.isclose(iou, said, rel_tol=_FP32_SUM):
+            text = f"byte_iou_sum is {iou:.6g}, the index says {said:.6g}"
+            findings.add("counts", text, key=key)
+
+
+def _measure(batch: DecodedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
     documents = [SourceDocument("", b"")] * len(batch.num_text_bytes)
     aligned = AlignedBatch(documents, batch.student, batch.teacher, batch.teacher_spans)
-    measured = measure_alignment(aligned)
-    return replace(measured, num_text_bytes=int(batch.num_text_bytes.sum()))
+    measured, quality = measure_documents(aligned)
+    return replace(measured, num_text_bytes=int(batch.num_text_bytes.sum())), quality

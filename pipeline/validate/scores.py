@@ -23,7 +23,7 @@ from schemas.manifest import Manifest, ShardRecord
 from schemas.sidecar import LARGEST_LOSS, ShardLosses, SidecarRecord, decode_sidecar
 
 if TYPE_CHECKING:
-    from pipeline.scoring.scorer import Scorer
+    from pipeline.scoring.engines.transformers import Scorer
 
 CHECK = "teacher_losses"
 SAMPLED_DOCUMENTS = 16
@@ -164,7 +164,7 @@ def _score_again(
     findings: Findings,
     seed: int,
 ) -> None:
-    from pipeline.scoring.scorer import default_device, load_scorer
+    from pipeline.scoring.engines.transformers import default_device, load_scorer
 
     weights = find_teacher(teacher)
     own = [s for s in found if s.manifest.rule.weights_sha256 == weights.sha256]
@@ -174,6 +174,12 @@ def _score_again(
             "its weights or configuration are others; name the model that scored them"
         )
     for scores in own:
+        if scores.manifest.rule.engine is not None:
+            findings.note(
+                f"{scores.path} was not scored again: {scores.manifest.rule.engine.name} gave it, "
+                "and its kernels or quantization round otherwise than transformers"
+            )
+            continue
         if scores not in sound:
             findings.note(f"{scores.path} was not scored again: with other findings it can't agree")
             continue

@@ -15,7 +15,7 @@ from pipeline.validate.findings import Findings
 from pipeline.validate.samples import check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
 from schemas.errors import DatasetError
-from schemas.index import ShardIndex, decode_index
+from schemas.index import METADATA_TYPES, ShardIndex, decode_index
 from schemas.manifest import Manifest, ShardRecord
 
 Advance = Callable[[int], object]
@@ -63,7 +63,7 @@ def check_shard(
     """
     findings = Findings(record.file)
     tokenizers = load_dataset_tokenizers(folder, manifest) if with_tokenizers else None
-    index = _read_index(folder, record, findings)
+    index = _read_index(folder, record, manifest, findings)
     statistics = []
     try:
         with open_file(folder, record.file) as file:
@@ -106,7 +106,9 @@ def check_digest(
         findings.add("sha256", text)
 
 
-def _read_index(folder: str, record: ShardRecord, findings: Findings) -> ShardIndex | None:
+def _read_index(
+    folder: str, record: ShardRecord, manifest: Manifest, findings: Findings
+) -> ShardIndex | None:
     name = record.index_file
     try:
         with open_file(folder, name) as file:
@@ -121,6 +123,11 @@ def _read_index(folder: str, record: ShardRecord, findings: Findings) -> ShardIn
     except DatasetError as error:
         findings.add("index", f"{name}: {error}; no sample was checked")
         return None
+    columns = [f"{field} ({values.type})" for field, values in index.metadata.items()]
+    claims = [f"{entry.name} ({METADATA_TYPES[entry.type]})" for entry in manifest.metadata]
+    if columns != claims:
+        text = f"{name} has metadata {columns}, the manifest names {claims}"
+        findings.add("index", text)
     found = {"num_documents": len(index)}
     for count in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
         found[count] = int(getattr(index, count).sum())

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.align import align, buckets, main, steps
+from beam_jobs.align import buckets, steps
+from beam_jobs.align.command import align, main
 from beam_jobs.errors import OptionsError
 from beam_jobs.runs import open_run
 from tests.support.corpus import (
@@ -38,7 +39,7 @@ def die(*arguments, **keywords):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*arguments, **keywords)
 module.{function} = die
-from beam_jobs.align import main
+from beam_jobs.align.command import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -18,8 +18,8 @@ import pytest
 from apache_beam.coders import coders
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.align import align, main
 from beam_jobs.align import command as align_module
+from beam_jobs.align.command import align, main
 from beam_jobs.align.listing import InputError
 from beam_jobs.align.options import parse_options, parse_size
 from beam_jobs.align.pieces import plan_tasks

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import align, main
 from beam_jobs.align import command as align_module
 from beam_jobs.align import steps as sharding
+from beam_jobs.align.command import align, main
 from beam_jobs.align.input_identity import InputChangedError, content_of
 from beam_jobs.align.inputs import find_inputs
 from beam_jobs.align.listing import InputError

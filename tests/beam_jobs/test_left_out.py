@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import main
+from beam_jobs.align.command import main
 from beam_jobs.align.options import AlignOptions, parse_share
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import Corpus, align_options, command_line, json_line, make_text

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import align
+from beam_jobs.align.command import align
 from tests.support.corpus import align_options, digests, reference_dataset
 from tests.support.servers import free_port, serve, worker_pool
 

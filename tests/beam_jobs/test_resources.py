@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import align, main
+from beam_jobs.align.command import align, main
 from beam_jobs.align.resources import (
     estimate_disk,
     require_address_space,
@@ -83,7 +83,7 @@ def test_disk_is_for_shards_texts_in_them_and_texts_on_their_way() -> None:
 
 def test_a_limit_of_address_space_that_no_job_can_live_with_is_refused(tmp_path: Path) -> None:
     program = (
-        "import resource, sys; from beam_jobs.align import main\n"
+        "import resource, sys; from beam_jobs.align.command import main\n"
         "resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); sys.exit(main(sys.argv[1:]))"
     )
     arguments = command_line(align_options(reference_dataset()[0], tmp_path))

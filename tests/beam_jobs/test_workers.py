@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import align
+from beam_jobs.align.command import align
 from beam_jobs.align.options import parse_options
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import RunOptions

@@ -1,15 +1,18 @@
-"""Write the golden files of format version 1: run once, kept in the repository ever since.
+"""Write the golden files of format version 2: run once, kept in the repository ever since.
 
     python -m tests.data.make_golden
 
 The tests hold what today's code writes beside these files, so that a change of the format shows.
-Version 1 must stay readable: never write them anew to make a test pass; a new version gets a
-folder of its own.
+Every version must stay readable: never write its files anew to make a test pass; a new version gets
+a folder of its own. Those of version 1 were written by the release that wrote it.
 """
 
+from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+
+import numpy as np
 
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.writing import ShardWriter, shard_record
@@ -17,14 +20,31 @@ from schemas.document import AlignedDocument, encode_document
 from schemas.index import encode_index
 from schemas.manifest import (
     DeadLetterRecord,
+    GenerationRecord,
     Manifest,
+    MetadataColumn,
+    RemovedRecord,
     ShardRecord,
     TokenizerRecord,
     encode_manifest,
 )
+from schemas.removed import RemovedDocuments, encode_removed
 from tests.support.documents import make_document, to_batch
 
-FOLDER = Path(__file__).parent / "golden_v1"
+FOLDER = Path(__file__).parent / "golden_v2"
+FOLDER_V1 = Path(__file__).parent / "golden_v1"
+METADATA = (
+    MetadataColumn("source", "string"),
+    MetadataColumn("meta.score", "float64"),
+    MetadataColumn("year", "int64"),
+    MetadataColumn("is_good", "bool"),
+)
+VALUES: tuple[tuple[str | int | float | bool | None, ...], ...] = (
+    ("web", 0.5, 2024, True),
+    ("数学", None, -1, None),
+    ("web", 1e-300, None, False),
+    (None, float("inf"), (1 << 63) - 1, True),
+)
 DEAD_LETTERS = (
     b'{"source":"notes.jsonl","position":120,"document_id":"lost","reason":"empty_text",'
     b'"detail":"the text is empty"}\n'
@@ -81,14 +101,29 @@ def golden_files() -> dict[str, bytes]:
     for number, keep_text in enumerate((False, True)):
         stem = f"golden-{number:06d}-of-000002"
         file = BytesIO()
-        writer = ShardWriter(file, keep_text=keep_text)
-        writer.add(to_batch(golden_documents(keep_text=keep_text), TEXTS))
+        writer = ShardWriter(file, keep_text=keep_text, metadata=METADATA)
+        batch = to_batch(golden_documents(keep_text=keep_text), TEXTS)
+        documents = [
+            replace(document, metadata=values)
+            for document, values in zip(batch.documents, VALUES, strict=True)
+        ]
+        writer.add(replace(batch, documents=documents))
         written = writer.close()
         index = encode_index(written.index)
         files |= {f"{stem}.tar": file.getvalue(), f"{stem}.index.parquet": index}
         records.append(shard_record(written, f"{stem}.tar", f"{stem}.index.parquet", index))
         statistics.append(written.statistics)
-    files["manifest.json"] = encode_manifest(_manifest(records, statistics))
+    first = _manifest(records, statistics)
+    files["manifests/000.json"] = encode_manifest(first)
+    removed = encode_removed(RemovedDocuments(np.array([1]), np.array([2])))
+    files["removed-g001.parquet"] = removed
+    second = replace(
+        first,
+        generation=1,
+        generations=(GenerationRecord(0, "manifests/000.json", first.fingerprint),),
+        removed=RemovedRecord("removed-g001.parquet", sha256(removed).hexdigest(), 1),
+    )
+    files["manifest.json"] = encode_manifest(second)
     return files
 
 
@@ -116,6 +151,7 @@ def _manifest(records: list[ShardRecord], statistics: list[AlignmentStatistics])
         dead_letters=DeadLetterRecord("dead_letters.jsonl", letters, 1, {"empty_text": 1}),
         configuration={"keep_text": "in the second shard only"},
         statistics=AlignmentStatistics.merge(statistics).to_json(),
+        metadata=METADATA,
     )
 
 

@@ -87,7 +87,7 @@ def test_tensors_and_metadata() -> None:
     assert metadata == {
         "document_id": "doc-1",
         "num_text_bytes": "12",
-        "schema_version": "1",
+        "schema_version": "2",
         "text_sha256": DOCUMENT.text_sha256,
     }
 
@@ -243,13 +243,15 @@ class TestDamage:
         with pytest.raises(DamagedSampleError, match="student byte_offsets end 3 exceeds 2 bytes"):
             decode_document(tensors)
 
-    @pytest.mark.parametrize("version", ["2", "0", "", 1])
+    @pytest.mark.parametrize("version", ["3", "0", "", 1])
     def test_another_version(self, version: object) -> None:
-        """Even where it uses what version 1 does not know."""
+        """Even where it uses what this release does not know."""
 
         def change(header: dict[str, Any]) -> None:
             header["__metadata__"]["schema_version"] = version
             header["student.input_ids"]["dtype"] = "I64"
 
-        with pytest.raises(SchemaVersionError, match=r"this release reads version 1: install"):
+        with pytest.raises(
+            SchemaVersionError, match=r"this release reads versions 1 and 2: install"
+        ):
             decode_document(rewritten(change))

@@ -1,5 +1,6 @@
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import DamagedShardError, SchemaVersionError
-from schemas.index import ShardIndex, concatenate_indices, decode_index, encode_index
+from schemas.index import (
+    METADATA_TYPES,
+    ShardIndex,
+    concatenate_indices,
+    decode_index,
+    encode_index,
+)
 from tests.support.documents import assert_same_index
 
 UINT32 = st.one_of(st.integers(0, 100), st.just(0xFFFFFFFF))
@@ -24,6 +31,13 @@ def indices(draw: st.DrawFn) -> ShardIndex:
     def column(values: st.SearchStrategy[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array(draw(st.lists(values, min_size=count, max_size=count)), np.int64)
 
+    strings = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
+    values = {
+        "source": (strings, "string"),
+        "meta.score": (st.none() | st.floats(allow_nan=False), "float64"),
+        "year": (st.none() | st.integers(-(1 << 63), (1 << 63) - 1), "int64"),
+        "is good": (st.none() | st.booleans(), "bool"),
+    }
     return ShardIndex(
         key=[f"{place:032x}" for place in range(count)],
         document_id=draw(st.lists(names, min_size=count, max_size=count)),
@@ -38,7 +52,17 @@ def indices(draw: st.DrawFn) -> ShardIndex:
         cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
         cut_student=np.array([cut for own in cuts for cut in own], np.int64),
         cut_teacher=np.array([cut // 2 for own in cuts for cut in own], np.int64),
+        num_mapped=column(UINT32),
+        byte_iou_sum=column(st.integers(0, 1000)).astype(np.float32) / 7,
+        metadata={
+            name: metadata(draw(st.lists(own, min_size=count, max_size=count)), kind)
+            for name, (own, kind) in values.items()
+        },
     )
+
+
+def metadata(values: list[Any], kind: str) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(values, METADATA_TYPES[kind])])
 
 
 ONE = ShardIndex(
@@ -53,6 +77,9 @@ ONE = ShardIndex(
     cut_starts=np.array([0, 2]),
     cut_student=np.array([15, 19]),
     cut_teacher=np.array([7, 9]),
+    num_mapped=np.array([18]),
+    byte_iou_sum=np.array([15.5], np.float32),
+    metadata={"meta.score": metadata([0.5], "float64"), "source": metadata(["web"], "string")},
 )
 
 
@@ -73,6 +100,23 @@ def test_names_can_be_left_out() -> None:
     assert (list(found.key), list(found.document_id)) == ([], [])
     assert len(found) == 1
     assert found.cut_student.tolist() == [15, 19]
+    assert (found.metadata, len(found.num_mapped), len(found.byte_iou_sum)) == ({}, 0, 0)
+
+
+def test_metadata_is_read_field_by_field() -> None:
+    found = decode_index(encode_index(ONE), with_names=False, metadata=["source"])
+    assert {name: values.to_pylist() for name, values in found.metadata.items()} == {
+        "source": ["web"]
+    }
+    with pytest.raises(DamagedShardError, match=r"metadata\.other"):
+        decode_index(encode_index(ONE), metadata=["other"])
+
+
+def test_strings_are_numbered_as_they_come_however_they_are_chunked() -> None:
+    parts = [replace(ONE, metadata={"s": metadata([s], "string")}) for s in ("b", "a", "b")]
+    whole = concatenate_indices(parts)
+    at_once = replace(whole, metadata={"s": metadata(["b", "a", "b"], "string")})
+    assert encode_index(whole) == encode_index(at_once)
 
 
 @given(st.lists(indices(), max_size=4))
@@ -94,13 +138,17 @@ def test_concatenation_keeps_every_row(parts: list[ShardIndex]) -> None:
 def test_what_does_not_fit_its_column_is_refused() -> None:
     with pytest.raises(pa.ArrowInvalid, match=r"4294967296|not in range|overflow"):
         encode_index(replace(ONE, num_text_bytes=np.array([1 << 32])))
+    with pytest.raises(ValueError, match="num_mapped has 0 values for 1 documents"):
+        encode_index(replace(ONE, num_mapped=np.empty(0, np.int64)))
+    with pytest.raises(ValueError, match="source has 2 values for 1 documents"):
+        encode_index(replace(ONE, metadata={"source": metadata(["a", "b"], "string")}))
 
 
 def test_every_column_is_required_and_documented() -> None:
     table = pq.read_table(pa.BufferReader(encode_index(ONE)))
-    expected = {field.name for field in fields(ShardIndex)} - {"cut_starts"}
-    assert set(table.column_names) == expected
-    assert table.schema.metadata[b"vocag.schema_version"] == b"1"
+    expected = {field.name for field in fields(ShardIndex)} - {"cut_starts", "metadata"}
+    assert set(table.column_names) == expected | {"metadata.meta.score", "metadata.source"}
+    assert table.schema.metadata[b"vocag.schema_version"] == b"2"
 
 
 class TestDamage:
@@ -114,7 +162,7 @@ class TestDamage:
         with pytest.raises(DamagedShardError, match="unreadable"):
             decode_index("missing.index.parquet")
 
-    @pytest.mark.parametrize("version", [b"2", b"\xff", None])
+    @pytest.mark.parametrize("version", [b"3", b"\xff", None])
     def test_another_version(self, version: bytes | None) -> None:
         metadata = {} if version is None else {b"vocag.schema_version": version}
         table = pq.read_table(pa.BufferReader(encode_index(ONE))).replace_schema_metadata(metadata)
@@ -128,6 +176,12 @@ class TestDamage:
         floats = table.set_column(2, "payload_offset", pa.array([512.0]))
         with pytest.raises(DamagedShardError, match=r"payload_offset: double"):
             decode_index(_parquet(floats))
+        lists = table.append_column("metadata.tags", pa.array([["a"]]))
+        with pytest.raises(DamagedShardError, match=r"metadata\.tags: list"):
+            decode_index(_parquet(lists))
+        version_1 = table.replace_schema_metadata({b"vocag.schema_version": b"1"})
+        with pytest.raises(DamagedShardError, match=r"columns differ in .*num_mapped"):
+            decode_index(_parquet(version_1))
 
     def test_missing_values(self) -> None:
         table = pq.read_table(pa.BufferReader(encode_index(ONE)))

@@ -9,7 +9,10 @@ from schemas.errors import DatasetError, ForeignTokenizerError, SchemaVersionErr
 from schemas.manifest import (
     ConventionRecord,
     DeadLetterRecord,
+    GenerationRecord,
     Manifest,
+    MetadataColumn,
+    RemovedRecord,
     ShardRecord,
     TokenizerRecord,
     decode_manifest,
@@ -36,7 +39,7 @@ def test_a_person_can_read_it() -> None:
     assert text.endswith("}\n")
     body = json.loads(text)
     assert body["schema"] == "vocag.aligned_dataset"
-    assert body["schema_version"] == 1
+    assert body["schema_version"] == 2
     assert body["totals"] == {
         "num_documents": 7,
         "num_bytes": 4096,
@@ -59,6 +62,8 @@ def test_no_shards() -> None:
         replace(MANIFEST, teacher=replace(TEACHER, special_strings="honoured")),
         replace(MANIFEST, shards=SHARDS[:1]),
         replace(MANIFEST, shards=SHARDS[::-1]),
+        replace(MANIFEST, removed=RemovedRecord("removed-g001.parquet", "f" * 64, 1)),
+        replace(MANIFEST, schema_version=1),
         replace(MANIFEST, shards=(SHARDS[0], replace(SHARDS[1], sha256="e" * 64))),
         replace(MANIFEST, shards=(SHARDS[0], replace(SHARDS[1], index_sha256="e" * 64))),
     ],
@@ -73,11 +78,38 @@ def test_the_fingerprint_is_not_moved_by_where_things_came_from() -> None:
         student=replace(STUDENT, source="a/copy"),
         statistics={},
         configuration={"input": ["other"]},
+        generation=3,
+        generations=(GenerationRecord(0, "manifests/000.json", "e" * 64),),
     )
     assert elsewhere.fingerprint == MANIFEST.fingerprint
     assert MANIFEST.fingerprint == (
-        "abb57ca76f2fbd2b308abc932612f7a7a502320339a0fda966bc590fe40c4262"
+        "8ca4b0b0d29c0d6fcd46010bae1b9f9e8bab3dba7d52d0c3552739853dc9278f"
     )
+
+
+def test_version_1_is_read_and_keeps_its_fields_and_its_name() -> None:
+    old = replace(MANIFEST, schema_version=1)
+    body = json.loads(encode_manifest(old))
+    assert not {"metadata", "generation", "generations", "removed"} & set(body)
+    assert decode_manifest(encode_manifest(old)) == old
+    assert old.fingerprint == "abb57ca76f2fbd2b308abc932612f7a7a502320339a0fda966bc590fe40c4262"
+
+
+def test_what_version_2_adds() -> None:
+    grown = replace(
+        MANIFEST,
+        metadata=(MetadataColumn("source", "string"), MetadataColumn("meta.score", "float64")),
+        generation=1,
+        generations=(GenerationRecord(0, "manifests/000.json", "e" * 64),),
+        removed=RemovedRecord("removed-g001.parquet", "f" * 64, 1),
+    )
+    assert decode_manifest(encode_manifest(grown)) == grown
+    wrong = [{"name": "source", "type": "decimal"}]
+    with pytest.raises(DatasetError, match=r"\$\.metadata\[0\]\.type is 'decimal'"):
+        decode_manifest(rewritten(lambda body: body.update(metadata=wrong)))
+    outside = [{"number": 0, "file": "../m.json", "fingerprint": "e" * 64}]
+    with pytest.raises(DatasetError, match=r"'\.\./m\.json' is not inside"):
+        decode_manifest(rewritten(lambda body: body.update(generations=outside)))
 
 
 def test_every_cut_is_noticed() -> None:
@@ -160,9 +192,9 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
         decode_manifest(data)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, True, "1", None])
 def test_another_version_is_refused(version: object) -> None:
-    with pytest.raises(SchemaVersionError, match=r"reads version 1: install the matching"):
+    with pytest.raises(SchemaVersionError, match=r"reads versions 1 and 2: install the matching"):
         decode_manifest(rewritten(lambda body: body.update(schema_version=version)))
 
 

@@ -10,6 +10,7 @@ from safetensors.numpy import load
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 from schemas.sidecar import (
     LARGEST_LOSS,
+    EngineRecord,
     ScoreManifest,
     ShardLosses,
     SidecarRecord,
@@ -120,3 +121,28 @@ def test_golden_scores_are_read_and_written_as_they_first_were() -> None:
     written = (FOLDER / score_manifest_name(scores.teacher)).read_bytes()
     assert written == encode_score_manifest(manifest)
     assert decode_score_manifest(written, where="x") == manifest
+
+
+def test_another_engine_is_another_teacher_and_none_changes_nothing() -> None:
+    # What releases without engines wrote; stored losses are found by it.
+    assert RULE.fingerprint == ("a58467e6c4048d6318c196988e1b49e36b4e03c1a818d788e651a0326163b98d")
+    engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
+    served = replace(MANIFEST, rule=replace(RULE, engine=engine))
+    assert decode_score_manifest(encode_score_manifest(served), where="x") == served
+    others = [
+        replace(engine, **{field: value})
+        for field, value in (
+            ("name", "vllm"), ("server", ""), ("version", "0.21"), ("quantization", "none"),
+            ("model", "other"), ("weights_of", "files"),
+        )
+    ]  # fmt: skip
+    rules = [RULE, served.rule, *(replace(RULE, engine=other) for other in others)]
+    assert len({rule.fingerprint for rule in rules}) == len(rules)
+
+
+def test_an_engine_s_field_that_is_not_known_is_refused() -> None:
+    engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
+    body = json.loads(encode_score_manifest(replace(MANIFEST, rule=replace(RULE, engine=engine))))
+    body["rule"]["engine"]["kv_cache"] = "fp8"
+    with pytest.raises(DatasetError, match=r"'engine.kv_cache'.*, not \["):
+        decode_score_manifest(json.dumps(body).encode(), where="x")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import align
+from beam_jobs.align.command import align
 from tests.services.stores import SHARD_BYTES, ObjectStore, amazon_s3, google_storage
 from tests.support.corpus import Corpus, align_options, write_corpus
 

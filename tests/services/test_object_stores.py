@@ -22,7 +22,7 @@ def die(*arguments, **keywords):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*arguments, **keywords)
 storage.publish = die
-from beam_jobs.align import main
+from beam_jobs.align.command import main
 sys.exit(main(sys.argv[1:]))
 """
 

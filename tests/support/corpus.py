@@ -17,7 +17,7 @@ import mistral_common
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.align import align
+from beam_jobs.align.command import align
 from beam_jobs.align.decompression import zstd
 from beam_jobs.align.options import AlignOptions
 

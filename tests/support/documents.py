@@ -111,8 +111,13 @@ def assert_same_index(found: ShardIndex, expected: ShardIndex) -> None:
         values, wanted = getattr(found, field.name), getattr(expected, field.name)
         if field.name in ("key", "document_id"):
             assert list(values) == list(wanted)
+        elif field.name == "metadata":
+            assert list(values) == list(wanted)
+            assert [v.type for v in values.values()] == [w.type for w in wanted.values()]
+            found_lists = [column.to_pylist() for column in values.values()]
+            assert found_lists == [column.to_pylist() for column in wanted.values()]
         else:
-            assert values.dtype == np.int64
+            assert values.dtype == (np.float32 if field.name == "byte_iou_sum" else np.int64)
             np.testing.assert_array_equal(values, wanted, err_msg=field.name)
 
 

@@ -112,6 +112,8 @@ def make_index(documents, offsets, samples):
         cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
         cut_student=flat[:, 0],
         cut_teacher=flat[:, 1],
+        num_mapped=np.array([np.count_nonzero(np.diff(d.teacher_spans)) for d in documents]),
+        byte_iou_sum=np.zeros(len(documents), np.float32),
     )
 
 

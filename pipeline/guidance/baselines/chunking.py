@@ -155,9 +155,7 @@ def select_chunks(
     teacher_means = None
     if teacher_losses is not None:
         teacher_losses = teacher_losses.masked_fill(teacher_chunk_ids < 0, torch.nan)
-        has_loss = ~teacher_losses.isnan()
-        check_finite({"teacher_losses": (teacher_losses, has_loss)}, group)
-        teacher_means = _chunk_means(teacher_losses, has_loss, teacher_chunk_ids, num_chunks)
+        teacher_means = _teacher_means(teacher_losses, teacher_chunk_ids, num_chunks, group)
     chunks = select_tokens(
         student_means,
         teacher_means,
@@ -168,6 +166,15 @@ def select_chunks(
         step=step,
     )
     return _tokens_of(chunks, student_chunk_ids, mask, full=rule.selector == "full")
+
+
+def _teacher_means(
+    losses: Tensor, chunk_ids: Tensor, num_chunks: int, group: dist.ProcessGroup | None
+) -> Tensor:
+    """Return the mean of each chunk's losses, NaN where it has none."""
+    has_loss = ~losses.isnan()
+    check_finite({"teacher_losses": (losses, has_loss)}, group)
+    return _chunk_means(losses, has_loss, chunk_ids, num_chunks)
 
 
 def _tokens_of(chunks: Selection, chunk_ids: Tensor, mask: Tensor, *, full: bool) -> Selection:

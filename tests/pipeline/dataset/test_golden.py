@@ -1,7 +1,8 @@
-"""Format version 1 as it was first written: today's code writes the same bytes and reads them."""
+"""Both versions as they were first written: today's code reads them, and writes the later one."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,16 @@ from pipeline.dataset.reading import read_manifest, read_samples
 from schemas.document import decode_document, decode_tensors
 from schemas.index import decode_index
 from schemas.manifest import encode_manifest
-from tests.data.make_golden import FOLDER, TEXTS, golden_documents, golden_files
+from schemas.removed import decode_removed
+from tests.data.make_golden import (
+    FOLDER,
+    FOLDER_V1,
+    METADATA,
+    TEXTS,
+    VALUES,
+    golden_documents,
+    golden_files,
+)
 from tests.support.documents import assert_same, assert_same_index
 
 FILES = golden_files()
@@ -23,36 +33,68 @@ def test_the_files_are_those_that_the_script_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FILES if not name.endswith((".parquet", "manifest.json"))]
+    "name", [name for name in FILES if not name.endswith((".parquet", "manifest.json", "000.json"))]
 )
 def test_bytes_are_the_same(name: str) -> None:
     assert FILES[name] == (FOLDER / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".parquet")])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".index.parquet")])
 def test_indices_hold_the_same(name: str) -> None:
     """Their bytes may change with pyarrow's version, which the file names."""
     assert_same_index(decode_index(FILES[name]), decode_index((FOLDER / name).read_bytes()))
 
 
-def test_the_manifest_is_the_same_but_for_the_indices_bytes_and_a_later_count() -> None:
+@pytest.mark.parametrize("name", ["manifest.json", "manifests/000.json"])
+def test_manifests_are_the_same_but_for_hashes_of_parquet_files(name: str) -> None:
+    written = (FOLDER / name).read_bytes()
+    pattern = rb'"(fingerprint|sha256|index_sha256|index_num_bytes)": "?\w+"?'
+    assert re.sub(pattern, b"", FILES[name]) == re.sub(pattern, b"", written)
+    assert encode_manifest(read_manifest(str(FOLDER / name))) == written
+
+
+def test_the_manifest_of_version_1_keeps_its_bytes() -> None:
     """Over-wide tokens are counted since; a manifest without the count is read as it is."""
-    written = (FOLDER / "manifest.json").read_bytes()
+    written = (FOLDER_V1 / "manifest.json").read_bytes()
     assert b"over_wide" not in written
-    pattern = (
-        rb'"(fingerprint|index_sha256|index_num_bytes)": "?\w+"?'
-        rb'|\s+"num_(student|teacher)_over_wide": \d+,'
-    )
-    assert re.sub(pattern, b"", FILES["manifest.json"]) == re.sub(pattern, b"", written)
-    assert encode_manifest(read_manifest(str(FOLDER))) == written
+    assert encode_manifest(read_manifest(str(FOLDER_V1))) == written
 
 
-def test_shards_are_read_as_the_manifest_lists_them() -> None:
-    manifest = read_manifest(str(FOLDER))
+def test_indices_of_version_1_hold_the_same() -> None:
+    manifest = read_manifest(str(FOLDER_V1))
+    for shard in manifest.shards:
+        old = decode_index((FOLDER_V1 / shard.index_file).read_bytes())
+        new = decode_index(FILES[shard.index_file])
+        assert (len(old.num_mapped), len(old.byte_iou_sum), old.metadata) == (0, 0, {})
+        # A sample holds its version's number.
+        assert np.all(old.crc32 != new.crc32)
+        later = {"num_mapped": old.num_mapped, "byte_iou_sum": old.byte_iou_sum, "metadata": {}}
+        assert_same_index(replace(new, crc32=old.crc32, **later), old)
+
+
+def test_metadata_and_quality_of_version_2() -> None:
+    index = decode_index((FOLDER / "golden-000000-of-000002.index.parquet").read_bytes())
+    columns = [index.metadata[entry.name].to_pylist() for entry in METADATA]
+    assert list(zip(*columns, strict=True)) == list(VALUES)
+    assert index.num_mapped.tolist() == [4, 3, 85, 0]
+    assert index.byte_iou_sum[0] == np.float32(4 / 11 + 7 / 11 + 1 + 1)
+
+
+def test_what_is_removed() -> None:
+    record = read_manifest(str(FOLDER)).removed
+    assert record is not None
+    removed = decode_removed((FOLDER / record.file).read_bytes())
+    assert (removed.shard.tolist(), removed.document.tolist()) == ([1], [2])
+    assert (len(removed), removed.of_shard(0).tolist()) == (record.count, [])
+
+
+@pytest.mark.parametrize("folder", [FOLDER_V1, FOLDER])
+def test_shards_are_read_as_the_manifest_lists_them(folder: Path) -> None:
+    manifest = read_manifest(str(folder))
     assert len(manifest.shards) == 2
     for shard, keep_text in zip(manifest.shards, (False, True), strict=True):
-        index = decode_index((FOLDER / shard.index_file).read_bytes())
-        with (FOLDER / shard.file).open("rb") as file:
+        index = decode_index((folder / shard.index_file).read_bytes())
+        with (folder / shard.file).open("rb") as file:
             found = [decode_document(p) for _, p in read_samples(file, index, shard=shard.file)]
         assert len(found) == shard.num_documents == len(TEXTS)
         for document, expected in zip(found, golden_documents(keep_text=keep_text), strict=True):
@@ -102,8 +144,10 @@ def test_the_reader_of_the_specification(
     assert code is not None
     monkeypatch.chdir(repository)
     exec(compile(code[1], "schemas/README.md", "exec"), {})
+    documents = golden_documents(keep_text=False)
+    removed = documents[2]
     expected = [
         f"{document.document_id} {document.teacher_spans.tolist()}"
-        for document in golden_documents(keep_text=False) * 2
+        for document in (*documents, *(each for each in documents if each is not removed))
     ]
     assert capsys.readouterr().out.splitlines() == expected

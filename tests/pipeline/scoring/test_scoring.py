@@ -13,8 +13,9 @@ from pipeline.packing.rules import Convention, PackingRules
 from pipeline.scoring.batches import MAX_PADDING, plan_batches
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.dtype_trial import bfloat16_speedup, default_dtype
+from pipeline.scoring.engines.interface import require_trained_engine
+from pipeline.scoring.engines.transformers import DocumentTokens, Scorer
 from pipeline.scoring.probe import UntrainedTeacherError
-from pipeline.scoring.scorer import DocumentTokens, Scorer
 from tests.support.streaming_data import make_documents, make_index
 
 VOCAB, BOS = 61, 9
@@ -140,7 +141,7 @@ def test_a_teacher_that_guesses_is_refused(data):
     scorer = Scorer(untrained, rows())
     chance = re_number(math.log(VOCAB))
     with pytest.raises(UntrainedTeacherError, match=rf"chance is {chance}: its weights did not"):
-        scorer.require_trained(range(40))
+        require_trained_engine(scorer, range(40))
 
 
 def re_number(value):

@@ -234,7 +234,7 @@ def test_a_sample_whose_header_is_wrong_though_its_hash_is_right(dataset, change
 
 def test_another_version_of_the_format_is_named(dataset):
     rewrite_sample(
-        dataset, 3, lambda sample: sample.replace(b'"schema_version":"1"', b'"schema_version":"7"')
+        dataset, 3, lambda sample: sample.replace(b'"schema_version":"2"', b'"schema_version":"7"')
     )
     with pytest.raises(SchemaVersionError, match=r"schema version '7'; this release reads"):
         read_all(open_rows(dataset))

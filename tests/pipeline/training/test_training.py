@@ -17,7 +17,7 @@ from pipeline.figures.command import main as figures
 from pipeline.guidance import NonFiniteLossError
 from pipeline.scoring.hf_models import load_language_model
 from pipeline.scoring.probe import UntrainedTeacherError
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, StreamConfig, open_rows
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import bits_per_byte
@@ -105,6 +105,57 @@ def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, 
     assert logs[0] == logs[1]
     assert [record["step"] for record in logs[0]] == [1, 2, 3, 4, 5, 6]
     assert sum("heldout_bits_per_byte" in record for record in logs[0]) == 3
+
+
+def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path) -> None:
+    mixture = tmp_path / "mixture.toml"
+    mixture.write_text(
+        f'[datasets.pair]\npath = "{world}/pair"\nrepeat = true\n'
+        f'[datasets.more]\npath = "{world}/heldout"\nmax_epochs = 2\n'
+        "[[stages]]\nweights = { pair = 0.75, more = 0.25 }\n"
+        "[[stages]]\nfrom_tokens = 700\nweights = { pair = 0.5, more = 0.5 }\n"
+    )
+    changes = {"data": str(mixture), "num_epochs": 1}
+    train(_config(world, tmp_path / "six", Method("teacher"), **changes))
+    train(_config(world, tmp_path / "three", Method("teacher"), **changes, exit_after=3))
+    train(_config(world, tmp_path / "three", Method("teacher"), **changes))
+    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
+    assert all(torch.equal(six[key], three[key]) for key in six)
+    records = [json.loads(line) for line in (tmp_path / "three" / "log.jsonl").open()]
+    rows = open_rows(
+        replace(
+            _config(world, tmp_path, Method("full"), **changes).stream(str(mixture)),
+            global_batch_size=4,
+        )
+    )
+    read = {"pair": 0, "more": 0}
+    for step, record in enumerate(records):
+        for position in range(4 * step, 4 * step + 4):
+            read[rows.source_of(position)] += 1
+        assert record["epochs/pair"] == read["pair"] / len(rows.datasets[0].plan)
+        assert record["epochs/more"] == read["more"] / len(rows.datasets[1].plan)
+        assert 0 < record["tokens/pair"] <= SEQ_LENGTH * read["pair"]
+        batch = rows.__getitems__(range(4 * step, 4 * step + 4))
+        labels = batch["loss_mask"].sum(-1)
+        counts = [float(labels[batch["source"] == number].sum()) for number in (0, 1)]
+        losses = [record[f"student_loss/{name}"] or 0 for name in read]
+        total = sum(count * loss for count, loss in zip(counts, losses, strict=True))
+        assert total / sum(counts) == pytest.approx(record["student_loss"], rel=1e-5)
+    assert read["more"] > 2
+
+
+def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:
+    mixture = tmp_path / "mixture.toml"
+    mixture.write_text(
+        f'[datasets.pair]\npath = "{world}/pair"\n[[stages]]\nweights = {{ pair = 1.0 }}\n'
+    )
+    config = _config(world, tmp_path / "run", Method("full"), data=str(mixture))
+    with pytest.raises(ValueError, match=r"--num-epochs 4: a mixture's file says how often"):
+        train(config)
+    with pytest.raises(ValueError, match=r"900 steps need 3600 rows, .*toml has \d+: raise max_ep"):
+        train(replace(config, num_epochs=1, num_steps=900))
+    with pytest.raises(ValueError, match=r"--heldout mixture.toml=.* is a mixture: name its datas"):
+        replace(config, heldout=(str(mixture),))
 
 
 def test_tensorboard_gets_every_step(world: Path, tmp_path: Path) -> None:
@@ -267,7 +318,8 @@ def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: 
     rows = AlignedRows(config.stream(config.data))
     assert rows[0]["teacher_input_ids"].shape == (96,)
     assert train(replace(config, num_steps=3))["teacher_loss"] > 0
-    with pytest.raises(ValueError, match=r"--teacher-seq-length: rows have 600 tokens, .* for 512"):
+    message = r"a row holds 600 teacher tokens, .* for 512: lower --teacher-seq-length"
+    with pytest.raises(ValueError, match=message):
         train(replace(config, teacher_seq_length=600, output=tmp_path / "long"))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.validate.arrays import find_foreign_content, find_unsound_offsets, stack_documents
@@ -268,6 +269,8 @@ def test_duplicate_entry_in_an_index(dataset: Path) -> None:
         },
         num_student_tokens=index.num_student_tokens[rows],
         num_teacher_tokens=index.num_teacher_tokens[rows],
+        num_mapped=index.num_mapped[rows],
+        byte_iou_sum=index.byte_iou_sum[rows],
     )
     report = validate_dataset(str(dataset))
     assert places(report) == [
@@ -520,10 +523,31 @@ def test_command_that_cannot_run(
     assert captured.err.startswith(f"validate: {words}")
 
 
+def test_quality_in_the_index_is_that_of_the_sample(dataset: Path) -> None:
+    index = read_index(dataset)
+    wrong = index.num_mapped.copy()
+    wrong[1] += 1
+    edit_index(dataset, num_mapped=wrong)
+    report = validate_dataset(str(dataset))
+    assert places(report) == [("counts", TAR, index.key[1])]
+    assert f"num_mapped is {wrong[1] - 1}, the index says {wrong[1]}" in message(report, "counts")
+    edit_index(dataset, num_mapped=index.num_mapped, byte_iou_sum=index.byte_iou_sum * 1.001)
+    assert "byte_iou_sum is" in message(validate_dataset(str(dataset)), "counts")
+
+
+def test_metadata_that_the_manifest_does_not_name(dataset: Path) -> None:
+    index = read_index(dataset)
+    scores = pa.chunked_array([pa.array([None] * len(index), pa.float64())])
+    edit_index(dataset, metadata={"score": scores})
+    assert message(validate_dataset(str(dataset)), "index").endswith(
+        "has metadata ['score (double)'], the manifest names []"
+    )
+
+
 def test_command_refuses_another_version(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit_manifest(dataset, lambda body: body.update(schema_version=2))
+    edit_manifest(dataset, lambda body: body.update(schema_version=3))
     assert main([str(dataset)]) == 2
-    assert "schema version 2" in capsys.readouterr().err
+    assert "schema version 3" in capsys.readouterr().err
 
 
 def test_hostile_names_do_not_reach_the_terminal(

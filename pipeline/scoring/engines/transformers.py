@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,29 +32,15 @@ from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.scoring.batches import _Batch, _make_batch, plan_batches
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.dtype_trial import default_dtype
+from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.hf_models import load_language_model, output_weight
-from pipeline.scoring.probe import require_trained
 from pipeline.scoring.sidecars import DocumentTokens
-from pipeline.scoring.work import Work, _operations_per_token
 
-__all__ = ["DocumentTokens", "ScoredDocuments", "Scorer", "load_scorer"]
+__all__ = ["DocumentTokens", "Scorer", "default_device", "load_scorer"]
 
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MATMUL_SECONDS = 0.3
-
-
-@dataclass(frozen=True)
-class ScoredDocuments:
-    """The losses of some documents.
-
-    Attributes:
-        losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN where a token has no context.
-        work: what they cost.
-    """
-
-    losses: NDArray[np.float32]
-    work: Work
 
 
 class Scorer:
@@ -138,24 +124,6 @@ class Scorer:
         work.seconds = time.perf_counter() - start
         return ScoredDocuments(losses, work)
 
-    def require_trained(self, probe: Sequence[int], *, accepted_by: str | None = None) -> None:
-        """Check that the teacher knows a plain text better than chance.
-
-        Args:
-            probe: of `pipeline.scoring.probe.probe_tokens`.
-            accepted_by: as in `pipeline.scoring.probe.require_trained`.
-
-        Raises:
-            UntrainedTeacherError: a mean loss near that of guessing.
-        """
-        length = min(len(probe), self.rule.teacher_seq_length - 1)
-        whole = np.array([0, length], np.int64)
-        zero = np.zeros(1, np.int64)
-        pieces = Pieces(zero, zero, zero, whole[1:], np.zeros(1, np.bool_))
-        scored = self.score(DocumentTokens(np.array(probe[:length], np.int64), whole), pieces)
-        mean = float(np.nanmean(scored.losses))
-        require_trained(mean, self.vocab_size, accepted_by=accepted_by)
-
     def matmul_rate(self) -> float:
         """Return the floating point operations a second of a product shaped like this model's."""
         hidden, wide = int(self._weight.shape[1]), 4 * int(self._weight.shape[1])
@@ -205,7 +173,13 @@ class Scorer:
 
 
 def load_scorer(
-    source: str, rule: ContextRule, *, dtype: str = "", device: str = "", batch_tokens: int = 0
+    source: str,
+    rule: ContextRule,
+    *,
+    dtype: str = "",
+    device: str = "",
+    batch_tokens: int = 0,
+    threads: int = 0,
 ) -> Scorer:
     """Load a teacher to score with.
 
@@ -218,11 +192,14 @@ def load_scorer(
         dtype: "float32", "bfloat16" or "float16"; "": see `pipeline.scoring.dtype_trial`.
         device: such as "cuda:1"; "": the GPU where there is one.
         batch_tokens: as in `Scorer`.
+        threads: of this process from now on, on a CPU; 0: leave them.
 
     Raises:
         ValueError: a model that can't be scored with.
         OSError: nothing there.
     """
+    if threads:
+        torch.set_num_threads(threads)
     device = device or default_device()
     wanted = DTYPES[dtype or default_dtype(device)]
     flash = device.startswith("cuda") and wanted.itemsize == 2 and is_flash_attn_2_available()
@@ -256,3 +233,24 @@ def _require_finite(
         f"{losses[place]}, and {len(bad) - 1} more are like it: its dtype is too narrow (try "
         "--dtype float32), or its weights are damaged"
     )
+
+
+def _operations_per_token(model: PreTrainedModel) -> Callable[[NDArray[np.int64]], float]:
+    """Return a function from lengths to the operations of a forward pass over such pieces.
+
+    Two per weight of every matrix and token, the output layer included, and those of causal
+    attention: two products of length**2 / 2 by the heads' width.
+    """
+    cast_model = cast(Any, model)
+    embedding = cast_model.get_input_embeddings().weight
+    tied = cast_model.get_output_embeddings().weight is embedding
+    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    weights -= 0 if tied else embedding.numel()
+    layers = int(getattr(model.config, "num_hidden_layers", 0))
+    width = int(getattr(model.config, "hidden_size", 0))
+
+    def operations(lengths: NDArray[np.int64]) -> float:
+        squares = float(np.square(lengths.astype(np.float64)).sum())
+        return 2.0 * weights * float(lengths.sum()) + 2.0 * layers * width * squares
+
+    return operations

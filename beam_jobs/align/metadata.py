@@ -1,0 +1,190 @@
+"""`--metadata source,meta.score:float64`: fields of the input that travel with each document.
+
+A column's type is said, or follows from the first documents; a value that does not fit it makes its
+document a dead letter, so that what a column holds is what its type says. Every value may be
+missing.
+"""
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from beam_jobs.align.listing import InputError
+from schemas.manifest import MetadataColumn, MetadataType
+
+TYPES: tuple[MetadataType, ...] = get_args(MetadataType)
+
+Value = str | int | float | bool | None
+
+_MAX_EXACT_FLOAT = float(1 << 53)
+_INTEGER = re.compile(r"[+-]?\d+")
+_BOOLS = {"true": True, "false": False}
+_TYPE_OF: Mapping[frozenset[type], MetadataType] = {
+    frozenset([str]): "string",
+    frozenset([bool]): "bool",
+    frozenset([int]): "int64",
+    frozenset([float]): "float64",
+    frozenset([int, float]): "float64",
+}
+
+
+class MisfitError(ValueError):
+    """A value is not of its column's type."""
+
+
+@dataclass(frozen=True)
+class MetadataField:
+    """A field that travels.
+
+    Attributes:
+        name: where it is in a JSON object or a table's row; dots lead into nested ones.
+        type: of its column; None until it is known, and values are then handed on as they are.
+    """
+
+    name: str
+    type: MetadataType | None = None
+
+
+def parse_metadata(text: str) -> tuple[MetadataField, ...]:
+    """Return the fields that an option names.
+
+    Raises:
+        ValueError: an empty name, an unknown type, or a field that is named twice.
+
+    Example:
+        >>> parse_metadata("source,meta.score:float64")[1]
+        MetadataField(name='meta.score', type='float64')
+    """
+    fields = [_parse_field(part.strip()) for part in text.split(",")] if text else []
+    names = [field.name for field in fields]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f'it names "{twice[0]}" twice; name each field once')
+    return tuple(fields)
+
+
+def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
+    """Return a value as its column holds it.
+
+    Args:
+        field: the field; where its type is unknown any value is returned as it is.
+        value: None and NaN, which is how pandas writes a missing number, are missing.
+        is_text: whether the file knows only text, as CSV does: it is read as what the column
+            holds, and an empty cell is missing.
+
+    Raises:
+        MisfitError: it does not fit.
+
+    Example:
+        >>> fit_value(MetadataField("score", "float64"), 3, is_text=False)
+        3.0
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if is_text and value == "":
+        return None
+    fitted = value if field.type is None else _fit(value, field.type, is_text)
+    if fitted is None:
+        kind = type(value).__name__
+        raise MisfitError(f'"{field.name}" is of type {kind} here, its column holds {field.type}')
+    return fitted
+
+
+def settle_columns(
+    fields: Sequence[MetadataField], documents: Sequence[Sequence[Any]]
+) -> tuple[MetadataField, ...]:
+    """Return the fields with their types, those unsaid as the first documents' values have them.
+
+    Args:
+        fields: what was asked for.
+        documents: for each of the first documents, its value of each field.
+
+    Raises:
+        InputError: a field without a value among them, or with values of several types.
+
+    Example:
+        >>> settle_columns([MetadataField("score")], [(1,), (0.5,), (None,)])
+        (MetadataField(name='score', type='float64'),)
+    """
+    settled = []
+    for place, field in enumerate(fields):
+        kinds = {type(values[place]) for values in documents if values[place] is not None}
+        kind = field.type or _infer(field.name, kinds, len(documents))
+        settled.append(MetadataField(field.name, kind))
+    return tuple(settled)
+
+
+def columns_of(fields: Sequence[MetadataField]) -> tuple[MetadataColumn, ...]:
+    """Return settled fields as the manifest names them."""
+    return tuple(MetadataColumn(field.name, field.type) for field in fields if field.type)
+
+
+def encode_values(values: Sequence[Value]) -> bytes:
+    """Return a document's values as they pass through the shuffle."""
+    return json.dumps(values).encode() if values else b""
+
+
+def decode_values(data: bytes) -> tuple[Value, ...]:
+    """Return what `encode_values` was given."""
+    return tuple(json.loads(data)) if data else ()
+
+
+def _parse_field(text: str) -> MetadataField:
+    name, colon, kind = text.rpartition(":")
+    if not colon:
+        name, kind = text, ""
+    if not name:
+        raise ValueError(f'"{text}" names no field; write such as source,language,meta.score')
+    if colon and kind not in TYPES:
+        raise ValueError(f'"{kind}" in "{text}" is no type; write {", ".join(TYPES)}')
+    return MetadataField(name, next((known for known in TYPES if known == kind), None))
+
+
+def _fit(value: Any, kind: MetadataType, is_text: bool) -> Value:
+    """Return the value as its column holds it, None where it does not fit."""
+    if kind == "string":
+        return value if isinstance(value, str) else None
+    if is_text and isinstance(value, str):
+        value = _read_text(value, kind)
+    if kind == "bool":
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if kind == "float64":
+        is_exact = isinstance(value, float) or abs(value) <= _MAX_EXACT_FLOAT
+        return float(value) if is_exact else None
+    if isinstance(value, float):  # a column of integers with one missing is one of floats in pandas
+        is_exact = value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT
+        return int(value) if is_exact else None
+    return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _read_text(text: str, kind: MetadataType) -> Value:
+    if kind == "bool":
+        return _BOOLS.get(text.lower())
+    if _INTEGER.fullmatch(text) and len(text) <= 20:
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _infer(name: str, kinds: Collection[type], num_documents: int) -> MetadataType:
+    kind = _TYPE_OF.get(frozenset(kinds))
+    if kind is not None:
+        return kind
+    remedy = f"name its type, such as --metadata {name}:float64 ({', '.join(TYPES)})"
+    if not kinds:
+        raise InputError(
+            f'--metadata: none of the first {num_documents} documents has a value of "{name}": '
+            f"check the name, or {remedy}"
+        )
+    found = " and ".join(sorted(kind.__name__ for kind in kinds))
+    raise InputError(
+        f'--metadata: values of "{name}" are of type {found} among the first {num_documents} '
+        f"documents: {remedy}, and others become dead letters"
+    )

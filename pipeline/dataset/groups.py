@@ -1,0 +1,125 @@
+"""What a dataset holds by a field of its documents' metadata, counted from the indices alone."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import floor, isinf, log10
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.dataset.files import Dataset
+from schemas.index import ShardIndex
+from schemas.manifest import Manifest
+
+_READ_AT_ONCE = 8
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The documents that have one value of a field.
+
+    Attributes:
+        value: it; None: the input said nothing. Fractions stand for those that share their first
+            digit: 0.2 for 0.2 … 0.3.
+        num_documents: documents.
+        num_text_bytes: UTF-8 bytes of their texts.
+        num_student_tokens: student tokens.
+        num_teacher_tokens: teacher tokens.
+        num_mapped: student tokens with a teacher token.
+        byte_iou_sum: sum over these of intersection over union.
+    """
+
+    value: Value
+    num_documents: int
+    num_text_bytes: int
+    num_student_tokens: int
+    num_teacher_tokens: int
+    num_mapped: int
+    byte_iou_sum: float
+
+    @property
+    def num_unmapped(self) -> int:
+        """Student tokens without a teacher token."""
+        return self.num_student_tokens - self.num_mapped
+
+    @property
+    def byte_iou(self) -> float:
+        """Mean IoU of mapped tokens, in bytes."""
+        return self.byte_iou_sum / max(self.num_mapped, 1)
+
+
+_SUMS = ("num_text_bytes", "num_student_tokens", "num_teacher_tokens", "num_mapped",
+         "byte_iou_sum")  # fmt: skip
+
+
+def require_field(manifest: Manifest, name: str) -> None:
+    """Check that a dataset's documents have a field.
+
+    Raises:
+        ValueError: they don't; names those that there are.
+    """
+    known = [f"{entry.name} ({entry.type})" for entry in manifest.metadata]
+    if name not in [entry.name for entry in manifest.metadata]:
+        there = f"it has {', '.join(known)}" if known else "none was given to align --metadata"
+        raise ValueError(f'the dataset has no metadata "{name}": {there}')
+
+
+def count_by(dataset: Dataset, name: str) -> list[Group]:
+    """Return a dataset's documents by a field's values, those with the most tokens first.
+
+    Raises:
+        ValueError: no such field.
+        DamagedShardError: an index is missing or is not the manifest's.
+
+    Example:
+        >>> [group.value for group in count_by(open_dataset("OUTPUT"), "source")]  # doctest: +SKIP
+        ['web', 'math', None]
+    """
+    require_field(dataset.manifest, name)
+    sums: dict[Value, NDArray[np.float64]] = defaultdict(lambda: np.zeros(1 + len(_SUMS)))
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        shards = range(len(dataset.manifest.shards))
+        for part in pool.map(lambda shard: list(_count_shard(dataset, shard, name)), shards):
+            for value, own in part:
+                sums[value] += own
+    groups = [_group(value, own) for value, own in sums.items()]
+    return sorted(groups, key=lambda group: (-group.num_student_tokens, str(group.value)))
+
+
+def _group(value: Value, sums: NDArray[np.float64]) -> Group:
+    documents, text, student, teacher, mapped = map(int, sums[:-1])
+    return Group(value, documents, text, student, teacher, mapped, float(sums[-1]))
+
+
+def _count_shard(
+    dataset: Dataset, shard_index: int, name: str
+) -> Iterator[tuple[Value, NDArray[np.float64]]]:
+    index = dataset.read_index(shard_index, with_names=True, metadata=[name])
+    values = index.metadata[name]
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(pa.string())
+    columns = {column: getattr(index, column) for column in _SUMS}
+    table = pa.table({"value": values, "num_documents": _ones(index), **columns})
+    names = ["num_documents", *_SUMS]
+    grouped = table.group_by("value").aggregate([(column, "sum") for column in names])
+    sums = np.stack([grouped.column(f"{column}_sum").to_numpy() for column in names], axis=1)
+    yield from zip(map(_round, grouped.column("value").to_pylist()), sums, strict=True)
+
+
+def _ones(index: ShardIndex) -> NDArray[np.int64]:
+    return np.ones(len(index), np.int64)
+
+
+def _round(value: Value) -> Value:
+    """Return a fraction's first digit, other values as they are."""
+    if not isinstance(value, float) or not value or isinf(value):
+        return value
+    step = 10.0 ** floor(log10(abs(value)))
+    # The nearest float below a digit, such as 0.30000000000000004 / 0.1, is that digit.
+    digit = floor(abs(value) / step * (1 + 1e-12))
+    return float(f"{(digit * step) * (1 if value > 0 else -1):.1g}")

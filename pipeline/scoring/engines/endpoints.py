@@ -1,0 +1,289 @@
+"""Several servers of one model: which is asked next, when again, and when no more.
+
+Every request is tried on one server after another until `attempts` are spent, with growing waits in
+between. A server that has failed rests a while, and must prove that it is still the same model
+before it is believed again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import orjson
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_attempt,
+    wait_exponential,
+)
+
+from pipeline.scoring.engines.completions import NonsenseError
+from pipeline.scoring.engines.interface import EngineError
+from pipeline.scoring.engines.settings import ServedSettings
+
+Answer = TypeVar("Answer")
+
+LONGEST_WAIT = 60.0
+"""Seconds between two attempts at most."""
+
+# What asking again can't help: the request itself is refused.
+_FINAL_STATUSES = (400, 401, 403, 413, 422)
+_SHOWN = 200
+
+
+class RefusedError(EngineError):
+    """A request that a server does not take, and never will."""
+
+
+class PassingError(Exception):
+    """A failure that asking again, or elsewhere, may help."""
+
+    def __init__(self, message: str, wait_seconds: float = 0.0) -> None:
+        """Hold what happened, and how long the server asked to wait."""
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
+
+
+class MissingError(NonsenseError):
+    """A path that a server does not have, or a model: vLLM gives the same status for both."""
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """One server.
+
+    Attributes:
+        url: without `/v1`.
+        num_under_way: requests.
+        num_failures: in a row.
+        rests_until: on the monotonic clock.
+        next_slot: when the next request may start, likewise.
+    """
+
+    url: str
+    num_under_way: int = 0
+    num_failures: int = 0
+    rests_until: float = 0.0
+    next_slot: float = 0.0
+    proof: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Endpoints:
+    """The servers, asked from many threads.
+
+    Attributes:
+        settings: how they are asked.
+        num_requests: sent so far.
+        num_retries: of them, those that were asked again.
+    """
+
+    def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
+        """Open no connection yet.
+
+        Raises:
+            EngineError: no URL of a server.
+        """
+        self.settings = settings
+        self.num_requests = 0
+        self.num_retries = 0
+        self.servers = [Endpoint(base_url(url)) for url in settings.endpoints]
+        self._prove: Callable[[Endpoint], None] | None = None
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        self._client = httpx2.Client(
+            timeout=httpx2.Timeout(settings.timeout_seconds, connect=30.0),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        )
+
+    def prove_with(self, prove: Callable[[Endpoint], None]) -> None:
+        """Let a server that has failed be proved by this before it is believed again."""
+        self._prove = prove
+
+    def interrupt(self) -> None:
+        """Let no request start until `resume`; what waits to ask again ends with `EngineError`."""
+        self._interrupted.set()
+
+    def resume(self) -> None:
+        """Let requests start."""
+        self._interrupted.clear()
+
+    def find(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return what a server has under a path, None where it has nothing there.
+
+        Args:
+            server: to ask.
+            path: such as "/version".
+            body: to post; None: get.
+
+        Raises:
+            EngineError: it can't be reached, or refuses the request.
+        """
+
+        def ask(server: Endpoint) -> Any:
+            try:
+                return self._send(server, "GET" if body is None else "POST", path, body)
+            except MissingError:
+                return None
+
+        return self.retry(ask, server)
+
+    def post(self, server: Endpoint, path: str, body: Mapping[str, Any]) -> Any:
+        """Return a server's answer, or raise what `retry` goes by.
+
+        Raises:
+            PassingError: asking again may help.
+            EngineError: it can't.
+        """
+        return self._send(server, "POST", path, body)
+
+    def retry(self, ask: Callable[[Endpoint], Answer], only: Endpoint | None = None) -> Answer:
+        """Ask servers until one has answered sensibly.
+
+        Args:
+            ask: a server; raises `PassingError` or `NonsenseError` where asking again may help.
+            only: ask no other server.
+
+        Raises:
+            EngineError: the attempts are spent, or asking again is of no use.
+        """
+        last: Endpoint | None = None
+        attempts = Retrying(
+            stop=stop_after_attempt(self.settings.attempts),
+            wait=self._wait,
+            sleep=sleep_using_event(self._interrupted),
+            retry=retry_if_exception_type((PassingError, NonsenseError)),
+            reraise=True,
+        )
+        try:
+            for attempt in attempts:
+                with attempt:
+                    last = only or self._choose(last)
+                    self._count(retried=attempt.retry_state.attempt_number > 1)
+                    return self._ask(last, ask)
+        except (PassingError, NonsenseError) as error:
+            assert last is not None
+            every = ", ".join(server.url for server in self.servers)
+            raise EngineError(
+                f"{last.url} gave no usable answer in {self.settings.attempts} attempts at "
+                f"{every}; the last one: {error}. Shards that are scored stay: look after the "
+                "server and run the same command again"
+            ) from error
+        raise AssertionError("tenacity ends by a value or an error")
+
+    def _ask(self, server: Endpoint, ask: Callable[[Endpoint], Answer]) -> Answer:
+        with self._lock:
+            server.num_under_way += 1
+        try:
+            self._require_proof(server)
+            return ask(server)
+        except (PassingError, NonsenseError):
+            with self._lock:
+                server.num_failures += 1
+                rest = self.settings.backoff_seconds * 2 ** min(server.num_failures, 20)
+                server.rests_until = time.monotonic() + min(LONGEST_WAIT, rest)
+            raise
+        finally:
+            with self._lock:
+                server.num_under_way -= 1
+
+    def _require_proof(self, server: Endpoint) -> None:
+        """Let a server that has failed prove itself; one thread asks, the others find it done."""
+        if not server.num_failures:
+            return
+        with server.proof:
+            if server.num_failures and self._prove is not None:
+                self._prove(server)
+            server.num_failures = 0
+
+    def _choose(self, last: Endpoint | None) -> Endpoint:
+        """Return the least busy server, rather none that has just failed."""
+        with self._lock:
+            now = time.monotonic()
+            return min(
+                self.servers, key=lambda s: (s.rests_until > now, s is last, s.num_under_way)
+            )
+
+    def _count(self, *, retried: bool) -> None:
+        if self._interrupted.is_set():
+            raise EngineError("the job was ended before all its requests were answered")
+        with self._lock:
+            self.num_requests += 1
+            self.num_retries += retried
+
+    def _wait(self, state: RetryCallState) -> float:
+        grown = wait_exponential(multiplier=self.settings.backoff_seconds, max=LONGEST_WAIT)(state)
+        error = state.outcome.exception() if state.outcome else None
+        asked = error.wait_seconds if isinstance(error, PassingError) else 0.0
+        return max(float(grown), min(asked, LONGEST_WAIT))
+
+    def _send(
+        self, server: Endpoint, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Any:
+        self._keep_pace(server)
+        try:
+            response = self._client.request(method, server.url + path, json=body)
+        except httpx2.TransportError as error:
+            raise PassingError(f"{type(error).__name__}: {error}") from error
+        status = response.status_code
+        if status in (404, 405):
+            raise MissingError(f"{server.url}{path} is not there ({status}{_explain(response)})")
+        if status in _FINAL_STATUSES:
+            key = "; set VOCAG_API_KEY to the key that it knows" if status in (401, 403) else ""
+            raise RefusedError(
+                f"{server.url}{path} refuses the request with status {status}"
+                f"{_explain(response)}{key}"
+            )
+        if status != 200:
+            wait = response.headers.get("retry-after", "")
+            raise PassingError(
+                f"status {status}{_explain(response)}", float(wait) if wait.isdecimal() else 0.0
+            )
+        try:
+            return orjson.loads(response.content)
+        except orjson.JSONDecodeError as error:
+            raise NonsenseError(f"no JSON ({error})") from error
+
+    def _keep_pace(self, server: Endpoint) -> None:
+        """Wait for the server's next slot, where it is not to be asked too often."""
+        if not self.settings.requests_per_second:
+            return
+        with self._lock:
+            slot = max(time.monotonic(), server.next_slot)
+            server.next_slot = slot + 1 / self.settings.requests_per_second
+        self._interrupted.wait(max(0.0, slot - time.monotonic()))
+
+
+def base_url(url: str) -> str:
+    """Return a server's URL without the `/v1` that users copy along.
+
+    Raises:
+        EngineError: no http:// or https:// URL.
+
+    Example:
+        >>> base_url("http://gpu-7:8000/v1/")
+        'http://gpu-7:8000'
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise EngineError(f"--endpoint {url} is no URL such as http://localhost:8000")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _explain(response: httpx2.Response) -> str:
+    """Return what a server says went wrong; never its echo of the request, which holds text."""
+    try:
+        body = orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        return ""
+    error = body.get("error", body) if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return f": {message[:_SHOWN]}" if isinstance(message, str) else ""

@@ -1,0 +1,151 @@
+"""What every engine is asked for, and what it gives; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.probe import require_trained
+from pipeline.scoring.sidecars import DocumentTokens
+
+
+class EngineError(ValueError):
+    """A teacher that can't be asked, or that gives what can be no losses."""
+
+
+@dataclass
+class Work:
+    """What scoring cost; add them up.
+
+    Attributes:
+        num_tokens: places that hold a token, context tokens included.
+        num_places: places computed, padding included.
+        num_operations: floating point operations that the tokens need, padding left out; 0 where
+            they are another program's.
+        seconds: wall time.
+        num_requests: to servers.
+        num_retries: of them, those that were asked again.
+    """
+
+    num_tokens: int = 0
+    num_places: int = 0
+    num_operations: float = 0.0
+    seconds: float = 0.0
+    num_requests: int = 0
+    num_retries: int = 0
+
+
+@dataclass(frozen=True)
+class ScoredDocuments:
+    """The losses of some documents.
+
+    Attributes:
+        losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN where a token has no context.
+        work: what they cost.
+    """
+
+    losses: NDArray[np.float32]
+    work: Work
+
+
+class Engine(Protocol):
+    """A teacher that is ready to score."""
+
+    @property
+    def rule(self) -> ContextRule:
+        """With which context."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens among which it chooses."""
+
+    def score(
+        self,
+        tokens: DocumentTokens,
+        pieces: Pieces,
+        *,
+        names: Sequence[str] = (),
+        advance: Callable[[int], object] = int,
+    ) -> ScoredDocuments:
+        """Give each token the loss `-log P(x_l | its context)`.
+
+        Args:
+            tokens: of the documents.
+            pieces: how their contexts are cut; `ContextRule.pieces` gives them.
+            names: the documents' ids, for errors.
+            advance: told how many losses are on their way since its last call.
+
+        Raises:
+            ValueError: a token or a piece that the teacher can't take, or no losses in return.
+
+        Example:
+            >>> teacher.score(tokens, rule.pieces(index)).losses
+        """
+
+    def matmul_rate(self) -> float:
+        """Return the operations a second of a plain product here; 0.0 where it is not ours."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One piece as a teacher reads it.
+
+    Attributes:
+        input_ids: int64 [l], the context token first where there is one.
+        places: int64 [n], of the tokens whose losses are taken.
+        targets: int64 [n], where those tokens stand among the documents'.
+    """
+
+    input_ids: NDArray[np.int64]
+    places: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRule) -> Line:
+    """Return one piece as a teacher reads it.
+
+    Args:
+        tokens: of the documents.
+        pieces: of the same documents.
+        number: of the piece.
+        rule: gives the context tokens.
+    """
+    context = rule.context_token(continues=bool(pieces.continues[number]))
+    added = np.array([] if context is None else [context], np.int64)
+    first = int(tokens.starts[pieces.document[number]])
+    start, scored, stop = (
+        first + int(a[number]) for a in (pieces.start, pieces.scored_from, pieces.stop)
+    )
+    # Nothing stands before the first token of a piece without a context token.
+    targets = np.arange(max(scored, start + 1 - len(added)), stop)
+    line = np.concatenate([added, tokens.input_ids[start:stop]])
+    return Line(line, targets - start + len(added), targets)
+
+
+def require_trained_engine(
+    engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
+) -> None:
+    """Check that a teacher knows a plain text better than chance.
+
+    Args:
+        engine: the teacher.
+        probe: of `pipeline.scoring.probe.probe_tokens`.
+        accepted_by: as in `pipeline.scoring.probe.require_trained`.
+
+    Raises:
+        UntrainedTeacherError: a mean loss near that of guessing.
+
+    Example:
+        >>> require_trained_engine(engine, probe_tokens("aligned", manifest))
+    """
+    length = min(len(probe), engine.rule.teacher_seq_length - 1)
+    whole = np.array([0, length], np.int64)
+    zero = np.zeros(1, np.int64)
+    pieces = Pieces(zero, zero, zero, whole[1:], np.zeros(1, np.bool_))
+    scored = engine.score(DocumentTokens(np.array(probe[:length], np.int64), whole), pieces)
+    require_trained(float(np.nanmean(scored.losses)), engine.vocab_size, accepted_by=accepted_by)

@@ -1,0 +1,240 @@
+"""A teacher behind servers of the completions API: vLLM, SGLang, llama-cpp-python.
+
+    engine = connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule, ...)
+    engine.score(tokens, rule.pieces(index)).losses
+
+A piece is a request, and `concurrency` of them are under way at each server, whose own scheduler
+makes batches of them. What comes back is held against what was sent before it is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.engines.completions import Dialect, read_losses, scoring_request
+from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
+from pipeline.scoring.engines.handshake import (
+    COMPLETIONS,
+    Conversation,
+    ServerInfo,
+    ask_forced,
+    describe_server,
+    require_same_model,
+    require_same_tokens,
+    settle_dialect,
+    text_of,
+)
+from pipeline.scoring.engines.interface import (
+    EngineError,
+    Line,
+    ScoredDocuments,
+    Work,
+    line_of,
+)
+from pipeline.scoring.engines.settings import ServedSettings
+from pipeline.scoring.probe import probe_tokens
+from pipeline.scoring.sidecars import DocumentTokens
+from pipeline.tokenization import Tokenizer
+
+
+class ServedEngine:
+    """A served teacher that is ready to score.
+
+    Attributes:
+        rule: with which context.
+        vocab_size: of the dataset's teacher tokenizer.
+        info: what the first server says of itself.
+        probe_losses: float32 [T], of the plain text that all servers were held against.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        conversation: Conversation,
+        rule: ContextRule,
+        *,
+        tokenizer: Tokenizer,
+        info: ServerInfo,
+        probe: Sequence[int],
+    ) -> None:
+        """Use `connect`."""
+        self.rule = rule
+        self.vocab_size = tokenizer.vocab_size
+        self.info = info
+        self._endpoints = endpoints
+        self._conversation = conversation
+        self._tokenizer = tokenizer
+        self._probe = list(probe)
+        self._first_losses: dict[tuple[int, int], float] = {}
+        self.probe_losses = endpoints.retry(partial(self._ask, self._probe), endpoints.servers[0])
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the servers are asked."""
+        return self._conversation.dialect
+
+    def score(
+        self,
+        tokens: DocumentTokens,
+        pieces: Pieces,
+        *,
+        names: Sequence[str] = (),
+        advance: Callable[[int], object] = int,
+    ) -> ScoredDocuments:
+        """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
+
+        Raises:
+            EngineError: servers that gave no usable answer until the attempts were spent.
+        """
+        start = time.perf_counter()
+        self._endpoints.resume()
+        work = Work(
+            num_requests=-self._endpoints.num_requests, num_retries=-self._endpoints.num_retries
+        )
+        losses = np.full(len(tokens.input_ids), np.nan, np.float32)
+        settings = self._endpoints.settings
+        pool = ThreadPoolExecutor(settings.concurrency * len(self._endpoints.servers))
+        asked: list[tuple[Line, Future[NDArray[np.float32]]]] = []
+        try:
+            for number in range(len(pieces)):
+                line = line_of(tokens, pieces, number, self.rule)
+                document = int(pieces.document[number])
+                name = json.dumps(names[document]) if names else str(document)
+                asked.append((line, pool.submit(self._score_line, line, name)))
+            for line, answer in asked:
+                losses[line.targets] = answer.result()
+                work.num_tokens += len(line.input_ids)
+                advance(len(line.targets))
+        except BaseException:
+            self._endpoints.interrupt()  # wakes the threads that wait to ask again
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        work.num_places = work.num_tokens
+        work.num_requests += self._endpoints.num_requests
+        work.num_retries += self._endpoints.num_retries
+        work.seconds = time.perf_counter() - start
+        return ScoredDocuments(losses, work)
+
+    def matmul_rate(self) -> float:
+        """Return 0.0: the arithmetic is the servers'."""
+        return 0.0
+
+    def prove(self, server: Endpoint) -> None:
+        """Check that a server gives the probe the losses that the first one gave.
+
+        Raises:
+            NonsenseError: it serves another model.
+            PassingError: it is not there.
+        """
+        now = self._ask(self._probe, server)
+        require_same_model(self.probe_losses, now, server.url, "the job's first server")
+
+    def _score_line(self, line: Line, name: str) -> NDArray[np.float32]:
+        """Return the losses of a piece's targets; runs in a thread of its own."""
+        ids = line.input_ids.tolist()
+        if len(ids) < 2 or not len(line.places):
+            return np.empty(0, np.float32)
+        try:
+            losses = self._endpoints.retry(partial(self._ask, ids))
+        except EngineError as error:
+            raise EngineError(f"document {name}: {error}") from error
+        return losses[line.places]
+
+    def _ask(self, ids: list[int], server: Endpoint) -> NDArray[np.float32]:
+        """Return the losses of a prompt, float32 [T], NaN at the first; one attempt."""
+        conversation, text = self._conversation, ""
+        if conversation.dialect is Dialect.ECHO_TEXT:
+            text = text_of(conversation, ids, self._tokenizer)
+            require_same_tokens(self._endpoints, server, conversation, text, ids)
+        body = scoring_request(conversation.dialect, conversation.model, ids, text)
+        answer = self._endpoints.post(server, COMPLETIONS, body)
+        losses = read_losses(conversation.dialect, answer, conversation.model, ids)
+        if np.isnan(losses[1]):
+            losses[1] = self._first_loss(ids[0], ids[1], server)
+        return losses
+
+    def _first_loss(self, context: int, token_id: int, server: Endpoint) -> float:
+        """Return the loss of a text's first token, which some servers leave out of their echo."""
+        found = self._first_losses.get((context, token_id))
+        if found is None:
+            found = ask_forced(self._endpoints, server, self._conversation.prefix, token_id)
+            self._first_losses[context, token_id] = found
+        return found
+
+
+def connect(
+    settings: ServedSettings,
+    rule: ContextRule,
+    *,
+    folder: str,
+    api_key: str = "",
+) -> ServedEngine:
+    """Return a teacher behind servers, once each has shown that it is the same and can be asked.
+
+    Args:
+        settings: where the servers are, and how they are asked.
+        rule: with which context.
+        folder: the dataset's.
+        api_key: for servers that ask for one.
+
+    Raises:
+        EngineError: a server that can't be reached, serves another model, or gives no
+            log-probabilities of a prompt.
+
+    Example:
+        >>> connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule,
+        ...     folder="aligned").dialect  # doctest: +SKIP
+        <Dialect.PROMPT_LOGPROBS: 'prompt_logprobs'>
+    """
+    dataset = open_dataset(folder)
+    tokenizer = load_dataset_tokenizers(folder, dataset.manifest).teacher
+    own = probe_tokens(folder, dataset.manifest)
+    context = rule.first_token_id
+    probe = (own if context is None else [context, *own])[: rule.teacher_seq_length]
+    endpoints = Endpoints(settings, api_key=api_key)
+    infos = [describe_server(endpoints, server) for server in endpoints.servers]
+    _require_room(infos, endpoints.servers, rule)
+    conversation = settle_dialect(endpoints, endpoints.servers[0], probe, tokenizer)
+    if conversation.dialect is Dialect.ECHO_TEXT:
+        _require_context_token(rule)
+    engine = ServedEngine(
+        endpoints, conversation, rule, tokenizer=tokenizer, info=infos[0], probe=probe
+    )
+    for server in endpoints.servers[1:]:
+        endpoints.retry(engine.prove, server)
+    endpoints.prove_with(engine.prove)
+    return engine
+
+
+def _require_context_token(rule: ContextRule) -> None:
+    """Check that one token stands before every piece: how a server of texts marks a start."""
+    if rule.first_token_id is None or rule.continued_token_id != rule.first_token_id:
+        raise EngineError(
+            "the server takes text alone, and then the same token must stand before every piece "
+            f"(the dataset has {rule.first_token_id} before documents, {rule.continued_token_id} "
+            "where they go on): name one with --teacher-context, here and in training"
+        )
+
+
+def _require_room(
+    infos: Sequence[ServerInfo], servers: Sequence[Endpoint], rule: ContextRule
+) -> None:
+    """Check that servers take the longest piece, and the token that they generate after it."""
+    for info, server in zip(infos, servers, strict=True):
+        if info.max_length is not None and info.max_length < rule.teacher_seq_length + 1:
+            raise EngineError(
+                f"{server.url} takes {info.max_length} tokens at once, a piece may have "
+                f"{rule.teacher_seq_length} and one is generated after it: serve the model with a "
+                "longer context (vLLM: --max-model-len), or lower --teacher-seq-length"
+            )

@@ -1,0 +1,73 @@
+"""Documents that stand in the shards and are left out when these are read: `removed-g001.parquet`.
+
+A takedown is one small file and a new manifest; shards never change.
+"""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from schemas.errors import DamagedShardError
+
+_SCHEMA = pa.schema([("shard", pa.uint32()), ("document", pa.uint32())])
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedDocuments:
+    """K documents, by shard and then by place.
+
+    Attributes:
+        shard: int64 [K], numbers of shards in the manifest.
+        document: int64 [K], places in their indices.
+    """
+
+    shard: NDArray[np.int64]
+    document: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.shard)
+
+    def of_shard(self, shard_index: int) -> NDArray[np.int64]:
+        """Return the places in one shard's index, ascending."""
+        start, stop = np.searchsorted(self.shard, [shard_index, shard_index + 1])
+        return self.document[start:stop]
+
+
+def encode_removed(removed: RemovedDocuments) -> bytes:
+    """Return the list as a parquet file; equal lists give equal bytes.
+
+    Example:
+        >>> places = np.array([3]), np.array([17])
+        >>> decode_removed(encode_removed(RemovedDocuments(*places))).of_shard(3).tolist()
+        [17]
+    """
+    sink = io.BytesIO()
+    columns = [pa.array(removed.shard, pa.uint32()), pa.array(removed.document, pa.uint32())]
+    table = pa.Table.from_arrays(columns, schema=_SCHEMA)
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    return sink.getvalue()
+
+
+def decode_removed(data: bytes) -> RemovedDocuments:
+    """Return the list that a parquet file holds.
+
+    Raises:
+        DamagedShardError: no such list, or one that is not sorted or names a document twice.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+        if table.schema.names != _SCHEMA.names or table.schema.types != _SCHEMA.types:
+            raise pa.ArrowInvalid(f"its columns are {table.schema.names}")
+        shard, document = (table.column(name).to_numpy().astype(np.int64) for name in _SCHEMA.names)
+        if np.any(np.diff((shard << 32) + document) <= 0):
+            raise pa.ArrowInvalid("its documents are not in order, or one is there twice")
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise DamagedShardError(
+            f"the list of removed documents is unreadable ({error}): restore it"
+        ) from error
+    return RemovedDocuments(shard, document)

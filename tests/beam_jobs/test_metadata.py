@@ -1,0 +1,245 @@
+"""Metadata from the input to the index: types, misfits, and every format alike."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from beam_jobs.align.command import align, describe
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.metadata import (
+    MetadataField,
+    MisfitError,
+    decode_values,
+    encode_values,
+    fit_value,
+    parse_metadata,
+    settle_columns,
+)
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.errors import OptionsError
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.groups import _round, count_by
+from pipeline.explore.command import main as explore
+from pipeline.validate.dataset import validate_dataset
+from schemas.manifest import MetadataColumn, MetadataType
+from tests.support.datasets import byte_level
+
+FIELDS = "source,meta.score,year,good"
+COLUMNS = (
+    MetadataColumn("source", "string"),
+    MetadataColumn("meta.score", "float64"),
+    MetadataColumn("year", "int64"),
+    MetadataColumn("good", "bool"),
+)
+ROWS: dict[str, tuple[Any, ...]] = {
+    "a": ("web", 0.5, 2024, True),
+    "b": ("数学", 1.0, None, False),
+    "c": (None, None, -7, None),
+    "d": ("web", 1e-9, (1 << 53) + 1, True),
+}
+
+
+def options(folder: Path, pattern: str, **changes: Any) -> AlignOptions:
+    """Return options with small tokenizers; the output is named after the pattern."""
+    sides = {}
+    for side, size in (("student", 400), ("teacher", 480)):
+        path = folder / side / "tokenizer.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(byte_level(size).file_bytes)
+        sides[side] = str(path)
+    output = str(folder / f"out-{pattern}")
+    values = {"metadata": FIELDS, "max_dead_letters": 1.0, **sides, **changes}
+    return AlignOptions(input=(str(folder / pattern),), output=output, **values)
+
+
+def write_rows(folder: Path) -> None:
+    """Write the same documents as JSON lines, as a table and as CSV."""
+    records = [
+        {"id": name, "text": f"text of {name}", "source": source, "meta": {"score": score},
+         "year": year, "good": good}
+        for name, (source, score, year, good) in ROWS.items()
+    ]  # fmt: skip
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "rows.jsonl").write_text(lines, "utf-8")
+    pq.write_table(pa.Table.from_pylist(records), folder / "rows.parquet")
+    cells = [["id", "text", "source", "meta.score", "year", "good"]]
+    for name, values in ROWS.items():
+        cells.append([name, f"text of {name}", *("" if v is None else str(v) for v in values)])
+    (folder / "rows.csv").write_text("".join(",".join(row) + "\n" for row in cells), "utf-8")
+
+
+def read_rows(output: str) -> dict[str, tuple[Any, ...]]:
+    """Return every document's metadata by its id."""
+    dataset = open_dataset(output)
+    found = {}
+    for shard in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(shard, with_names=True)
+        columns = [index.metadata[entry.name].to_pylist() for entry in dataset.manifest.metadata]
+        found |= dict(zip(index.document_id, zip(*columns, strict=True), strict=True))
+    return found
+
+
+def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    typed = "source:string,meta.score:float64,year:int64,good:bool"
+    for pattern, asked in (("rows.jsonl", FIELDS), ("rows.parquet", FIELDS), ("rows.csv", typed)):
+        manifest = align(options(tmp_path, pattern, metadata=asked))
+        assert manifest.metadata == COLUMNS
+        assert read_rows(str(tmp_path / f"out-{pattern}")) == ROWS
+    assert validate_dataset(str(tmp_path / "out-rows.parquet")).findings == ()
+
+
+def test_documents_are_counted_by_a_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path)
+    manifest = align(options(tmp_path, "rows.jsonl"))
+    output = str(tmp_path / "out-rows.jsonl")
+    groups = count_by(open_dataset(output), "source")
+    assert {group.value: group.num_documents for group in groups} == {"web": 2, "数学": 1, None: 1}
+    for name in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
+        assert sum(getattr(group, name) for group in groups) == manifest.totals[name]
+    statistics = manifest.statistics
+    assert sum(group.num_mapped for group in groups) == statistics["num_mapped"]
+    iou_sum = sum(group.byte_iou_sum for group in groups)
+    assert iou_sum == pytest.approx(statistics["byte_iou_sum"], rel=1e-6)
+    capsys.readouterr()
+    assert explore(["info", output, "--by", "source"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["source", "documents"]
+    assert {tuple(line.split()[:2]) for line in lines} >= {("web", "2"), ("(none)", "1")}
+    assert explore(["info", output, "--by", "score"]) == 2
+    assert 'no metadata "score": it has source (string), meta.score' in capsys.readouterr().err
+    page = (tmp_path / "out-rows.jsonl" / "report.html").read_text("utf-8")
+    assert "By metadata" in page
+    assert "数学" in page
+
+
+def test_fractions_are_counted_by_their_first_digit() -> None:
+    digits = {0.31: 0.3, 0.3: 0.3, 0.25: 0.2, 123.0: 100.0, 1.0: 1.0, 0.0: 0.0, -0.57: -0.5}
+    assert {value: _round(value) for value in digits} == digits
+    assert [_round(value) for value in (None, "a", 57, True)] == [None, "a", 57, True]
+
+
+def test_a_value_that_does_not_fit_makes_a_dead_letter(tmp_path: Path) -> None:
+    records = [{"id": str(number), "text": "a text", "score": number / 8} for number in range(40)]
+    records += [{"id": "bad", "text": "secret", "score": "high"}]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "x.jsonl").write_text(lines)
+    manifest = align(options(tmp_path, "x.jsonl", metadata="score"))
+    assert manifest.totals["num_documents"] == 40
+    assert manifest.dead_letters.by_reason == {"bad_metadata": 1}
+    letter = json.loads((tmp_path / "out-x.jsonl" / "dead_letters.jsonl").read_text())
+    assert (letter["document_id"], letter["reason"]) == ("bad", "bad_metadata")
+    assert letter["detail"] == '"score" is of type str here, its column holds float64'
+
+
+def test_other_metadata_is_another_dataset(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    align(options(tmp_path, "rows.jsonl"))
+    with pytest.raises(OptionsError, match=r"metadata is 'source,.*' there and 'source' here"):
+        align(options(tmp_path, "rows.jsonl", metadata="source"))
+
+
+def test_a_dry_run_tells_the_types(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    shown = describe(options(tmp_path, "rows.jsonl"))
+    assert "metadata        source string, meta.score float64, year int64, good bool" in shown
+
+
+def test_a_field_that_nobody_has(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    with pytest.raises(InputError, match=r'none of the first 4 documents has a value of "scor"'):
+        align(options(tmp_path, "rows.jsonl", metadata="scor"))
+    assert not (tmp_path / "out-rows.jsonl" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("string", "", ""),
+        ("int64", 2.0, 2),
+        ("int64", -(1 << 63), -(1 << 63)),
+        ("float64", 3, 3.0),
+        ("float64", float("inf"), float("inf")),
+        ("bool", False, False),
+        *((kind, value, None) for kind in ("string", "bool") for value in (None, float("nan"))),
+    ],
+)
+def test_what_fits(kind: MetadataType, value: Any, expected: Any) -> None:
+    found = fit_value(MetadataField("x", kind), value, is_text=False)
+    assert (found, type(found)) == (expected, type(expected))
+    assert decode_values(encode_values([found])) == (found,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *(("string", value) for value in (1, True, ["a"], b"a")),
+        *(("int64", value) for value in ("1", True, 1.5, 1 << 63, 1e300)),
+        *(("float64", value) for value in ("1", False, (1 << 53) + 1)),
+        *(("bool", value) for value in (0, "true", 1.0)),
+    ],
+)
+def test_what_does_not_fit(kind: MetadataType, value: Any) -> None:
+    with pytest.raises(MisfitError, match=r'"x" is of type .* its column holds'):
+        fit_value(MetadataField("x", kind), value, is_text=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("int64", "-12", -12),
+        ("int64", "9007199254740993", 9007199254740993),
+        ("float64", "1e-3", 0.001),
+        ("bool", "False", False),
+        ("string", "7", "7"),
+        ("string", "", None),
+    ],
+)
+def test_csv_is_read_as_its_column(kind: MetadataType, text: str, expected: Any) -> None:
+    found = fit_value(MetadataField("x", kind), text, is_text=True)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+def test_what_an_option_may_say() -> None:
+    assert parse_metadata("a, b.c:int64,d:e:bool") == (
+        MetadataField("a"),
+        MetadataField("b.c", "int64"),
+        MetadataField("d:e", "bool"),
+    )
+    assert parse_metadata("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,,b", "names no field"),
+        (":int64", "names no field"),
+        ("a:float", '"float" in "a:float" is no type; write string, int64, float64, bool'),
+        ("a,b,a:bool", 'names "a" twice'),
+    ],
+)
+def test_what_an_option_may_not_say(text: str, message: str) -> None:
+    with pytest.raises(OptionsError, match=f"--metadata {text}: .*{message}"):
+        AlignOptions(("in",), "out", "s", "t", metadata=text)
+
+
+def test_types_follow_from_values() -> None:
+    field = MetadataField("x")
+    for values, kind in (
+        ([1, None], "int64"),
+        ([1, 0.5], "float64"),
+        ([True], "bool"),
+        (["a"], "string"),
+    ):
+        assert settle_columns([field], [(v,) for v in values]) == (MetadataField("x", kind),)
+    for values in ([1, "a"], [True, 1], [{"a": 1}]):
+        with pytest.raises(InputError, match=r'"x" are of type .* --metadata x:float64'):
+            settle_columns([field], [(v,) for v in values])
+    said = MetadataField("x", "bool")
+    assert settle_columns([said], [(None,)]) == (said,)

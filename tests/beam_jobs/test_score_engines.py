@@ -1,0 +1,157 @@
+"""`vocag score` with a served teacher and with vLLM: sidecars, of a teacher of their own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs.errors import OptionsError
+from beam_jobs.score.command import main
+from beam_jobs.score.options import parse_options
+from pipeline.scoring.stored_losses import find_scores, list_scores
+from schemas.sidecar import EngineRecord, decode_sidecar
+from tests.support import vllm_stand_in
+from tests.support.completions_server import MODEL, CompletionsServer, serve
+from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars, write_world
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    return write_world(tmp_path)
+
+
+@pytest.fixture
+def server(world: Path) -> Iterator[CompletionsServer]:
+    with serve(world / "teacher") as running:
+        yield running
+
+
+def served(world: Path, server: CompletionsServer, *more: str) -> list[str]:
+    quantization = [] if "--quantization" in more else ["--quantization", "none"]
+    return [
+        str(world / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
+        "--dtype", "float32", "--seq-length", str(SEQ_LENGTH), "--allow-untrained-teacher",
+        *quantization, *more,
+    ]  # fmt: skip
+
+
+def losses_by_engine(world: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    found = {}
+    for scores in list_scores(str(world / "data")):
+        engine = scores.manifest.rule.engine
+        parts = [
+            decode_sidecar((world / "data" / record.file).read_bytes(), where="").losses
+            for record in scores.manifest.sidecars
+        ]
+        found[engine.name if engine else "transformers"] = np.concatenate(parts)
+    return found
+
+
+def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_them(
+    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_score(world)
+    before = sidecars(world)
+    assert main(served(world, server)) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 1 servers answer: vllm 0.20.2, asked by prompt_logprobs" in shown
+    engine = r"engine +float32, by openai \(vllm 0.20.2, quantization none\); "
+    assert re.search(engine + r"\d+ requests, 0 of them asked again\n", shown)
+    assert "FLOP/s" not in shown.partition("1 of 1 servers")[2]
+    assert before.items() < sidecars(world).items()
+    losses = losses_by_engine(world)
+    np.testing.assert_allclose(losses["openai"], losses["transformers"], rtol=1e-3, atol=1e-4)
+    record = find_scores(MODEL, str(world / "data")).manifest.rule.engine
+    assert record == EngineRecord("openai", "vllm", "0.20.2", "none", MODEL, "name")
+
+
+def test_another_version_or_quantization_is_another_teacher(
+    world: Path, server: CompletionsServer
+) -> None:
+    assert main(served(world, server)) == 0
+    server.version = "0.21.0"
+    assert main(served(world, server)) == 0
+    assert main(served(world, server, "--quantization", "fp8")) == 0
+    assert main(served(world, server, "--teacher", str(world / "teacher"))) == 0
+    found = [s.manifest.rule.engine for s in list_scores(str(world / "data"))]
+    assert len({(e.version, e.quantization, e.weights_of) for e in found if e}) == 4
+
+
+def test_a_server_that_dies_ends_the_job_and_a_re_run_goes_on(
+    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(served(world, server)) == 0
+    reference = sidecars(world)
+    for name in reference:
+        (world / "data" / name).unlink()
+    all_requests = len(server.bodies)
+    # two of three shards are answered, roughly; then every answer is a hang-up
+    good = [lambda answer: answer] * 60
+    server.faults = [*good, *[lambda answer: None] * 100_000]
+    assert main(served(world, server, "--attempts", "2", "--concurrency", "2")) == 1
+    message = capsys.readouterr().err
+    assert re.search(r'document "doc-.*gave no usable answer in 2 attempts', message)
+    assert "run the same command again" in message
+    left = sidecars(world)
+    assert left.items() <= reference.items()
+    assert 0 < len(left) < 3, "what was scored stays"
+    server.faults = []
+    asked = len(server.bodies)
+    assert main(served(world, server)) == 0
+    assert sidecars(world) == reference
+    assert len(server.bodies) - asked < all_requests
+    assert f"{len(left)} shards were taken over" in capsys.readouterr().out
+
+
+def test_vllm_in_process_gives_its_own_losses(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in with vLLM's signatures: no machine of ours runs vLLM."""
+    monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in)  # type: ignore[arg-type]
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda n: "0.20.2" if n == "vllm" else version(n))
+    run_score(world)
+    arguments = [*score_arguments(world, "--engine", "vllm"), "--tensor-parallel-size", "2"]
+    assert main(arguments) == 0
+    assert "by vllm (0.20.2, quantization none)" in capsys.readouterr().out
+    losses = losses_by_engine(world)
+    np.testing.assert_allclose(losses["vllm"], losses["transformers"], rtol=1e-3, atol=1e-4)
+    made = vllm_stand_in.made[-1]
+    assert (made["tensor_parallel_size"], made["dtype"], made["quantization"]) == (
+        2, "float32", None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "openai"], "--engine openai needs --endpoint, --model and --quantization"),
+        (["--model", "m", "--teacher", "t"], "--model is of no use with --engine transformers"),
+        ([], "--teacher is missing"),
+        (["--teacher", "t", "--concurrency", "0"], "--concurrency 0 is below 1"),
+        (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is no positive number"),
+    ],
+)
+def test_engine_options_that_don_t_fit_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        parse_options(["out", "--seq-length", "64", *arguments])
+
+
+def test_what_a_server_does_not_tell_must_be_stated(
+    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_dtype = [a for a in served(world, server) if a not in ("--dtype", "float32")]
+    assert main(without_dtype) == 2
+    assert "--engine openai needs --dtype" in capsys.readouterr().err
+    assert main(served(world, server, "--engine-version", "1.0")) == 2
+    assert "--engine-version 1.0, but" in capsys.readouterr().err
+    server.get = lambda path: 404 if "version" in path else CompletionsServer.get(server, path)  # type: ignore[method-assign]
+    assert main(served(world, server)) == 2
+    assert "does not tell its version" in capsys.readouterr().err
+    assert main(served(world, server, "--engine-version", "1.0")) == 0

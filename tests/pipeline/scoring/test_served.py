@@ -1,0 +1,307 @@
+"""A served teacher gives the losses of the same model here, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.completions import Dialect, NonsenseError, read_losses
+from pipeline.scoring.engines.endpoints import base_url
+from pipeline.scoring.engines.interface import EngineError
+from pipeline.scoring.engines.openai import ServedEngine, connect
+from pipeline.scoring.engines.settings import ServedSettings
+from pipeline.scoring.engines.transformers import load_scorer
+from pipeline.scoring.sidecars import DocumentTokens, read_teacher_tokens
+from tests.support.completions_server import MODEL, CompletionsServer, listen, serve
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+from tests.support.scored_data import SEQ_LENGTH, retrain, write_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def server(world: Path) -> Iterator[CompletionsServer]:
+    with serve(world / "teacher") as running:
+        yield running
+
+
+def settings_of(*servers: CompletionsServer, **more: Any) -> ServedSettings:
+    return ServedSettings(
+        tuple(s.url for s in servers), MODEL, concurrency=4, backoff_seconds=0.001, **more
+    )
+
+
+def rule_of(world: Path) -> ContextRule:
+    manifest = open_dataset(str(world / "data")).manifest
+    return ContextRule.of_dataset(manifest, seq_length=SEQ_LENGTH)
+
+
+def whole_documents(world: Path) -> ContextRule:
+    """Rows that split none: servers of texts can't be given half a character."""
+    manifest = open_dataset(str(world / "data")).manifest
+    return ContextRule.of_dataset(manifest, seq_length=2000, teacher_seq_length=511)
+
+
+def ask(world: Path, *servers: CompletionsServer, **more: Any) -> ServedEngine:
+    return connect(settings_of(*servers, **more), rule_of(world), folder=str(world / "data"))
+
+
+def score(
+    engine: Any, world: Path, rule: ContextRule, shard: int = 0
+) -> tuple[np.ndarray[Any, Any], DocumentTokens]:
+    dataset = open_dataset(str(world / "data"))
+    index = dataset.read_index(shard, with_names=True)
+    tokens = read_teacher_tokens(dataset, shard, index)
+    return engine.score(tokens, rule.pieces(index), names=index.document_id).losses, tokens
+
+
+def own_losses(world: Path, rule: ContextRule) -> np.ndarray[Any, Any]:
+    return score(load_scorer(str(world / "teacher"), rule, dtype="float32"), world, rule)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect"),
+    [("vllm", Dialect.PROMPT_LOGPROBS), ("sglang", Dialect.ECHO)],
+)
+def test_a_served_model_gives_its_own_losses(world: Path, kind: Any, dialect: Dialect) -> None:
+    rule = rule_of(world)
+    with serve(world / "teacher", kind=kind) as server:
+        engine = ask(world, server)
+        losses, _ = score(engine, world, rule)
+    assert (engine.dialect, engine.info.kind, engine.info.version) == (dialect, kind, "0.20.2")
+    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
+    assert len(losses) > 500
+    assert all(isinstance(body["prompt"], list) for body in server.bodies), "token ids, not text"
+
+
+def text_server_options(world: Path) -> tuple[dict[str, Any], ContextRule]:
+    tokenizer = load_dataset_tokenizers(
+        str(world / "data"), open_dataset(str(world / "data")).manifest
+    ).teacher
+    bos = rule_of(world).first_token_id
+    assert bos is not None
+    options = {"kind": "llama-cpp-python", "tokenizer": tokenizer, "bos": bos}
+    return options, whole_documents(world)
+
+
+def test_a_server_of_texts_gives_its_own_losses_too(world: Path) -> None:
+    options, rule = text_server_options(world)
+    with serve(world / "teacher", **options) as server:
+        engine = connect(settings_of(server), rule, folder=str(world / "data"))
+        losses, _ = score(engine, world, rule)
+        with pytest.raises(EngineError, match="starts or ends within a character, and the server"):
+            score(engine, world, rule_of(world))
+    assert engine.dialect is Dialect.ECHO_TEXT
+    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
+
+
+def test_a_server_whose_echo_is_one_place_off_is_refused(world: Path) -> None:
+    options, _ = text_server_options(world)
+
+    class Shifted(CompletionsServer):
+        """It takes no token for BOS, as llama-cpp-python where the context is another token."""
+
+        def echoed(self, body: Any, *arguments: Any) -> Any:
+            self.bos, bos = -1, self.bos
+            found = super().echoed(body, *arguments)
+            self.bos = bos
+            return found
+
+    with serve(world / "teacher", **options) as server:
+        shifted = Shifted(server.model, **options)
+        with listen(shifted), pytest.raises(EngineError, match=r"gives each token another's value"):
+            ask(world, shifted)
+
+
+def test_a_server_of_texts_that_tokenizes_otherwise_is_refused_by_document(world: Path) -> None:
+    options, rule = text_server_options(world)
+    with serve(world / "teacher", **options) as server:
+        engine = connect(settings_of(server), rule, folder=str(world / "data"))
+        other = byte_level(300)
+        probe = server.tokens_of
+
+        def tokens_of(text: str) -> list[int]:
+            own = probe(text)
+            return (
+                own if len(own) < 40 else [own[0], *other.tokenize_batch([text.encode()]).input_ids]
+            )
+
+        server.tokens_of = lambda text: [int(t) for t in tokens_of(text)]  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match=r'document ".*": the server makes \d+ tokens of it'):
+            score(engine, world, rule)
+
+
+def wrong_length(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["prompt_logprobs"].pop()
+    return answer
+
+
+def positive(answer: dict[str, Any]) -> dict[str, Any]:
+    for entry in answer["choices"][0]["prompt_logprobs"][3].values():
+        entry["logprob"] = 0.5
+    return answer
+
+
+def nan(answer: dict[str, Any]) -> dict[str, Any]:
+    for entry in answer["choices"][0]["prompt_logprobs"][3].values():
+        entry["logprob"] = float("nan")
+    return answer
+
+
+def other_tokens(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["prompt_logprobs"][2] = {"479000": {"logprob": -1.0}}
+    return answer
+
+
+FAULTS = {
+    "no JSON": nan,
+    "has the positive log-probability 0.5": positive,
+    r"\d+ prompt_logprobs of \d+ tokens": wrong_length,
+    "place 2 has no log-probability of token": other_tokens,
+    'an answer of model "another"': lambda answer: answer | {"model": "another"},
+    "status 503: as ordered": lambda answer: 503,
+    "status 429: as ordered": lambda answer: 429,
+    "RemoteProtocolError|ReadError": lambda answer: None,
+    "no answer to the one prompt": lambda answer: {"model": MODEL},
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_fault_that_passes_changes_nothing(
+    world: Path, server: CompletionsServer, message: str
+) -> None:
+    rule = rule_of(world)
+    engine = ask(world, server)
+    server.faults = [FAULTS[message]] * 3
+    losses, _ = score(engine, world, rule)
+    assert not server.faults
+    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_fault_that_stays_ends_with_what_it_is(
+    world: Path, server: CompletionsServer, message: str
+) -> None:
+    engine = ask(world, server, attempts=3)
+    server.faults = [FAULTS[message]] * 10_000
+    with pytest.raises(
+        EngineError,
+        match=rf'document ".*": http://127.*gave no usable answer in 3 attempts.*({message})',
+    ):
+        score(engine, world, rule_of(world))
+
+
+def test_a_request_that_is_refused_is_not_asked_again(
+    world: Path, server: CompletionsServer
+) -> None:
+    engine = ask(world, server)
+    before = len(server.bodies)
+    server.faults = [lambda answer: 400] * 1000
+    with pytest.raises(EngineError, match="refuses the request with status 400: as ordered"):
+        score(engine, world, rule_of(world))
+    assert len(server.bodies) - before < 100
+    server.faults = []
+    assert len(score(engine, world, rule_of(world))[0]), "an engine can be asked again"
+
+
+def test_two_servers_share_the_work_and_one_that_dies_is_left_out(
+    world: Path, server: CompletionsServer
+) -> None:
+    rule = rule_of(world)
+    with serve(world / "teacher") as second:
+        engine = ask(world, server, second)
+        counted = len(server.bodies), len(second.bodies)
+        losses, _ = score(engine, world, rule)
+        shares = len(server.bodies) - counted[0], len(second.bodies) - counted[1]
+    assert min(shares) > 0
+    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
+    again, _ = score(engine, world, rule)  # the second is gone
+    np.testing.assert_array_equal(again, losses)
+
+
+def test_servers_of_different_models_are_refused(
+    world: Path, server: CompletionsServer, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "other", byte_level(480), seed=9)
+    refusal = pytest.raises(EngineError, match=r"it serves another model or quantization")
+    with serve(tmp_path / "other") as second, refusal:
+        ask(world, server, second, attempts=2)
+
+
+def test_a_server_that_comes_back_with_another_model_is_not_believed(
+    world: Path, server: CompletionsServer, tmp_path: Path
+) -> None:
+    engine = ask(world, server, attempts=3)
+    write_model(tmp_path / "other", byte_level(480), seed=9)
+    with serve(tmp_path / "other") as second:
+        server.faults = [lambda answer: 503]
+        server.model = second.model
+        with pytest.raises(EngineError, match=r"it serves another model or quantization"):
+            score(engine, world, rule_of(world))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 20}, r"takes 20 tokens at once, a piece may have \d+ and one is"),
+        ({"key": "secret"}, r"status 401.*set VOCAG_API_KEY"),
+    ],
+)
+def test_a_server_that_can_t_be_asked_is_refused(
+    world: Path, options: dict[str, Any], message: str
+) -> None:
+    with serve(world / "teacher", **options) as server, pytest.raises(EngineError, match=message):
+        ask(world, server)
+
+
+def test_a_key_opens_a_server_and_a_rate_slows_it(world: Path) -> None:
+    with serve(world / "teacher", key="secret") as server:
+        settings = settings_of(server, requests_per_second=1e5)
+        engine = connect(settings, rule_of(world), folder=str(world / "data"), api_key="secret")
+    assert engine.dialect is Dialect.PROMPT_LOGPROBS
+
+
+def test_another_name_and_no_server_at_all_are_refused(
+    world: Path, server: CompletionsServer
+) -> None:
+    other = replace(settings_of(server), model="other")
+    with pytest.raises(EngineError, match="serves 'served', not \"other\""):
+        connect(other, rule_of(world), folder=str(world / "data"))
+    gone = replace(other, endpoints=("http://127.0.0.1:9",), attempts=2)
+    with pytest.raises(EngineError, match=r"no usable answer in 2 attempts.*ConnectError"):
+        connect(gone, rule_of(world), folder=str(world / "data"))
+    with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
+        base_url("gpu-7:8000")
+
+
+def test_a_second_value_may_be_missing_in_texts_alone() -> None:
+    answer = {
+        "choices": [{"logprobs": {"token_logprobs": [None, -2.0, -3.0]}}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+    }
+    losses = read_losses(Dialect.ECHO_TEXT, answer, "m", [1, 5, 6])
+    np.testing.assert_array_equal(losses, np.float32([np.nan, np.nan, 2.0]))
+    with pytest.raises(NonsenseError, match="place 1 has None for a log-probability"):
+        read_losses(Dialect.ECHO, answer, "m", [1, 5, 6])
+
+
+def test_retrained_weights_are_another_model(world: Path, tmp_path: Path) -> None:
+    """What the tolerance between servers is for: it lets rounding pass and no other weights."""
+    write_model(tmp_path / "m", byte_level(480), seed=1)
+    retrain(tmp_path / "m")
+    with serve(world / "teacher") as first, serve(tmp_path / "m") as second:
+        engine, other = ask(world, first), ask(world, second)
+        rounded = np.nanmean(np.abs(engine.probe_losses - other.probe_losses))
+    assert 0 < rounded < 0.1, "a hundredth of one layer is within what kernels may differ by"

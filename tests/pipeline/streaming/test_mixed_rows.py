@@ -1,0 +1,282 @@
+"""Rows of a mixture: those of its datasets, in one order, whoever reads them and from where."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from pipeline.packing.mixture_file import MixtureFileError
+from pipeline.streaming import (
+    AlignedRows,
+    MixedRows,
+    StreamConfig,
+    StreamMismatchError,
+    StreamState,
+    load_batches,
+    open_rows,
+)
+from pipeline.streaming.damage import read_quarantine
+from schemas.errors import DamagedSampleError, DatasetError, ForeignTokenizerError
+from schemas.manifest import ConventionRecord, encode_manifest
+from tests.support.streaming_data import make_documents, write_dataset
+
+GLOBAL_BATCH_SIZE = 12
+NUM_DOCUMENTS = {"web": 110, "math": 40, "code": 60, "wiki": 25, "tiny": 9}
+STAGES = """
+[[stages]]
+weights = { web = 0.5, math = 0.2, code = 0.2, tiny = 0.1 }
+[[stages]]
+from_tokens = 12_000
+weights = { web = 0.25, math = 0.25, code = 0.25, wiki = 0.125, tiny = 0.125 }
+[[stages]]
+from_tokens = 24_000
+weights = { code = 0.5, wiki = 0.5 }
+"""
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Five datasets of unequal size and a mixture in three stages, as litData#694 asks for."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for seed, (name, count) in enumerate(NUM_DOCUMENTS.items()):
+        lengths = [(37 * number + 11 * seed) % (90 + 20 * seed) + 5 for number in range(count)]
+        half = count // 2
+        documents = make_documents(lengths, seed=seed)
+        write_dataset(folder / name, documents, shard_sizes=[half, count - half])
+    (folder / "mixture.toml").write_text(mixture_text())
+    return folder
+
+
+def mixture_text(stages=STAGES, *, seed=7, **limits):
+    """Return a mixture of which web and code have no end, and tiny has five epochs."""
+    limits = {"web": "repeat = true", "code": "repeat = true", "math": "max_epochs = 3"} | limits
+    lines = [f"seed = {seed}"]
+    for name in NUM_DOCUMENTS:
+        lines += [f"[datasets.{name}]", f'path = "{name}"', limits.get(name, "max_epochs = 5")]
+    return "\n".join(lines) + stages
+
+
+def open_mixture(folder, file="mixture.toml", **options):
+    defaults = {
+        "seq_length": 64,
+        "teacher_seq_length": 96,
+        "window_rows": 5,
+        "shuffle_shards": 1,
+        "global_batch_size": GLOBAL_BATCH_SIZE,
+    }
+    return open_rows(StreamConfig(path=str(folder / file), **(defaults | options)))
+
+
+def read_run(rows, num_samples, *, num_replicas, num_workers, consumed_samples=0):
+    """Return rows by run position, as tuples, read by all replicas."""
+    found = {}
+    for replica in range(num_replicas):
+        loader = load_batches(
+            rows,
+            micro_batch_size=GLOBAL_BATCH_SIZE // num_replicas,
+            replica=replica,
+            num_replicas=num_replicas,
+            consumed_samples=consumed_samples,
+            num_samples=num_samples,
+            num_workers=num_workers,
+        )
+        for positions, batch in zip(loader.batches, loader, strict=True):
+            found |= dict(zip(positions, map(tuple, batch.buffer.tolist()), strict=True))
+    assert sorted(found) == list(range(consumed_samples, num_samples))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Every row of the run, each read by itself."""
+    rows = open_mixture(folder, global_batch_size=1)
+    num_rows = rows.plan.stretches[-1].start + 40
+    return [tuple(rows[position].buffer.tolist()) for position in range(num_rows)]
+
+
+@pytest.mark.parametrize(("num_replicas", "num_workers"), [(1, 0), (3, 0), (4, 2)])
+def test_a_run_resumed_at_every_97th_row_reads_the_same_rows(
+    folder, expected, num_replicas, num_workers
+):
+    check_resumed_runs(folder, expected, num_replicas, num_workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_replicas", "num_workers"), [(4, 0), (1, 2), (3, 2)])
+def test_a_run_resumed_on_other_replicas_and_workers_reads_the_same_rows(
+    folder, expected, num_replicas, num_workers
+):
+    check_resumed_runs(folder, expected, num_replicas, num_workers)
+
+
+def check_resumed_runs(folder, expected, num_replicas, num_workers):
+    """Compare runs that begin at the step of every 97th row with the rows read one by one."""
+    num_samples = len(expected) // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE
+    starts = range(0, num_samples, 97)
+    assert len(starts) > 5
+    for row in starts:
+        rows = open_mixture(folder)
+        step = row // GLOBAL_BATCH_SIZE
+        saved = json.loads(json.dumps(asdict(rows.state(step * GLOBAL_BATCH_SIZE))))
+        consumed = rows.restore(StreamState(**saved))
+        found = read_run(
+            rows,
+            num_samples,
+            num_replicas=num_replicas,
+            num_workers=num_workers,
+            consumed_samples=consumed,
+        )
+        assert all(found[position] == expected[position] for position in found)
+
+
+def test_rows_are_those_of_the_datasets_each_epoch_whole_in_its_own_order(folder):
+    rows = open_mixture(folder)
+    sources = {}
+    for entry, dataset in zip(rows.mixture.datasets, rows.datasets, strict=True):
+        single = AlignedRows(replace(dataset.config, path=entry.path))
+        sources[entry.name] = (single, [])
+    for position in range(rows.plan.stretches[-1].start):
+        row = rows[position]
+        name = rows.source_of(position)
+        assert rows.layout.sources[row["source"]] == name
+        single, seen = sources[name]
+        own = single[len(seen)]
+        for field in ("input_ids", "labels", "loss_mask", "teacher_spans", "teacher_input_ids"):
+            assert torch.equal(row[field], own[field])
+        seen.append(tuple(row["input_ids"].tolist()))
+    single, seen = sources["tiny"]
+    epoch = len(single.plan)
+    assert len(seen) > 2 * epoch, "more than one epoch of the smallest"
+    assert sorted(seen[:epoch]) == sorted(seen[epoch : 2 * epoch])
+    assert seen[:epoch] != seen[epoch : 2 * epoch]
+
+
+def test_the_tokens_of_each_source_follow_the_weights_of_each_stage(folder):
+    rows = open_mixture(folder)
+    for number, stage in enumerate(rows.mixture.stages[:2]):
+        stretches = [stretch for stretch in rows.plan.stretches if stretch.stage == number]
+        counts = dict.fromkeys(rows.layout.sources, 0)
+        for position in range(stretches[0].start, stretches[0].stop):
+            row = rows[position]
+            tokens = int((row["input_ids"] >= 10).sum())
+            counts[rows.source_of(position)] += tokens
+        for name, tokens in counts.items():
+            wanted = stage.weights.get(name, 0) * sum(counts.values())
+            assert abs(tokens - wanted) < 3 * 64, "a row more or less, rows of unlike length"
+
+
+def test_the_number_of_replicas_does_not_divide_what_the_datasets_give(folder):
+    file = mixture_text("[[stages]]\nweights = { tiny = 1.0 }", tiny="").split("[datasets.web]")
+    tiny = file[1][file[1].index("[datasets.tiny]") :]
+    (folder / "small.toml").write_text(file[0] + tiny)
+    rows = open_mixture(folder, "small.toml", global_batch_size=2)
+    assert isinstance(rows, MixedRows)
+    assert len(rows) == len(rows.datasets[0].plan) // 2 * 2
+    with pytest.raises(IndexError, match=rf"row {len(rows)} is not in .*raise max_epochs in /"):
+        rows[len(rows)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (mixture_text(seed=8), r"made with fingerprint .*name the dataset or mixture"),
+        (mixture_text(STAGES.replace("12_000", "12_001")), r"made with fingerprint"),
+        (mixture_text(math="max_epochs = 4"), r"made with fingerprint"),
+        (mixture_text(STAGES.replace("code = 0.5, wiki", "code = 0.4, web = 0.1, wiki")), "made"),
+    ],
+)
+def test_another_mixture_is_another_run(folder, text, message):
+    saved = open_mixture(folder).state(24)
+    (folder / "other.toml").write_text(text)
+    with pytest.raises(StreamMismatchError, match=message):
+        open_mixture(folder, "other.toml").restore(saved)
+
+
+def test_names_are_no_part_of_a_run(folder):
+    saved = open_mixture(folder).state(24)
+    renamed = mixture_text().replace("web = ", "www = ").replace("[datasets.web]", "[datasets.www]")
+    (folder / "renamed.toml").write_text(renamed)
+    assert open_mixture(folder, "renamed.toml").restore(saved) == 24
+
+
+def write_other_dataset(folder, **changes):
+    """Write a dataset whose tokenizer records differ."""
+    documents = make_documents([50] * 70, seed=9)
+    manifest = write_dataset(folder, documents, shard_sizes=[70]).manifest
+    (folder / "manifest.json").write_bytes(
+        encode_manifest(
+            replace(
+                manifest,
+                **{side: replace(getattr(manifest, side), **new) for side, new in changes.items()},
+            )
+        )
+    )
+
+
+def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
+    def mixed_with_web(path):
+        (tmp_path / "two.toml").write_text(
+            f'[datasets.web]\npath = "{folder}/web"\n[datasets.other]\npath = "{path}"\n'
+            "[[stages]]\nweights = { web = 0.5, other = 0.5 }"
+        )
+        return open_mixture(tmp_path, "two.toml")
+
+    with pytest.raises(DatasetError, match=r'two.toml: "web" and "other" are one dataset \(finger'):
+        mixed_with_web(folder / "web")
+    write_other_dataset(tmp_path / "foreign", teacher={"sha256": "0" * 64})
+    with pytest.raises(
+        ForeignTokenizerError,
+        match=r'"other" was made with teacher tokenizer teacher \(0{16}…\), "w',
+    ):
+        mixed_with_web(tmp_path / "foreign")
+    convention = ConventionRecord(None, None, 2)
+    write_other_dataset(tmp_path / "bare", student={"convention": convention})
+    with pytest.raises(
+        DatasetError, match=r'student\'s first_token_id is None in "other" and 1 in "web": name'
+    ):
+        mixed_with_web(tmp_path / "bare")
+    with pytest.raises(DatasetError, match=r"nowhere is no dataset, or its align job"):
+        mixed_with_web(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"none.toml"):
+        open_mixture(tmp_path, "none.toml")
+
+
+def test_a_mixture_that_contradicts_itself_is_refused_before_any_dataset_is_opened(tmp_path):
+    text = mixture_text(STAGES.replace("web = 0.5", "web = 0.6"))
+    (tmp_path / "mixture.toml").write_text(text)
+    with pytest.raises(MixtureFileError, match=r"weights of stage 1 add to 1\.1"):
+        open_mixture(tmp_path)
+
+
+def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
+    names = ("web", "tiny")
+    for seed, name in enumerate(names):
+        write_dataset(tmp_path / name, make_documents([40] * 20, seed=seed), shard_sizes=[10, 10])
+    tar = tmp_path / "tiny" / "data-000001-of-000002.tar"
+    tar.write_bytes(tar.read_bytes()[:1024] + b"\xff" * 64 + tar.read_bytes()[1088:])
+    (tmp_path / "mixture.toml").write_text(
+        '[datasets.web]\npath = "web"\n[datasets.tiny]\npath = "tiny"\n'
+        "[[stages]]\nweights = { web = 0.5, tiny = 0.5 }"
+    )
+    rows = open_mixture(tmp_path, global_batch_size=4)
+    with pytest.raises(DamagedSampleError, match="data-000001-of-000002"):
+        rows.__getitems__(range(len(rows)))
+    rows = open_mixture(tmp_path, global_batch_size=4, on_damage="quarantine")
+    found = rows.__getitems__(range(len(rows)))
+    masked = found["num_quarantined_tokens"]
+    assert masked.sum() == 40
+    assert found["source"][masked > 0].tolist() == [1]
+    assert len(read_quarantine(rows.damage["tiny"].file)) == 1
+    assert not rows.damage["web"].samples
+
+
+def test_a_broken_loss_is_named_with_the_step_of_the_run(folder):
+    rows = open_mixture(folder)
+    position = 5 * GLOBAL_BATCH_SIZE + 1
+    with pytest.raises(ValueError, match=rf"step 6 on {folder}/{rows.source_of(position)}\)"):
+        rows.leave_out(position, 0, "the teacher's loss is NaN")

@@ -1,0 +1,198 @@
+"""A small server of the completions API around a model of transformers, with faults to order.
+
+It speaks as vLLM does (`prompt_logprobs`), as SGLang (`echo` of token ids), or as
+llama-cpp-python's server, which takes text alone, drops a leading BOS from its echo and gives the
+values of the next place where there was none to drop.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline.tokenization import Tokenizer
+
+MODEL = "served"
+
+Kind = Literal["vllm", "sglang", "llama-cpp-python"]
+Fault = Callable[[dict[str, Any]], "dict[str, Any] | int | None"]
+"""Takes a good answer: another answer, a status, or None to hang up without one."""
+
+
+@dataclass
+class CompletionsServer:
+    """One server.
+
+    Attributes:
+        model: of transformers.
+        kind: as which it speaks.
+        tokenizer: for text.
+        bos: the token that llama-cpp-python takes for BOS.
+        faults: taken one by one, each for one completion, the next first.
+        bodies: the completions that were asked for.
+        version: that it tells.
+        max_model_len: likewise.
+        key: that it asks for.
+        url: where it is.
+    """
+
+    model: torch.nn.Module
+    kind: Kind = "vllm"
+    tokenizer: Tokenizer | None = None
+    bos: int | None = None
+    faults: list[Fault] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    version: str = "0.20.2"
+    max_model_len: int | None = 512
+    key: str = ""
+    url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, path: str) -> dict[str, Any] | int:
+        """Answer a GET."""
+        if path == "/v1/models":
+            owner = {"vllm": "vllm", "sglang": "sglang"}.get(self.kind, "me")
+            entry = {"id": MODEL, "owned_by": owner, "max_model_len": self.max_model_len}
+            return {"object": "list", "data": [entry]}
+        title = {"title": "🦙 llama.cpp Python API", "version": self.version}
+        told: dict[tuple[str, str], dict[str, Any]] = {
+            ("vllm", "/version"): {"version": self.version},
+            ("sglang", "/get_server_info"): {"version": self.version},
+            ("llama-cpp-python", "/openapi.json"): {"info": title},
+        }
+        return told.get((self.kind, path), 404)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int | None:
+        """Answer a POST."""
+        if path == "/extras/tokenize" and self.kind == "llama-cpp-python":
+            return {"tokens": self.tokens_of(body["input"])}
+        if path != "/v1/completions":
+            return 404
+        if body["model"] != MODEL:
+            return 404
+        with self.lock:
+            self.bodies.append(body)
+            answer = self.complete(body)
+            fault = self.faults.pop(0) if self.faults else None
+        return answer if fault is None or isinstance(answer, int) else fault(answer)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Return a text's tokens; the name of BOS before it is BOS."""
+        assert self.tokenizer is not None
+        assert self.bos is not None
+        name = self.tokenizer.token_name(self.bos)
+        bos = [self.bos] if text.startswith(name) else []
+        own = text.removeprefix(name) if bos else text
+        return [*bos, *self.tokenizer.tokenize_batch([own.encode()]).input_ids.tolist()]
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any] | int:
+        """Answer a completion of one token."""
+        if isinstance(body["prompt"], str):
+            ids = self.tokens_of(body["prompt"])
+        elif self.kind == "llama-cpp-python":
+            return 422
+        else:
+            ids = body["prompt"]
+        values = self.log_probabilities(ids)
+        forced = [int(token) for token in body.get("logit_bias", {})]
+        token = forced[0] if forced else int(values[-1].argmax())
+        choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": "length"}
+        if body.get("prompt_logprobs") is not None and self.kind == "vllm":
+            own = [
+                {str(i): {"logprob": float(v[i])}} for i, v in zip(ids[1:], values, strict=False)
+            ]
+            choice["prompt_logprobs"] = [None, *own]
+        elif body.get("logprobs"):
+            choice["logprobs"] = {"token_logprobs": self.echoed(body, ids, values, token)}
+        return {
+            "model": MODEL,
+            "choices": [choice],
+            "usage": {"prompt_tokens": len(ids), "completion_tokens": 1},
+        }
+
+    def echoed(
+        self, body: dict[str, Any], ids: list[int], values: torch.Tensor, token: int
+    ) -> list[float | None]:
+        """Return the log-probabilities of the older completions API."""
+        generated = float(values[-1][token])
+        if not body.get("echo"):
+            return [generated]
+        if self.kind == "llama-cpp-python":
+            # what llama_cpp.Llama does: tokens without BOS, beside the values from the first on
+            every = [*(ids[1:] if ids[0] == self.bos else ids), token]
+            own = [float(v[i]) for i, v in zip(every, [*values, values[-1]], strict=False)]
+            return [None, *own[1:]]
+        own = [float(v[i]) for i, v in zip(ids[1:], values, strict=False)]
+        return [None, *own, generated]
+
+    @torch.inference_mode()
+    def log_probabilities(self, ids: list[int]) -> torch.Tensor:
+        """Return what follows each place, [T, V]."""
+        return self.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+@contextmanager
+def serve(folder: Path, **options: Any) -> Iterator[CompletionsServer]:
+    """Serve the model in a folder on a free port until the block ends."""
+    server = CompletionsServer(AutoModelForCausalLM.from_pretrained(folder).eval(), **options)
+    with listen(server):
+        yield server
+
+
+@contextmanager
+def listen(server: CompletionsServer, port: int = 0) -> Iterator[None]:
+    """Let a server be asked until the block ends."""
+    http = ThreadingHTTPServer(("127.0.0.1", port), _handler_of(server))
+    http.daemon_threads = True
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def _handler_of(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # one packet an answer
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            self.answer(server.get(self.path))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(server.post(self.path, body))
+
+        def answer(self, found: dict[str, Any] | int | None) -> None:
+            if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
+                found = 401
+            if found is None:
+                self.close_connection = True
+                self.connection.close()
+                return
+            status = found if isinstance(found, int) else 200
+            body = {"error": {"message": "as ordered"}} if isinstance(found, int) else found
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    return Handler
