@@ -25,7 +25,7 @@ from pipeline.training.evaluation import evaluate
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent, StudentLoss
 from pipeline.training.log import RunLog
-from pipeline.training.models import load_student, load_teacher, require_heldout
+from pipeline.training.models import load_student, load_teacher, require_context, require_heldout
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
 from pipeline.training.sources import read_so_far
@@ -121,6 +121,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, go on from the checkpoint; return the run and its step."""
     rows = _open_rows(config, ranks)
+    require_context(config, rows)
     require_heldout(config, rows.manifest)
     student = load_student(config, rows, ranks.device)
     teacher = load_teacher(config, rows, ranks.device)

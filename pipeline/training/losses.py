@@ -27,10 +27,12 @@ from pipeline.guidance.cross_entropy import (
     map_token_chunks,
     score_tokens,
 )
+from pipeline.guidance.likelihood_matching import WEIGHT as ALM_WEIGHT
+from pipeline.guidance.likelihood_matching import likelihood_divergences
 from pipeline.guidance.loss import mapped_tokens
 from pipeline.scoring.hf_models import hidden_states, output_weight
 from pipeline.streaming import Rows
-from pipeline.training.method import NEED_TEACHER, Method
+from pipeline.training.method import NEED_LOSSES, Method
 from pipeline.training.sources import losses_by_source
 
 
@@ -96,7 +98,11 @@ def _loss_of(
             loss_mask=batch["loss_mask"],
             weight=paper if method.weight is None else method.weight,
         )
-    selection = _select(method, scores, teacher, batch, step, group)
+    of_teacher = _losses_of_teacher(teacher, batch) if method.name in NEED_LOSSES else None
+    selection = _select(method, scores, teacher, of_teacher, batch, step, group)
+    if method.name == "alm":
+        assert of_teacher is not None
+        return _matched_likelihoods(method, scores.losses, of_teacher, selection, batch)
     return guided_loss(scores.losses, selection, expectation=method.expectation)
 
 
@@ -115,6 +121,7 @@ def _select(
     method: Method,
     scores: TokenScores,
     teacher: PreTrainedModel | None,
+    of_teacher: Tensor | None,
     batch: Rows,
     step: int,
     group: dist.ProcessGroup | None,
@@ -124,9 +131,7 @@ def _select(
     if method.name in ("rho1", "rho1_self"):
         assert teacher is not None
         return _select_by_reference(method, scores, teacher, batch, group)
-    of_teacher = guidance = mapped = None
-    if method.name in NEED_TEACHER:
-        of_teacher = _losses_of_teacher(teacher, batch)
+    guidance = mapped = None
     if method.name in ("chunks", "chunks_random"):
         return _select_chunks(method, losses, of_teacher, batch, step, group)
     if of_teacher is None:
@@ -166,6 +171,25 @@ def _losses_of_teacher(teacher: PreTrainedModel | None, batch: Rows) -> Tensor:
         return batch["teacher_losses"].masked_fill(~batch.teacher_has_loss, torch.nan)
     assert teacher is not None
     return compute_teacher_losses(teacher, batch)
+
+
+def _matched_likelihoods(
+    method: Method, losses: Tensor, of_teacher: Tensor, selection: Selection, batch: Rows
+) -> LossResult:
+    divergences = likelihood_divergences(
+        losses,
+        of_teacher,
+        batch["teacher_spans"],
+        loss_mask=batch["loss_mask"],
+        teacher_loss_mask=batch.teacher_has_loss,
+    )
+    return distillation_loss(
+        losses,
+        divergences,
+        loss_mask=batch["loss_mask"],
+        weight=ALM_WEIGHT if method.weight is None else method.weight,
+        kept=selection.kept,
+    )
 
 
 @torch.no_grad()

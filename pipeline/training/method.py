@@ -11,14 +11,14 @@ from pipeline.guidance.selection import Scope, Selector, UnmappedStrategy
 
 MethodName = Literal[
     "teacher", "full", "random", "student_loss", "student_entropy",
-    "teacher_loss", "kld", "uld", "rho1", "rho1_self", "chunks", "chunks_random",
+    "teacher_loss", "alm", "kld", "uld", "rho1", "rho1_self", "chunks", "chunks_random",
 ]  # fmt: skip
-NEED_TEACHER = ("teacher", "teacher_loss", "kld", "uld", "rho1", "rho1_self", "chunks")
+NEED_TEACHER = ("teacher", "teacher_loss", "alm", "kld", "uld", "rho1", "rho1_self", "chunks")
 # Losses of the teacher's own tokens, and nothing else of it.
-NEED_LOSSES = ("teacher", "teacher_loss", "chunks")
+NEED_LOSSES = ("teacher", "teacher_loss", "alm", "chunks")
 ONE_VOCABULARY = ("kld", "rho1", "rho1_self")
 _SELECTORS: dict[str, Selector] = {
-    "chunks": "teacher", "chunks_random": "random",
+    "chunks": "teacher", "chunks_random": "random", "alm": "teacher",
     "kld": "full", "uld": "full", "rho1": "full", "rho1_self": "full",
 }  # fmt: skip
 
@@ -30,7 +30,8 @@ class Method:
     Attributes:
         name: what chooses the tokens, or a baseline.
         keep_fraction: share of the competing tokens (or chunks) to keep; by default 0.4, of rho1
-            0.6, of rho1_self 0.7 by loss and by entropy.
+            0.6, of rho1_self 0.7 by loss and by entropy; of alm 0, no cross entropy but that of
+            tokens without guidance.
         unmapped: what happens to tokens without guidance.
         scope: where the share is counted: each row, each process's micro-batch, or the
             micro-batches of all processes together (group).
@@ -38,7 +39,7 @@ class Method:
         expectation: divide by the kept tokens or by all of them.
         num_chunks: of each row or document; methods chunks and chunks_random.
         chunk_of: what is cut into chunks: a row (Table 2's sequence) or each document's segment.
-        weight: λ of kld and uld; by default 1.0 for kld (Eq. 5), 0.5 for uld (Eq. 6).
+        weight: λ of kld, uld and alm; by default 1.0 for kld (Eq. 5) and alm, 0.5 for uld (Eq. 6).
         kld_direction: reverse is KL(student || teacher), Eq. 5; forward KL(teacher || student).
         seed: of random choices.
     """
@@ -73,8 +74,8 @@ class Method:
         """The share to keep."""
         if self.keep_fraction is not None:
             return self.keep_fraction
-        of_rho1 = {"rho1": rho1.KEEP_FRACTION, "rho1_self": rho1.SELF_REFERENCE_FRACTION}
-        return of_rho1.get(self.name, PAPER_RULE.keep_fraction)
+        own = {"rho1": rho1.KEEP_FRACTION, "rho1_self": rho1.SELF_REFERENCE_FRACTION, "alm": 0.0}
+        return own.get(self.name, PAPER_RULE.keep_fraction)
 
     @property
     def needs_teacher(self) -> bool:

@@ -34,6 +34,8 @@ methods, --method (docs/guidance.md has the equations):
   random, student_loss, student_entropy
                   chance, or the student's own judgement: what a teacher must beat, no teacher
   teacher_loss    tokens that the teacher finds easiest
+  alm             no selection: match the teacher's likelihood of every piece of text that both
+                  vocabularies can spell; with --keep-fraction, beside the paper's choice
   rho1, rho1_self, kld
                   Rho-1 with a reference model, its self-reference, and distillation by
                   distributions: a teacher of the student's own vocabulary

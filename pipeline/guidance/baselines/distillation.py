@@ -1,4 +1,4 @@
-"""What the logit-matching baselines share: cross entropy plus a weighted divergence per token."""
+"""What objectives beyond selection share: cross entropy plus a weighted divergence per token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from pipeline.guidance.loss import LossResult
 
 
 def distillation_loss(
-    student_losses: Tensor, divergences: Tensor, *, loss_mask: Tensor, weight: float
+    student_losses: Tensor,
+    divergences: Tensor,
+    *,
+    loss_mask: Tensor,
+    weight: float,
+    kept: Tensor | None = None,
 ) -> LossResult:
-    """Add a divergence to the cross entropy of every token that counts.
+    """Add a divergence to the cross entropy of the tokens that count.
 
     Args:
         student_losses: float [rows, seq_length], nats, with a gradient.
@@ -21,10 +26,12 @@ def distillation_loss(
         loss_mask: bool or float [rows, seq_length].
         weight: λ, `pipeline.guidance.baselines.kld.WEIGHT` (Eq. 5: equal weights) or
             `pipeline.guidance.baselines.uld.WEIGHT` (Eq. 6) for the paper's.
+        kept: bool [rows, seq_length], the labels whose cross entropy counts, chosen by
+            `select_tokens`; None: all of the mask. Divergences count either way.
 
     Returns:
-        Sum over the mask of `student_losses + weight * divergences`, the mask's size, and the
-        metrics `student_loss` and `divergence`.
+        Sum of the kept `student_losses` and of `weight * divergences` over the mask, the mask's
+        size, and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
@@ -35,16 +42,20 @@ def distillation_loss(
 
     Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6.
     """
-    check_same_shape(student_losses, divergences=divergences, loss_mask=loss_mask)
+    check_same_shape(student_losses, divergences=divergences, loss_mask=loss_mask, kept=kept)
     if not weight >= 0:
         raise ValueError(f"weight must not be negative, got {weight}: it is the λ of Eq. 5 and 6")
     mask = loss_mask.bool()
     check_finite({"student_losses": (student_losses, mask), "divergences": (divergences, mask)})
-    cross_entropy = torch.where(mask, student_losses.float(), 0.0).sum()
-    divergence = torch.where(mask, divergences.float(), 0.0).sum()
-    count = mask.sum()
+    wide = torch.promote_types(student_losses.dtype, torch.float32)
+    losses = torch.where(mask, student_losses.to(wide), 0.0)
+    cross_entropy, count = losses.sum(), mask.sum()
+    divergence = torch.where(mask, divergences.to(wide), 0.0).sum()
     metrics = {
         "student_loss": torch.stack((cross_entropy.detach(), count)).double(),
         "divergence": torch.stack((divergence.detach(), count)).double(),
     }
+    if kept is not None:
+        cross_entropy = torch.where(kept, losses, 0.0).sum()
+        metrics["kept_fraction"] = torch.stack(((kept & mask).sum(), count)).double()
     return LossResult(cross_entropy + weight * divergence, count, metrics)

@@ -178,6 +178,44 @@ def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) 
     assert any((one[key] - start[key]).abs().max() > 1e-3 for key in one)
 
 
+@pytest.mark.parametrize("keep_fraction", [None, 0.4])
+def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
+    world: Path, keep_fraction: float | None
+) -> None:
+    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=SEQ_LENGTH))
+    batch = rows.__getitems__([0, 1])
+    student = load_language_model(str(world / "student"))
+    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    result = batch_loss(
+        Method("alm", keep_fraction=keep_fraction, weight=2.0), student, teacher, batch, 0
+    )
+    chosen = Method("teacher", keep_fraction=keep_fraction or 0.0)
+    selected = batch_loss(chosen, student, teacher, batch, 0)
+    divergence, count = result.metrics["divergence"].tolist()
+    assert divergence > 1
+    assert count == float(result.count) == float(batch["loss_mask"].sum())
+    expected = float(selected.loss_sum.detach()) + 2.0 * divergence
+    assert float(result.loss_sum.detach()) == pytest.approx(expected, rel=1e-5)
+    kept = result.metrics["kept_fraction"].tolist()
+    assert kept == selected.metrics["kept_fraction"].tolist()
+    assert (kept[0] > 0.3 * kept[1]) == (keep_fraction is not None)
+
+
+def test_alm_learns_and_refuses_texts_whose_first_token_has_no_loss(
+    world: Path, tmp_path: Path
+) -> None:
+    config = _config(world, tmp_path / "run", Method("alm"))
+    losses = [json.loads(line) for line in _train_log(config)]
+    assert losses[-1]["divergence"] < losses[0]["divergence"]
+    with pytest.raises(ValueError, match="--method alm compares .*: name one by --student-bos"):
+        train(_config(world, tmp_path / "none", Method("alm"), student_bos="none"))
+
+
+def _train_log(config: TrainConfig) -> list[str]:
+    train(config)
+    return (config.output / "log.jsonl").read_text("utf-8").splitlines()
+
+
 @pytest.mark.parametrize("how", ["mean", "max", "sum"])
 def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -> None:
     """Score each document alone with the models' own logits, choose by sorting."""

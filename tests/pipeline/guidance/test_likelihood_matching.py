@@ -1,0 +1,193 @@
+"""Approximate Likelihood Matching against a slow count over byte boundaries."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
+from pipeline.guidance.aggregation import aggregate_teacher_losses
+from pipeline.guidance.baselines.distillation import distillation_loss
+from pipeline.guidance.likelihood_matching import (
+    TEMPERATURE,
+    find_chunks,
+    likelihood_divergences,
+)
+
+Cuts = list[int]
+
+
+def _tokens(rng: random.Random, num_bytes: int) -> Cuts:
+    """Return the byte boundaries of a random tokenization, both ends included."""
+    inner = rng.sample(range(1, num_bytes), rng.randrange(num_bytes // 2, num_bytes - 1))
+    return [0, *sorted(inner), num_bytes]
+
+
+def _spans(student: Cuts, teacher: Cuts) -> list[list[int]]:
+    """Return the teacher tokens that overlap each student token, byte by byte."""
+    owner = [n for n, (a, b) in enumerate(itertools.pairwise(teacher)) for _ in range(a, b)]
+    return [[owner[a], owner[b - 1] + 1] for a, b in itertools.pairwise(student)]
+
+
+class Case:
+    """A row of two documents, each tokenized at random by both sides, and its losses."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        spans, self.chunks = [], []
+        num_student = num_teacher = 0
+        for num_bytes in (rng.randrange(4, 30), rng.randrange(4, 30)):
+            student, teacher = _tokens(rng, num_bytes), _tokens(rng, num_bytes)
+            # Before a document's tokens stands the teacher's context token, without a loss.
+            num_teacher += 1
+            spans += [[a + num_teacher, b + num_teacher] for a, b in _spans(student, teacher)]
+            shared = sorted({*student} & {*teacher})
+            for a, b in itertools.pairwise(shared):
+                own = range(num_student + student.index(a), num_student + student.index(b))
+                other = range(num_teacher + teacher.index(a), num_teacher + teacher.index(b))
+                self.chunks.append((own, other))
+            num_student += len(student) - 1
+            num_teacher += len(teacher) - 1
+            spans.append([0, 0])  # the end of the document, unmapped
+            num_student += 1
+        generator = torch.Generator().manual_seed(seed)
+        self.spans = torch.tensor([spans])
+        self.student = 4 * torch.rand(1, num_student, generator=generator, dtype=torch.float64)
+        self.teacher = 4 * torch.rand(1, num_teacher, generator=generator, dtype=torch.float64)
+        self.mask = torch.ones(1, num_student)
+        self.has_loss = torch.ones(1, num_teacher, dtype=torch.bool)
+
+    def divergences(self, student: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+        return likelihood_divergences(
+            student,
+            self.teacher,
+            self.spans,
+            loss_mask=self.mask,
+            teacher_loss_mask=self.has_loss,
+            temperature=temperature,
+        )
+
+
+def _of_coins(student: float, teacher: float, temperature: float) -> float:
+    p, q = math.exp(-teacher / temperature), math.exp(-student / temperature)
+    return temperature * (p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q)))
+
+
+def _slow(case: Case, temperature: float) -> list[float]:
+    expected = [0.0] * case.student.shape[1]
+    for own, other in case.chunks:
+        learned = all(case.mask[0, place] for place in own)
+        if learned and all(case.has_loss[0, place] for place in other):
+            losses = math.fsum(float(case.student[0, place]) for place in own)
+            of_teacher = math.fsum(float(case.teacher[0, place]) for place in other)
+            expected[own[0]] = _of_coins(losses, of_teacher, temperature)
+    return expected
+
+
+@pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
+def test_divergences_are_those_of_a_slow_count_between_shared_byte_boundaries(
+    temperature: float,
+) -> None:
+    longest = 0
+    for seed in range(40):
+        case = Case(seed)
+        longest = max(longest, *(len(own) for own, _ in case.chunks))
+        found = case.divergences(case.student, temperature)
+        expected = torch.tensor([_slow(case, temperature)], dtype=torch.float64)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert longest > 3
+
+
+def test_a_chunk_that_lacks_a_loss_of_either_model_is_left_out() -> None:
+    left_out = 0
+    for seed in range(40):
+        case = Case(seed)
+        rng = random.Random(seed)
+        case.mask[0, rng.randrange(case.mask.shape[1])] = 0.0
+        silent = rng.randrange(case.has_loss.shape[1])
+        case.has_loss[0, silent] = False
+        case.teacher[0, silent] = math.nan
+        expected = torch.tensor([_slow(case, TEMPERATURE)], dtype=torch.float64)
+        left_out += int((expected == 0).sum())
+        torch.testing.assert_close(case.divergences(case.student), expected, rtol=1e-9, atol=1e-9)
+    assert left_out > 100
+
+
+def test_gradients_are_right_in_float64_alone_and_beside_a_selection() -> None:
+    for seed in range(3):
+        case = Case(seed)
+        losses = (case.student + 0.1).requires_grad_()
+        assert torch.autograd.gradcheck(case.divergences, (losses,))
+        guidance = aggregate_teacher_losses(case.teacher, case.spans)
+        kept = select_tokens(
+            losses, guidance, loss_mask=case.mask, rule=SelectionRule(keep_fraction=0.4)
+        ).kept
+        assert 0 < int(kept.sum()) < kept.numel()
+
+        def combined(own: Tensor, case: Case = case, kept: Tensor = kept) -> Tensor:
+            divergences = case.divergences(own)
+            result = distillation_loss(own, divergences, loss_mask=case.mask, weight=0.7, kept=kept)
+            return result.loss_sum / result.count
+
+        assert torch.autograd.gradcheck(combined, (losses,))
+        alone = torch.autograd.grad(case.divergences(losses).sum(), losses)[0]
+        both = torch.autograd.grad(combined(losses), losses)[0] * losses.numel()
+        torch.testing.assert_close(both, kept.double() + 0.7 * alone)
+
+
+def test_nothing_is_learned_of_what_the_teacher_finds_as_unlikely() -> None:
+    """The gradient is cross entropy's times 1 - teacher / student, for high temperatures."""
+    losses = torch.tensor([[2.0, 2.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    divergences = likelihood_divergences(
+        losses,
+        torch.tensor([[2.0, 1.0, 3.0]], dtype=torch.float64),
+        torch.tensor([[[0, 1], [1, 2], [2, 3]]]),
+        loss_mask=torch.ones(1, 3),
+        teacher_loss_mask=torch.ones(1, 3, dtype=torch.bool),
+        temperature=1e4,
+    )
+    gradient = torch.autograd.grad(divergences.sum(), losses)[0]
+    expected = torch.tensor([[0.0, 0.5, -0.5]], dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, atol=1e-3, rtol=0)
+
+
+def test_a_model_that_is_sure_of_a_chunk_gives_no_infinite_divergence() -> None:
+    losses = torch.zeros(1, 1, requires_grad=True)
+    divergences = likelihood_divergences(
+        losses,
+        torch.tensor([[5.0]]),
+        torch.tensor([[[0, 1]]]),
+        loss_mask=torch.ones(1, 1),
+        teacher_loss_mask=torch.ones(1, 1, dtype=torch.bool),
+    )
+    divergences.sum().backward()  # type: ignore[no-untyped-call]
+    assert divergences.isfinite().all()
+    assert losses.grad is not None
+    assert losses.grad.isfinite().all()
+
+
+def test_broken_losses_and_temperatures_are_refused() -> None:
+    case = Case(0)
+    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+        case.divergences(case.student, 0.0)
+    broken = case.student.clone()
+    broken[0, 2] = math.nan
+    with pytest.raises(NonFiniteLossError, match=r"student_losses\[0, 2\] is nan"):
+        case.divergences(broken)
+    case.teacher[0, 3] = math.inf
+    with pytest.raises(NonFiniteLossError, match=r"teacher_losses\[0, 3\] is inf"):
+        case.divergences(case.student)
+
+
+def test_rows_are_counted_each_by_itself() -> None:
+    spans = torch.tensor([[[0, 1], [1, 2]], [[0, 2], [0, 2]]])
+    chunks = find_chunks(
+        spans,
+        loss_mask=torch.ones(2, 2, dtype=torch.bool),
+        teacher_loss_mask=torch.ones(2, 2, dtype=torch.bool),
+    )
+    assert chunks.numbers.tolist() == [[0, 1], [0, 0]]
+    assert chunks.whole.tolist() == [[True, True], [True, False]]
