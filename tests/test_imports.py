@@ -35,7 +35,7 @@ ALLOWED = {
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.streaming pipeline.scoring pipeline.guidance pipeline.packing"
-    " pipeline.dataset pipeline.tokenization pipeline.drawing vocag_cli",
+    " pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
     "pipeline.evaluation": "pipeline.scoring.teacher_files pipeline.scoring.file_digests"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
     "pipeline.validate": "pipeline.scoring pipeline.dataset pipeline.alignment"

@@ -207,7 +207,7 @@ def test_alm_learns_and_refuses_texts_whose_first_token_has_no_loss(
     config = _config(world, tmp_path / "run", Method("alm"))
     losses = [json.loads(line) for line in _train_log(config)]
     assert losses[-1]["divergence"] < losses[0]["divergence"]
-    with pytest.raises(ValueError, match="--method alm compares .*: name one by --student-bos"):
+    with pytest.raises(ValueError, match=r"--method alm compares .*: name one by --student-bos"):
         train(_config(world, tmp_path / "none", Method("alm"), student_bos="none"))
 
 
