@@ -106,8 +106,8 @@ def transfer_embeddings(
     totals = np.bincount(pairs.new_ids, pairs.weights, num_tokens)
     places = torch.from_numpy(np.stack((pairs.new_ids, pairs.old_ids)))
     shares = torch.from_numpy(pairs.weights / totals[pairs.new_ids])
-    size = (num_tokens, len(embeddings))
-    matrix = torch.sparse_coo_tensor(places, shares, size, check_invariants=True)
+    shape = (num_tokens, len(embeddings))
+    matrix = torch.sparse_coo_tensor(places, shares, shape, check_invariants=True)
     means = torch.sparse.mm(matrix, embeddings.detach().cpu().double())
     occurred = totals > 0
     means[~torch.from_numpy(occurred)] = embeddings.detach().cpu().double().mean(0)
@@ -214,4 +214,5 @@ def _each_once(
     """Add up the weights of equal pairs."""
     width = int(old_ids.max(initial=0)) + 1
     keys, place = np.unique(new_ids * width + old_ids, return_inverse=True)
-    return TokenPairs(keys // width, keys % width, np.bincount(place, weights, len(keys)))
+    totals = np.bincount(place, weights, len(keys)).astype(np.float64)
+    return TokenPairs(keys // width, keys % width, totals)
