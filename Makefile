@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo megatron-demo test test-fast test-megatron test-services lint format types docs clean \
+.PHONY: help demo train-demo prove megatron-demo test test-fast test-megatron test-services lint format types docs clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring benchmark-short_documents
 
 help: ## list the targets
@@ -32,6 +32,12 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 # SEEDS="0 1" repeats every run with another order, other weights and other random choices.
 train-demo: $(VENV)/.installed-train-demo ## train a small student by every selector under SmolLM2-135M, compare them (25 minutes)
 	PYTHON=$(BIN)/python examples/train_demo.sh train-demo $(SEEDS)
+
+# DATA=folder of GSM8K and MATH; SCALE=tiny tries the chain in minutes; UNTIL=gate stops there.
+prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with DATA=folder (six hours; go on by the same command)
+	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
+	$(BIN)/python examples/prove/recipe.py --data $(DATA) --output prove$(if $(SCALE),-$(SCALE)) \
+	  --scale $(or $(SCALE),full) --until $(or $(UNTIL),table)
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services
@@ -87,4 +93,4 @@ benchmark-scoring: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scoring.py --corpus $(CORPUS)
 
 clean: ## remove the environment and everything made by the demos
-	rm -rf $(VENV) $(DEMO) train-demo build dist *.egg-info
+	rm -rf $(VENV) $(DEMO) train-demo prove-tiny build dist *.egg-info

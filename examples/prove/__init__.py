@@ -1,0 +1,1 @@
+"""The experiment of docs/evidence.md: `make prove`."""
