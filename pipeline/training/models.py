@@ -91,13 +91,13 @@ def load_teacher(
     return teacher
 
 
-def require_context(config: TrainConfig, rows: AlignedRows) -> None:
+def require_context(config: TrainConfig, rows: RunRows) -> None:
     """Check that every student token is a label where a method needs whole chunks of text.
 
     Raises:
         ValueError: a document's first token, or a part's, stands behind nothing.
     """
-    own = rows.plan.rules.student
+    own = rows.rules.student
     if config.method.name == "alm" and None in (own.first_token_id, own.continued_token_id):
         raise ValueError(
             "--method alm compares the likelihoods of whole texts, but without a token before it a "

@@ -204,9 +204,10 @@ def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
 def test_alm_learns_and_refuses_texts_whose_first_token_has_no_loss(
     world: Path, tmp_path: Path
 ) -> None:
-    config = _config(world, tmp_path / "run", Method("alm"))
-    losses = [json.loads(line) for line in _train_log(config)]
-    assert losses[-1]["divergence"] < losses[0]["divergence"]
+    longer = {"num_steps": 30, "num_epochs": 20, "learning_rate": 1e-2}
+    config = _config(world, tmp_path / "run", Method("alm"), **longer)
+    found = [json.loads(line)["divergence"] for line in _train_log(config)]
+    assert sum(found[-5:]) < 0.7 * sum(found[:5])
     with pytest.raises(ValueError, match=r"--method alm compares .*: name one by --student-bos"):
         train(_config(world, tmp_path / "none", Method("alm"), student_bos="none"))
 
