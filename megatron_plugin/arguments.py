@@ -114,7 +114,7 @@ class VocagOptions:
     """Everything that --vocag-* says.
 
     Attributes:
-        data: aligned dataset to train on.
+        data: aligned dataset, or mixture of them, to train on.
         validation_data: aligned dataset to validate on, None for no validation.
         student: model that training starts from, None: random or Megatron's --load.
         teacher: None: plain pretraining on the same rows.
@@ -287,7 +287,11 @@ def _numbers(given: str | None) -> tuple[int, ...] | None:
 def _add_data_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("vocag: data and student")
     add = group.add_argument
-    add("--vocag-data", metavar="DATASET", help="aligned dataset: folder or URL (required)")
+    add(
+        "--vocag-data",
+        metavar="DATASET",
+        help="aligned dataset, folder or URL, or a mixture's FILE.toml (required)",
+    )
     add(
         "--vocag-validation-data",
         metavar="DATASET",

@@ -10,8 +10,7 @@ from pathlib import Path
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing
 from megatron_plugin.models.shape import ModelShape
-from pipeline.dataset.files import open_dataset
-from pipeline.dataset.reading import read_manifest
+from pipeline.packing.mixed_datasets import open_any
 from pipeline.packing.rules import suggest_teacher_seq_length
 from pipeline.scoring.fit import Side, require_room, require_tokenizer
 from schemas.errors import ForeignTokenizerError
@@ -186,11 +185,11 @@ def require_own_tokenizer(folder: Path, manifest: Manifest, *, data: str, side: 
     Raises:
         ForeignTokenizerError: it holds another.
     """
-    require_tokenizer(folder, open_dataset(data).location, manifest, side=side)
+    require_tokenizer(folder, open_any(data).location, manifest, side=side)
 
 
 def _require_same_tokenizers(path: str, manifest: Manifest) -> None:
-    held_out = read_manifest(path)
+    held_out = open_any(path).manifest
     for side in ("student", "teacher"):
         own: TokenizerRecord = getattr(held_out, side)
         training: TokenizerRecord = getattr(manifest, side)

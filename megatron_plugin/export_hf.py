@@ -29,7 +29,7 @@ from megatron_plugin.models.weights import (
 )
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.exported_tokenizer import ExportedTokenizer, export_tokenizer
-from pipeline.dataset.files import open_dataset
+from pipeline.packing.mixed_datasets import open_any
 from schemas.errors import DatasetError
 
 _ARCHITECTURES = {
@@ -139,7 +139,7 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer
     args = checkpoint_args(newest_iteration(checkpoint))
     data = args.vocag_data
     try:
-        dataset = open_dataset(data)
+        dataset = open_any(data)
     except DatasetError as error:
         raise DatasetError(
             f"the run's dataset {data} can't be read, so its tokenizer can't either ({error}): "

@@ -36,7 +36,7 @@ from megatron_plugin.student.run import StudentRun
 from megatron_plugin.teacher.world import serve
 from megatron_plugin.worlds import enter_world
 from pipeline.dataset.conventions import choose_conventions
-from pipeline.dataset.files import open_dataset
+from pipeline.packing.mixed_datasets import open_any
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    dataset = open_dataset(options.data)
+    dataset = open_any(options.data)
     manifest = choose_conventions(
         dataset,
         student_bos=options.student_bos,

@@ -48,7 +48,8 @@ ALLOWED = {
     "beam_jobs": "pipeline.dataset pipeline.drawing pipeline.remote vocag_cli",
     "beam_jobs.align": "beam_jobs pipeline.tokenization pipeline.alignment pipeline.dataset"
     " pipeline.batches pipeline.drawing vocag_cli",
-    "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.dataset pipeline.drawing vocag_cli",
+    "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.packing.mixture_file"
+    " pipeline.packing.mixed_datasets pipeline.dataset pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli megatron_plugin.models megatron_plugin.teacher"
     " megatron_plugin.student"
     " pipeline.streaming pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",

@@ -34,6 +34,7 @@ from beam_jobs.score.teachers import (
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
+from pipeline.packing.mixture_file import is_mixture
 from schemas.manifest import Manifest
 from schemas.sidecar import ScoreManifest, score_manifest_name
 
@@ -175,6 +176,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         options = parse_options(arguments)
         configure_logging("score", options.run)
-        score(options)
+        if is_mixture(options.output):
+            # It calls `score` in turn.
+            from beam_jobs.score.mixture import score_mixture
+
+            score_mixture(options)
+        else:
+            score(options)
 
     return exit_status("score", work)

@@ -64,7 +64,7 @@ class ScoreOptions:
     command again to resume.
 
     Attributes:
-        output: folder of a finished dataset.
+        output: folder of a finished dataset, or a mixture's FILE.toml, whose datasets are scored.
         teacher: folder, Hugging Face repository (owner/name) or .gguf file. With --engine openai,
             the files behind the servers where they are at hand: their digest, in place of the
             model's name, then tells the scores from others.

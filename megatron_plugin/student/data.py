@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -14,8 +15,9 @@ from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import MicroBatch, Origin, micro_batch
 from megatron_plugin.student.meeting import meet_before_steps
 from megatron_plugin.student.requests import Connection, GuidedBatches, computes_loss
+from pipeline.packing.mixture_file import is_mixture
 from pipeline.packing.rules import Convention
-from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+from pipeline.streaming import MixedRows, RunRows, StreamConfig, load_batches, open_rows
 from schemas.manifest import Manifest
 
 # Two global batches: one that is scored while one is computed, and one in hand.
@@ -29,10 +31,10 @@ class StudentData:
         """Note what to read; nothing is opened yet."""
         self._options = options
         self._manifest = manifest
-        self._opened: dict[str, AlignedRows] = {}
+        self._opened: dict[str, RunRows] = {}
         self._guided: list[GuidedBatches] = []
 
-    def open_training(self, args: Namespace) -> AlignedRows:
+    def open_training(self, args: Namespace) -> RunRows:
         """Return the rows to train on, opened once for all of this rank's model chunks.
 
         Args:
@@ -72,8 +74,14 @@ class StudentData:
         path = self._options.validation_data
         if path is None or not args.eval_iters:
             return None
+        rows = self._open(path, args, args.eval_global_batch_size)
+        if isinstance(rows, MixedRows) and rows.plan.num_rows is not None:
+            raise ValueError(
+                f"--vocag-validation-data {path} ends after {len(rows)} rows, but validation goes "
+                "on: let one of its datasets repeat"
+            )
         batches = load_micro_batches(
-            self._open(path, args, args.eval_global_batch_size),
+            rows,
             args.eval_micro_batch_size,
             consumed_samples=args.consumed_valid_samples,
             num_workers=args.num_workers,
@@ -86,7 +94,7 @@ class StudentData:
         for guided in self._guided:
             guided.drain()
 
-    def _open(self, path: str, args: Namespace, global_batch_size: int) -> AlignedRows:
+    def _open(self, path: str, args: Namespace, global_batch_size: int) -> RunRows:
         options = self._options
         if path in self._opened:
             return self._opened[path]
@@ -96,7 +104,7 @@ class StudentData:
             training = self._opened.get(options.data)
             rule = training.teacher_rule if training is not None else None
             losses = teacher.losses if rule is None else rule.fingerprint
-        self._opened[path] = AlignedRows(
+        self._opened[path] = open_rows(
             StreamConfig(
                 path=path,
                 seq_length=args.seq_length,
@@ -104,9 +112,7 @@ class StudentData:
                 teacher_seq_length=checks.teacher_seq_length(
                     options.teacher, self._manifest, args.seq_length
                 ),
-                # … and its conventions, whichever those of the validation data are.
-                student=Convention.of_tokenizer(self._manifest.student, ends=True),
-                teacher=Convention.of_tokenizer(self._manifest.teacher, ends=False),
+                **self._conventions(path),
                 seed=args.seed,
                 global_batch_size=global_batch_size,
                 # Samples are numbers; the run's own length ends it.
@@ -119,6 +125,18 @@ class StudentData:
             )
         )
         return self._opened[path]
+
+    def _conventions(self, path: str) -> dict[str, Any]:
+        """Return the training data's conventions, whichever those of the validation data are."""
+        options = self._options
+        if is_mixture(path) and path == options.data:
+            # By their names, so that datasets which have others are refused.
+            names = ("student_bos", "student_eos", "teacher_context")
+            return {name: getattr(options, name) for name in names}
+        return {
+            "student": Convention.of_tokenizer(self._manifest.student, ends=True),
+            "teacher": Convention.of_tokenizer(self._manifest.teacher, ends=False),
+        }
 
     def _guide(
         self,
@@ -154,7 +172,7 @@ class StudentData:
 
 
 def load_micro_batches(
-    rows: AlignedRows,
+    rows: RunRows,
     micro_batch_size: int,
     *,
     consumed_samples: int,

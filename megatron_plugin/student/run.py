@@ -33,7 +33,7 @@ from megatron_plugin.student.requests import Connection, connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
 from megatron_plugin.student.skipped_steps import take_over_skipping
 from megatron_plugin.worlds import World
-from pipeline.streaming import AlignedRows
+from pipeline.streaming import MixedRows, RunRows
 from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class StudentRun:
         train = self._data.training_batches(args, num_samples[0], self._connection, vp_stage)
         return train, self._data.validation_batches(args, self._connection, vp_stage), None
 
-    def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
+    def _take_up_run(self, args: Namespace, rows: RunRows) -> None:
         """Note in the arguments, which every checkpoint keeps, what the run is made of."""
         if self._identity is not None:
             return
@@ -172,11 +172,17 @@ class StudentRun:
         if args.iteration:
             require_same_run(args, self._identity, rows)
         args.vocag_run = asdict(self._identity)
+        needed = args.train_iters * args.global_batch_size
+        if needed > len(rows):
+            raise ValueError(
+                f"--train-iters {args.train_iters} need {needed} rows, {self._options.data} has "
+                f"{len(rows)}: raise max_epochs there, or let a dataset repeat"
+            )
         if dist.get_rank() == 0:
-            epochs = args.train_iters * args.global_batch_size / rows.samples_per_epoch
-            logger.info("%d rows per epoch, %.2f epochs", rows.samples_per_epoch, epochs)
+            for line in _epochs(rows, needed):
+                logger.info("%s", line)
 
-    def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
+    def _teacher_fingerprint(self, rows: RunRows) -> str | None:
         """Hash the teacher's files on one rank; reading them takes seconds."""
         if self._options.teacher is None:
             return None
@@ -197,6 +203,19 @@ class StudentRun:
         elif self._connection is None:
             assert self._world.bridge_store is not None
             self._connection = connect(teacher, args, self._world.bridge_store)
+
+
+def _epochs(rows: RunRows, num_rows: int) -> list[str]:
+    """Return how often a run reads its data, a line for each dataset."""
+    if not isinstance(rows, MixedRows):
+        epochs = num_rows / rows.samples_per_epoch
+        return [f"{rows.samples_per_epoch} rows per epoch, {epochs:.2f} epochs"]
+    read = zip(rows.plan.sources, rows.plan.counts_before(num_rows), strict=True)
+    return [
+        f"{source.name}: {count} rows of {source.num_rows} per epoch, "
+        f"{count / source.num_rows:.2f} epochs"
+        for source, count in read
+    ]
 
 
 def _guidance(options: VocagOptions) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_plugin.models.shape import shape_of_config
 from megatron_plugin.models.weights import checkpoint_args, newest_iteration
-from pipeline.streaming import AlignedRows, StreamState
+from pipeline.streaming import RunRows, StreamState
 
 
 class ChangedRunError(ValueError):
@@ -31,7 +31,7 @@ class RunIdentity:
     guidance: dict[str, Any]
 
 
-def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) -> None:
+def require_same_run(args: Namespace, identity: RunIdentity, rows: RunRows) -> None:
     """Check that the checkpoint which Megatron has loaded goes on in this run.
 
     Raises:

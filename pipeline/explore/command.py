@@ -14,7 +14,9 @@ from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
 from pipeline.explore.info import describe_dataset, describe_groups, describe_plan
+from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_mixture_file
 from pipeline.explore.preview import load_previews
+from pipeline.packing.mixture_file import is_mixture
 from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
@@ -32,6 +34,8 @@ examples:
       One document as a page for a browser.
   vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256 --replicas 16
       Rows, padding and steps per epoch, before anything is trained.
+  vocag explore plan mixture.toml --seq-length 2048 --figure mixture.svg
+      Tokens and epochs of each dataset in each stage of a mixture, with a picture.
 """
 
 
@@ -102,14 +106,16 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Rows, padding and steps per epoch.
+    """Rows, padding and steps per epoch; of a mixture, tokens and epochs by dataset and stage.
 
     Attributes:
-        dataset: folder, URL or manifest of a dataset.
+        dataset: folder, URL or manifest of a dataset, or a mixture's FILE.toml.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row (default: from the dataset's ratio, with room to
             spare).
         global_batch_size: rows per step.
+        num_steps: of the run on a mixture (default: as many as it gives).
+        figure: write a picture of a mixture's epochs to this file, .svg or .html.
         replicas: student replicas that share a step.
         student_bos: token that stands before a student's text, its id, or none (default: the
             dataset's).
@@ -121,6 +127,8 @@ class PlanOptions:
     seq_length: int
     teacher_seq_length: int | None = None
     global_batch_size: int = 1
+    num_steps: int | None = None
+    figure: Path | None = None
     replicas: int = 1
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
@@ -138,9 +146,32 @@ class PlanOptions:
                 f"--global-batch-size {self.global_batch_size} is no multiple of --replicas "
                 f"{self.replicas}: every replica must get as many rows of a step"
             )
+        for option, value in (("--num-steps", self.num_steps), ("--figure", self.figure)):
+            if value is not None and not is_mixture(self.dataset):
+                raise ValueError(f"{option} {value} tells of a mixture: {self.dataset} is none")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise ValueError(f"--num-steps {self.num_steps}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print."""
+        """Yield what to print, and draw the picture where one is wanted."""
+        return self._mixture() if is_mixture(self.dataset) else self._dataset()
+
+    def _mixture(self) -> Iterator[str]:
+        planned = plan_mixture_file(
+            self.dataset,
+            seq_length=self.seq_length,
+            teacher_seq_length=self.teacher_seq_length,
+            student_bos=self.student_bos,
+            student_eos=self.student_eos,
+            teacher_context=self.teacher_context,
+            num_rows=None if self.num_steps is None else self.num_steps * self.global_batch_size,
+        )
+        yield from describe_mixture(planned, global_batch_size=self.global_batch_size)
+        if self.figure is not None:
+            draw_mixture(planned, self.figure)
+            yield f"wrote {self.figure}"
+
+    def _dataset(self) -> Iterator[str]:
         dataset = open_dataset(self.dataset)
         manifest = choose_conventions(
             dataset,

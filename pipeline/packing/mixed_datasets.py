@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.packing.mixture_file import Mixture
+from pipeline.packing.mixture_file import Mixture, is_mixture, read_mixture
 from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
 from schemas.errors import DatasetError, ForeignTokenizerError
 
@@ -34,6 +34,20 @@ def open_datasets(mixture: Mixture) -> tuple[Dataset, ...]:
             )
         _require_tokenizers(mixture, entry.name, dataset, datasets[0])
     return datasets
+
+
+def open_any(path: str) -> Dataset:
+    """Return a dataset, or one that can stand for all of a mixture.
+
+    Its tokenizers are those of all; of the teacher's tokens it has the most by the student's, so
+    that `suggest_teacher_seq_length` gives the mixture's.
+
+    Raises:
+        ValueError: see `open_datasets`.
+    """
+    if not is_mixture(path):
+        return open_dataset(path)
+    return max(open_datasets(read_mixture(path)), key=_teacher_share)
 
 
 def mixture_rules(
@@ -110,6 +124,11 @@ def mixture_fingerprint(mixture: Mixture, datasets: Iterable[Dataset]) -> str:
         ],
     }
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _teacher_share(dataset: Dataset) -> float:
+    totals = dataset.manifest.totals
+    return totals["num_teacher_tokens"] / max(1, totals["num_student_tokens"])
 
 
 def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Dataset) -> None:

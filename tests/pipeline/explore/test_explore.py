@@ -17,6 +17,7 @@ from pipeline.drawing.page_blocks import draw_block
 from pipeline.drawing.terminal_blocks import display_width, draw_document
 from pipeline.explore.command import main
 from pipeline.explore.preview import load_previews
+from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.manifest import MANIFEST_FILE
 from tests.support.datasets import build_dataset, byte_level, make_texts, word_pieces
 
@@ -299,9 +300,49 @@ def test_plan_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert facts["packing efficiency"].startswith(f"student {100 * used / num_rows / 256:.2f} %")
 
 
+def test_plan_of_a_mixture_tells_stages_and_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(tmp_path / "web", make_texts(40))
+    build_dataset(tmp_path / "math", make_texts(9, seed=1))
+    file = tmp_path / "mixture.toml"
+    file.write_text(
+        '[datasets.web]\npath = "web"\nrepeat = true\n'
+        '[datasets.math]\npath = "math"\nmax_epochs = 3\n'
+        "[[stages]]\nweights = { web = 0.75, math = 0.25 }\n"
+        "[[stages]]\nfrom_tokens = 2_000\nweights = { web = 0.5, math = 0.5 }\n"
+    )
+    figure = tmp_path / "mixture.svg"
+    arguments = ["--seq-length", "64", "--global-batch-size", "4", "--figure", str(figure)]
+    assert main(["plan", str(file), *arguments]) == 0
+    out = capsys.readouterr().out
+    tables = re.findall(
+        r"^(web|math) +([\d.]+) % +([\d,]+) .* ([\d.]+) +([\d.]+)( +█+)?$", out, re.M
+    )
+    assert [row[:2] for row in tables[:4]] == [
+        ("web", "75.00"), ("math", "25.00"), ("web", "50.00"), ("math", "50.00")
+    ]  # fmt: skip
+    assert "math has given its 3 epochs: others of the stage take over" in out
+    assert [row[4] for row in tables if row[0] == "math"][-1] == "3.00"
+    assert re.search(r"^stage 2, rows \d+ to \d+, from 2.0\d k student tokens$", out, re.M)
+    assert out.splitlines()[-2].endswith(" steps of 4 rows; the mixture has no end")
+    rows = AlignedRows(StreamConfig(path=str(tmp_path / "math"), seq_length=64))
+    assert sum(int(row[2]) for row in tables if row[0] == "math") == 3 * len(rows)
+    svg = figure.read_text()
+    assert "epochs read" in svg
+    assert ">math<" in svg
+    assert main(["plan", str(file), "--seq-length", "64", "--num-steps", "10"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("10 rows, ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (
+            ["plan", "x", "--seq-length", "8", "--num-steps", "6"],
+            "--num-steps 6 tells of a mixture",
+        ),
+        (["plan", "no.toml", "--seq-length", "8"], "[Errno 2] No such file or directory"),
         (["info", "no/such/folder"], "no/such/folder/manifest.json does not exist"),
         (["preview", "x", "--documents", "0"], "--documents 0: it must be at least 1"),
         (["preview", "x", "--max-tokens", "0"], "--max-tokens 0: it must be at least 1"),

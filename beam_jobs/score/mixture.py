@@ -1,0 +1,53 @@
+"""`vocag score` on a mixture: each of its datasets by the rules that rows of the mixture have."""
+
+from dataclasses import replace
+from typing import cast
+
+from beam_jobs.score.command import score
+from beam_jobs.score.options import Dtype, ScoreOptions
+from pipeline.packing.mixed_datasets import mixture_rules, open_datasets
+from pipeline.packing.mixture_file import read_mixture
+from schemas.sidecar import ScoreManifest
+
+
+def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
+    """Score every dataset of a mixture, one after another; those that are finished are kept.
+
+    Args:
+        options: `output` is the mixture's file.
+
+    Returns:
+        The score manifests; of a trial (`limit`) none.
+
+    Raises:
+        ValueError: a mixture whose datasets don't fit together, or what `score` refuses.
+        JobError: a Beam job failed.
+
+    Example:
+        >>> options = ScoreOptions("mixture.toml", "models/teacher", seq_length=2048)
+        >>> [scores.source for scores in score_mixture(options)]  # doctest: +SKIP
+        ['models/teacher', 'models/teacher']
+    """
+    mixture = read_mixture(options.output)
+    datasets = open_datasets(mixture)
+    if options.seq_length is not None:
+        rules = mixture_rules(
+            mixture,
+            datasets,
+            seq_length=options.seq_length,
+            teacher_seq_length=options.teacher_seq_length,
+            student_bos=options.student_bos,
+            student_eos=options.student_eos,
+            teacher_context=options.teacher_context,
+        )
+        # Rows of a mixture have one length, by which its datasets' documents are split.
+        options = replace(options, teacher_seq_length=rules.teacher_seq_length)
+    done: list[ScoreManifest] = []
+    for entry in mixture.datasets:
+        options.run.say(f"{entry.name}: {entry.path}")
+        scores = score(replace(options, output=entry.path))
+        if scores is not None:
+            done.append(scores)
+            # A machine may try dtypes only once: losses of one run are of one teacher.
+            options = replace(options, dtype=cast(Dtype, scores.rule.dtype))
+    return done

@@ -1,0 +1,212 @@
+"""What a mixture would read, before anyone pays for it: tokens and epochs by dataset and stage."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pipeline.dataset.files import Dataset
+from pipeline.drawing.charts import Line, line_chart, write_figure
+from pipeline.drawing.formatting import (
+    format_count,
+    format_plural,
+    format_share,
+    format_short,
+    format_table,
+    printable,
+)
+from pipeline.packing.mixed_datasets import mixture_rules, open_datasets
+from pipeline.packing.mixture_file import Mixture, read_mixture
+from pipeline.packing.mixture_plan import PERIOD, MixturePlan, Source, plan_mixture
+from pipeline.packing.plan import plan_rows
+from pipeline.packing.rules import PackingRules
+
+_BAR_COLUMNS = 24
+_NUM_COLOURS = 5
+
+
+@dataclass(frozen=True)
+class PlannedMixture:
+    """A mixture and the rows that a run would read of it.
+
+    Attributes:
+        mixture: what its file says.
+        rules: by which all its datasets are packed.
+        plan: which dataset gives which row.
+        num_rows: rows that are told about: the run's, or those until a mixture without end has
+            read each dataset of its last stretch once more.
+    """
+
+    mixture: Mixture
+    rules: PackingRules
+    plan: MixturePlan
+    num_rows: int
+
+
+def plan_mixture_file(
+    path: str,
+    *,
+    seq_length: int,
+    teacher_seq_length: int | None = None,
+    student_bos: str | None = None,
+    student_eos: str | None = None,
+    teacher_context: str | None = None,
+    num_rows: int | None = None,
+) -> PlannedMixture:
+    """Return what a run on a mixture would read; nothing is kept.
+
+    Args:
+        path: the mixture's file.
+        seq_length: student tokens per row.
+        teacher_seq_length: teacher tokens per row, see `mixture_rules`.
+        student_bos: stands before a student's text, likewise.
+        student_eos: stands after a document's last student token, likewise.
+        teacher_context: stands before a teacher's text, likewise.
+        num_rows: of the run; None: as many as the mixture gives.
+
+    Raises:
+        ValueError: a mixture that can't be read, or whose datasets don't fit together.
+    """
+    mixture = read_mixture(path)
+    datasets = open_datasets(mixture)
+    rules = mixture_rules(
+        mixture,
+        datasets,
+        seq_length=seq_length,
+        teacher_seq_length=teacher_seq_length,
+        student_bos=student_bos,
+        student_eos=student_eos,
+        teacher_context=teacher_context,
+    )
+    sources = [
+        _source(entry.name, dataset, rules, entry.max_epochs)
+        for entry, dataset in zip(mixture.datasets, datasets, strict=True)
+    ]
+    plan = plan_mixture(sources, mixture.stages)
+    last = plan.num_rows or _once_more(plan)
+    if num_rows is not None and plan.num_rows is not None and num_rows > plan.num_rows:
+        raise ValueError(
+            f"{path} has {plan.num_rows} rows, the run needs {num_rows}: raise max_epochs, let a "
+            "dataset repeat, or make fewer steps"
+        )
+    return PlannedMixture(mixture, rules, plan, num_rows or last)
+
+
+def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iterator[str]:
+    """Yield the lines of `explore plan` on a mixture.
+
+    Args:
+        planned: what to tell.
+        global_batch_size: rows per step.
+    """
+    plan, rules = planned.plan, planned.rules
+    yield printable(
+        f"{planned.mixture.path}: rows of {format_count(rules.seq_length)} student and "
+        f"{format_count(rules.teacher_seq_length)} teacher tokens"
+    )
+    for start, stop in pairwise(_bounds(planned)):
+        yield ""
+        yield from _stretch(planned, start, stop)
+        yield from map(printable, _used_up(plan, stop))
+    yield ""
+    tokens = sum(plan.tokens_before(planned.num_rows))
+    end = "; the mixture has no end" if plan.num_rows is None else ""
+    steps = format_plural(planned.num_rows // global_batch_size, "step")
+    yield (
+        f"{format_plural(planned.num_rows, 'row')}, {format_short(tokens)} student tokens, {steps} "
+        f"of {format_plural(global_batch_size, 'row')}{end}"
+    )
+
+
+def draw_mixture(planned: PlannedMixture, output: Path) -> None:
+    """Write a picture, .svg or .html: epochs of each dataset over the run's student tokens.
+
+    Raises:
+        ValueError: another ending.
+    """
+    plan, bounds = planned.plan, _bounds(planned)
+    tokens = [sum(plan.tokens_before(row)) for row in bounds]
+    counts = [plan.counts_before(row) for row in bounds]
+    epochs = [
+        [count[number] / source.num_rows for count in counts]
+        for number, source in enumerate(plan.sources)
+    ]
+    chart = line_chart(
+        f"epochs of {planned.mixture.path}",
+        [format_short(each) for each in tokens],
+        [
+            Line(source.name, values, number % _NUM_COLOURS)
+            for number, (source, values) in enumerate(zip(plan.sources, epochs, strict=True))
+        ],
+        x_label="student tokens of the run",
+        y_label="epochs read",
+        y_range=(0, max(map(max, epochs))),
+        x=tokens,
+    )
+    write_figure(chart, output, notes=list(describe_mixture(planned, global_batch_size=1)))
+
+
+def _source(name: str, dataset: Dataset, rules: PackingRules, max_epochs: int | None) -> Source:
+    shards = range(len(dataset.manifest.shards))
+    plan = plan_rows((dataset.read_index(shard) for shard in shards), rules)
+    return Source(name, len(plan), dataset.manifest.totals["num_student_tokens"], max_epochs)
+
+
+def _once_more(plan: MixturePlan) -> int:
+    last = plan.stretches[-1]
+    rows = [
+        -(-source.num_rows * PERIOD // share)
+        for source, share in zip(plan.sources, last.shares, strict=True)
+        if share
+    ]
+    return last.start + max(rows)
+
+
+def _bounds(planned: PlannedMixture) -> list[int]:
+    """Return where stretches begin, as far as the run goes, and where it ends."""
+    starts = [stretch.start for stretch in planned.plan.stretches]
+    return [*(start for start in starts if start < planned.num_rows), planned.num_rows]
+
+
+def _stretch(planned: PlannedMixture, start: int, stop: int) -> list[str]:
+    plan = planned.plan
+    stretch = plan.stretch_at(start)
+    weights = planned.mixture.stages[stretch.stage].weights
+    before, after = plan.counts_before(start), plan.counts_before(stop)
+    tokens = [
+        b - a for a, b in zip(plan.tokens_before(start), plan.tokens_before(stop), strict=True)
+    ]
+    heading = ["dataset", "weight", "rows", "student tokens", "of them", "epochs", "so far", ""]
+    rows = [heading]
+    for number, source in enumerate(plan.sources):
+        if source.name not in weights:
+            continue
+        count = after[number] - before[number]
+        rows.append(
+            [
+                printable(source.name),
+                format_share(weights[source.name], 1),
+                format_count(count),
+                format_short(tokens[number]),
+                format_share(tokens[number], sum(tokens)),
+                f"{count / source.num_rows:.2f}",
+                f"{after[number] / source.num_rows:.2f}",
+                "█" * round(_BAR_COLUMNS * tokens[number] / sum(tokens)),
+            ]
+        )
+    since = format_short(sum(plan.tokens_before(start)))
+    title = (
+        f"stage {stretch.stage + 1}, rows {format_count(start)} to {format_count(stop - 1)}, "
+        f"from {since} student tokens"
+    )
+    return [title, *format_table(rows, align="<>>>>>><")]
+
+
+def _used_up(plan: MixturePlan, stop: int) -> Iterator[str]:
+    """Tell which datasets give their last row just before a run position."""
+    before, after = plan.counts_before(stop - 1), plan.counts_before(stop)
+    columns: Sequence[tuple[Source, int, int]] = list(zip(plan.sources, before, after, strict=True))
+    for source, earlier, count in columns:
+        if earlier < count == source.total_rows:
+            epochs = "its epoch" if source.max_epochs == 1 else f"its {source.max_epochs} epochs"
+            yield f"{source.name} has given {epochs}: others of the stage take over its share"
