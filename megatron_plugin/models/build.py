@@ -16,9 +16,10 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.utils import get_te_version
 from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec
 
-from megatron_plugin.models.attention import PackedAttention
+from megatron_plugin.models.attention import PackedAttention, describe_attention
 from megatron_plugin.models.norm import PartedNorm, replace_norms
 from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import megatron_layout
@@ -60,6 +61,23 @@ def packed_layer_spec(
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
     replace_norms(spec)
     return spec
+
+
+def describe_layers(transformer_impl: str, dtype: torch.dtype) -> str:
+    """Return whose layers and which attention a model on this machine is made of.
+
+    Args:
+        transformer_impl: Megatron's argument.
+        dtype: of the activations.
+
+    Example:
+        >>> describe_layers("local", torch.float32)
+        "Megatron's own layers, torch's scaled_dot_product_attention, document by document"
+    """
+    whose = "Megatron's own"
+    if transformer_impl != "local":
+        whose = f"Transformer Engine {get_te_version()}'s"
+    return f"{whose} layers, {describe_attention(dtype)}"
 
 
 def load_model(chunks: Sequence[torch.nn.Module], weights: Weights) -> None:

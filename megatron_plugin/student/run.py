@@ -22,7 +22,7 @@ from torch import distributed as dist
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.models.arguments import config_of_arguments, require_model
-from megatron_plugin.models.build import load_model, packed_layer_spec
+from megatron_plugin.models.build import describe_layers, load_model, packed_layer_spec
 from megatron_plugin.models.weights import Weights, open_weights
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.student.colocated import ColocatedTeacher
@@ -92,6 +92,9 @@ class StudentRun:
         vocab_size = args.vocab_size or args.padded_vocab_size
         config = gpt_config_from_args(args)
         config.transformer_layer_spec = packed_layer_spec
+        if self._world.rank == 0:
+            made_of = describe_layers(args.transformer_impl, args.params_dtype)
+            logger.info("the student: %s", made_of)
         if options.student is not None:
             self._weights = self._open_student(args, options.student)
             vocab_size = self._weights.shape.vocab_size

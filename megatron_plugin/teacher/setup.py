@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions
-from megatron_plugin.models.build import Precision
+from megatron_plugin.models.build import Precision, describe_layers
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.stage_cut import cut_layers, efficiency, output_cost, require_cut
 from megatron_plugin.models.weights import open_weights
@@ -58,9 +58,12 @@ def load_teacher(
     weights.shape.require_expert_parallel(
         parallel_state.get_expert_model_parallel_world_size(), what="teacher"
     )
+    precision = Precision(_DTYPES[options.dtype])
+    if dist.get_rank() == 0:
+        logger.info("the teacher: %s", describe_layers("local", precision.dtype))
     teacher = Teacher(
         weights,
-        Precision(_DTYPES[options.dtype]),
+        precision,
         seq_length=seq_length,
         micro_batch_size=options.micro_batch_size,
         device=device,
