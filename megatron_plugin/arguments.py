@@ -128,6 +128,7 @@ class VocagOptions:
         student_bos: token before a student's text, its id, or "none"; None: the dataset's.
         student_eos: token after a student's document, likewise.
         teacher_context: token before a teacher's text, likewise.
+        where: of which documents of `data` to train on, "" for all.
     """
 
     data: str
@@ -144,6 +145,7 @@ class VocagOptions:
     student_bos: str | None = None
     student_eos: str | None = None
     teacher_context: str | None = None
+    where: str = ""
 
     def __post_init__(self) -> None:
         """Check what concerns the guidance alone."""
@@ -220,6 +222,7 @@ def options_of(given: Namespace) -> VocagOptions:
         student_bos=given.vocag_student_bos,
         student_eos=given.vocag_student_eos,
         teacher_context=given.vocag_teacher_context,
+        where=given.vocag_where,
     )
 
 
@@ -291,6 +294,13 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
         "--vocag-data",
         metavar="DATASET",
         help="aligned dataset, folder or URL, or a mixture's FILE.toml (required)",
+    )
+    add(
+        "--vocag-where",
+        default="",
+        metavar="CONDITION",
+        help="train on those documents of --vocag-data only that this is true of, such as "
+        "\"language == 'en' and score > 0.5\"; any condition of DuckDB over their metadata",
     )
     add(
         "--vocag-validation-data",

@@ -37,6 +37,7 @@ class Option:
     once: str = ""
 
 
+Condition = Annotated[str, Option("CONDITION")]
 DatasetSource = Annotated[str, Option("OUTPUT", form="positional")]
 Folder = Annotated[str, Option("FOLDER")]
 ModelSource = Annotated[str, Option("MODEL")]

@@ -122,6 +122,7 @@ class StudentData:
                 cache_folder=options.cache_folder,
                 cache_bytes=options.cache_gigabytes << 30,
                 stored_losses=losses,
+                where=options.where if path == options.data else "",
             )
         )
         return self._opened[path]

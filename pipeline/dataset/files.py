@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO, cast
 
 import fsspec
+import numpy as np
 from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
 from pipeline.dataset.reading import read_manifest, read_samples
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_index
 from schemas.manifest import MANIFEST_FILE, Manifest
+from schemas.removed import RemovedDocuments, decode_removed
 
 _REMEDY = "restore it or run beam_jobs.align again"
 _CHUNK_BYTES = 4 << 20
@@ -120,6 +124,31 @@ class Dataset:
             )
         return index
 
+    def removed_of(self, shard_index: int) -> NDArray[np.int64]:
+        """Return the places in a shard's index of documents that must not be read, ascending.
+
+        Raises:
+            DamagedShardError: the list is missing or is not the manifest's.
+        """
+        return self._removed.of_shard(shard_index) if self._removed else np.empty(0, np.int64)
+
+    @cached_property
+    def _removed(self) -> RemovedDocuments | None:
+        record = self.manifest.removed
+        if record is None:
+            return None
+        url = self._url(record.file)
+        try:
+            with fsspec.open(url, "rb") as file:
+                data: bytes = file.read()
+        except FileNotFoundError as error:
+            raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise DamagedShardError(
+                f"{url} is not the list that the manifest names (SHA-256 differs): {_REMEDY}"
+            )
+        return decode_removed(data)
+
     def find_damage(self, *, hashes: bool = False) -> dict[int, DamagedShardError]:
         """Compare every tar with the manifest; return what is wrong by shard number.
 
@@ -190,9 +219,4 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
                 f"{path}: the manifest lists shard {name} {twice[0]} {counts[twice[0]]} times; its "
                 "documents would be read twice: restore the manifest"
             )
-    if manifest.removed is not None:
-        raise DatasetError(
-            f"{path}: {manifest.removed.count} documents are removed, which this release can't "
-            "leave out yet: run vocag compact, or install a later release"
-        )
     return Dataset(location, manifest)

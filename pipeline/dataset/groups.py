@@ -105,6 +105,8 @@ def _count_shard(
         values = values.cast(pa.string())
     columns = {column: getattr(index, column) for column in _SUMS}
     table = pa.table({"value": values, "num_documents": _ones(index), **columns})
+    kept = np.delete(np.arange(len(index)), dataset.removed_of(shard_index))
+    table = table.take(kept)
     names = ["num_documents", *_SUMS]
     grouped = table.group_by("value").aggregate([(column, "sum") for column in names])
     sums = np.stack([grouped.column(f"{column}_sum").to_numpy() for column in names], axis=1)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pipeline.dataset.conventions import choose_conventions
-from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import require_documents, select_documents
 from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
@@ -17,10 +18,9 @@ from pipeline.explore.info import describe_dataset, describe_groups, describe_pl
 from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_mixture_file
 from pipeline.explore.preview import load_previews
 from pipeline.packing.mixture_file import is_mixture
-from pipeline.packing.plan import plan_rows
+from pipeline.packing.plan import plan_chosen_rows
 from pipeline.packing.rules import PackingRules
-from schemas.index import ShardIndex
-from vocag_cli.options import DatasetSource, Option, TokenName, parse_command
+from vocag_cli.options import Condition, DatasetSource, Option, TokenName, parse_command
 
 _EPILOG = """\
 examples:
@@ -36,6 +36,8 @@ examples:
       Rows, padding and steps per epoch, before anything is trained.
   vocag explore plan mixture.toml --seq-length 2048 --figure mixture.svg
       Tokens and epochs of each dataset in each stage of a mixture, with a picture.
+  vocag explore plan aligned --seq-length 2048 --where "language == 'en' and score > 0.5"
+      The same of some documents.
 """
 
 
@@ -121,6 +123,8 @@ class PlanOptions:
             dataset's).
         student_eos: token that stands after a student's document, likewise.
         teacher_context: token that stands before a teacher's text, likewise.
+        where: plan those documents only that this is true of, such as "language == 'en' and score >
+            0.5"; any condition of DuckDB over the metadata.
     """
 
     dataset: DatasetSource
@@ -133,6 +137,7 @@ class PlanOptions:
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
+    where: Condition = ""
 
     def __post_init__(self) -> None:
         """Check that replicas share a step evenly."""
@@ -149,6 +154,10 @@ class PlanOptions:
         for option, value in (("--num-steps", self.num_steps), ("--figure", self.figure)):
             if value is not None and not is_mixture(self.dataset):
                 raise ValueError(f"{option} {value} tells of a mixture: {self.dataset} is none")
+        if self.where and is_mixture(self.dataset):
+            raise ValueError(
+                f"--where {self.where} is of one dataset, and {self.dataset} a mixture of several"
+            )
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"--num-steps {self.num_steps}: it must be at least 1")
 
@@ -182,10 +191,11 @@ class PlanOptions:
         rules = PackingRules.of_dataset(
             manifest, seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length
         )
-        plan = plan_rows(_indices(dataset), rules)
+        selection = select_documents(dataset, self.where)
+        plan = plan_chosen_rows(selection.shards(), rules)
+        require_documents(len(plan), selection)
         return describe_plan(
             plan,
-            dataset.manifest,
             global_batch_size=self.global_batch_size,
             num_replicas=self.replicas,
         )
@@ -217,11 +227,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"explore: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0
-
-
-def _indices(dataset: Dataset) -> Iterator[ShardIndex]:
-    for shard_index in range(len(dataset.manifest.shards)):
-        yield dataset.read_index(shard_index)
 
 
 def _use_colour(choice: str) -> bool:

@@ -57,14 +57,11 @@ def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
         yield remark
 
 
-def describe_plan(
-    plan: RowPlan, manifest: Manifest, *, global_batch_size: int, num_replicas: int
-) -> Iterator[str]:
+def describe_plan(plan: RowPlan, *, global_batch_size: int, num_replicas: int) -> Iterator[str]:
     """Yield the lines of `explore plan`.
 
     Args:
         plan: the dataset's rows.
-        manifest: the dataset's.
         global_batch_size: rows per step.
         num_replicas: student replicas that share a step.
     """
@@ -72,10 +69,11 @@ def describe_plan(
     student, teacher = (int(side.sum()) for side in plan.row_lengths())
     student_padding, teacher_padding = plan.padding()
     steps, dropped = plan.steps_per_epoch(global_batch_size)
-    text_tokens = manifest.totals["num_student_tokens"]
+    student_text, teacher_text = plan.num_text_tokens
     yield from _facts(
         {
             "rows": format_count(num_rows),
+            "student tokens of text": format_count(student_text),
             "student tokens per row": format_count(rules.seq_length),
             "teacher tokens per row": format_count(rules.teacher_seq_length),
             "packing efficiency": (
@@ -93,8 +91,8 @@ def describe_plan(
             ),
             "segments cut without a shared byte boundary": format_count(plan.num_forced_segments),
             "tokens added around texts": (
-                f"{format_count(student - text_tokens)} student, "
-                f"{format_count(teacher - manifest.totals['num_teacher_tokens'])} teacher"
+                f"{format_count(student - student_text)} student, "
+                f"{format_count(teacher - teacher_text)} teacher"
             ),
             "steps per epoch": (
                 f"{format_count(steps)} of {format_count(global_batch_size)} rows, "

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.selection import select_documents
 from pipeline.drawing.charts import Line, line_chart, write_figure
 from pipeline.drawing.formatting import (
     format_count,
@@ -18,7 +19,7 @@ from pipeline.drawing.formatting import (
 from pipeline.packing.mixed_datasets import mixture_rules, open_datasets
 from pipeline.packing.mixture_file import Mixture, read_mixture
 from pipeline.packing.mixture_plan import PERIOD, MixturePlan, Source, plan_mixture
-from pipeline.packing.plan import plan_rows
+from pipeline.packing.plan import plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 
 _BAR_COLUMNS = 24
@@ -147,9 +148,8 @@ def draw_mixture(planned: PlannedMixture, output: Path) -> None:
 
 
 def _source(name: str, dataset: Dataset, rules: PackingRules, max_epochs: int | None) -> Source:
-    shards = range(len(dataset.manifest.shards))
-    plan = plan_rows((dataset.read_index(shard) for shard in shards), rules)
-    return Source(name, len(plan), dataset.manifest.totals["num_student_tokens"], max_epochs)
+    plan = plan_chosen_rows(select_documents(dataset).shards(), rules)
+    return Source(name, len(plan), plan.num_text_tokens[0], max_epochs)
 
 
 def _once_more(plan: MixturePlan) -> int:

@@ -41,8 +41,9 @@ def load_previews(
     key = None if document_id is None else document_key(document_id)
     for shard in range(len(dataset.manifest.shards)):
         index = dataset.read_index(shard, with_names=True)
-        first, last = (0, num_left) if key is None else _find_row(index, key)
-        rows = range(first, min(last, len(index)))
+        kept = np.delete(np.arange(len(index)), dataset.removed_of(shard)).tolist()
+        found = kept[:num_left] if key is None else range(*_find_row(index, key))
+        rows = [row for row in found if row in kept]
         name = dataset.manifest.shards[shard].file
         # A shard without any of them is not opened: a remote one would be asked for in vain.
         for _, sample in dataset.samples(shard, index, documents=rows) if rows else ():

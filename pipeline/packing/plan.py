@@ -20,7 +20,16 @@ from pipeline.packing.kernels import ENDS, FORCED, STARTS, fit_segments, split_d
 from pipeline.packing.rules import Convention, PackingRules
 from schemas.index import ShardIndex
 
-__all__ = ["ENDS", "FORCED", "SEGMENT", "STARTS", "RowPlan", "plan_rows", "split_index"]
+__all__ = [
+    "ENDS",
+    "FORCED",
+    "SEGMENT",
+    "STARTS",
+    "RowPlan",
+    "plan_chosen_rows",
+    "plan_rows",
+    "split_index",
+]
 
 SEGMENT = np.dtype(
     [
@@ -69,6 +78,16 @@ class RowPlan:
         """The most segments in one row."""
         return int(np.diff(self.row_starts).max(initial=0))
 
+    @property
+    def num_text_tokens(self) -> tuple[int, int]:
+        """Student and teacher tokens of the texts in all rows, added tokens not counted."""
+        student, teacher = (
+            self.segments[f"{side}_stop"].sum(dtype=np.int64)
+            - self.segments[f"{side}_start"].sum(dtype=np.int64)
+            for side in ("student", "teacher")
+        )
+        return int(student), int(teacher)
+
     def row_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return student and teacher tokens of each row, int64 [R] each, added tokens included."""
         student, teacher = segment_lengths(self.segments, self.rules)
@@ -111,10 +130,25 @@ def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
     Example:
         >>> plan = plan_rows([decode_index(path, with_names=False) for path in paths], rules)
     """
+    return plan_chosen_rows(((index, None) for index in indices), rules)
+
+
+def plan_chosen_rows(
+    shards: Iterable[tuple[ShardIndex, NDArray[np.bool_] | None]], rules: PackingRules
+) -> RowPlan:
+    """Return the rows of some of a dataset's documents; these keep their numbers in the dataset.
+
+    Args:
+        shards: of each shard its index, and bool [N], the documents to plan; None: all.
+        rules: lengths and conventions.
+
+    Example:
+        >>> plan = plan_chosen_rows(select_documents(dataset, "year > 2020").shards(), rules)
+    """
     counts: list[int] = []
     windows: list[_Window] = []
     pending = np.empty(0, SEGMENT)
-    for segments, num_documents in _split(indices, rules):
+    for segments, num_documents in _split(shards, rules):
         counts.append(num_documents)
         full, pending = _cut_windows(np.concatenate([pending, segments]), rules)
         windows += [_pack_window(window, rules) for window in full]
@@ -182,14 +216,16 @@ class _Window:
 
 
 def _split(
-    indices: Iterable[ShardIndex], rules: PackingRules
+    shards: Iterable[tuple[ShardIndex, NDArray[np.bool_] | None]], rules: PackingRules
 ) -> Iterator[tuple[NDArray[np.void], int]]:
     """Yield each shard's segments in document order, and its number of documents."""
     first_document = 0
-    for index in indices:
+    for index, kept in shards:
         segments = split_index(
             index, student_room=rules.student_room, teacher_room=rules.teacher_room
         )
+        if kept is not None:
+            segments = segments[kept[segments["document"]]]
         first_document += len(index)
         if first_document >= 1 << 32:
             raise ValueError(f"{first_document} documents exceed 2**32: split the dataset")

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.packing.plan import RowPlan, plan_rows
+from pipeline.dataset.selection import Kept, Selection, require_documents, select_documents
+from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
 
@@ -60,7 +62,7 @@ _PLANS_FOLDER = "plans"
 
 
 def load_plan(
-    dataset: Dataset, rules: PackingRules, *, cache_folder: Path
+    dataset: Dataset, rules: PackingRules, *, cache_folder: Path, where: str = ""
 ) -> tuple[RowPlan, SampleTable]:
     """Return a dataset's plan, memory-mapped, and plan it first where that was not done yet.
 
@@ -69,25 +71,31 @@ def load_plan(
         rules: lengths and conventions.
         cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
             in the dataset's folder under `plans/`.
+        where: plan those documents only that this is true of, see `pipeline.dataset.selection`.
 
     Raises:
+        WhereError: of none, or it can't be understood.
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:
         >>> plan, samples = load_plan(open_dataset("OUTPUT"), rules, cache_folder=Path("cache"))
     """
-    folder = plan_folder(dataset, rules, cache_folder=cache_folder)
+    folder = plan_folder(dataset, rules, cache_folder=cache_folder, where=where)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.exists():
-                _plan(dataset, rules, folder)
+                _plan(select_documents(dataset, where), rules, folder)
     return _load(folder, rules)
 
 
-def plan_folder(dataset: Dataset, rules: PackingRules, *, cache_folder: Path) -> Path:
+def plan_folder(
+    dataset: Dataset, rules: PackingRules, *, cache_folder: Path, where: str = ""
+) -> Path:
     """Return where a plan lies or would lie."""
     name = f"{dataset.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
+    if where.strip():
+        name += f"-{sha256(where.strip().encode()).hexdigest()[:16]}"
     beside = Path(dataset.location) / _PLANS_FOLDER
     if dataset.is_local and (
         (beside / name).exists()
@@ -97,10 +105,11 @@ def plan_folder(dataset: Dataset, rules: PackingRules, *, cache_folder: Path) ->
     return cache_folder / _PLANS_FOLDER / name
 
 
-def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
+def _plan(selection: Selection, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
-    indices = _Indices(dataset)
-    plan = plan_rows(indices, rules)
+    indices = _Indices(selection)
+    plan = plan_chosen_rows(indices, rules)
+    require_documents(len(plan), selection)
     student_padding, teacher_padding = plan.padding()
     logger.info(
         "planned %d rows of %d documents in %.1f s: %.2f %% student padding, %.2f %% teacher "
@@ -114,8 +123,9 @@ def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
     )
     arrays = indices.sample_columns() | {name: getattr(plan, name) for name in _PLAN_ARRAYS}
     about = {
-        "fingerprint": dataset.manifest.fingerprint,
+        "fingerprint": selection.dataset.manifest.fingerprint,
         "rules": asdict(rules),
+        "where": selection.where,
         "num_rows": len(plan),
     }
     _write(folder, arrays, about)
@@ -124,18 +134,17 @@ def _plan(dataset: Dataset, rules: PackingRules, folder: Path) -> None:
 class _Indices:
     """A dataset's indices, read one by one; of each only what reading samples needs is kept."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
         self._kept: list[dict[str, NDArray[np.integer]]] = []
 
-    def __iter__(self) -> Iterator[ShardIndex]:
-        """Read each index in the manifest's order."""
+    def __iter__(self) -> Iterator[tuple[ShardIndex, Kept]]:
+        """Read each index in the manifest's order, and which of its documents are wanted."""
         self._kept.clear()
-        for shard_index in range(len(self._dataset.manifest.shards)):
-            index = self._dataset.read_index(shard_index)
+        for index, chosen in self._selection.shards():
             kept = {name: getattr(index, name).astype(to) for name, to in _SAMPLE_COLUMNS.items()}
             self._kept.append(kept)
-            yield index
+            yield index, chosen
 
     def sample_columns(self) -> dict[str, NDArray[np.integer]]:
         """Return what was kept of the indices that were read, by column."""

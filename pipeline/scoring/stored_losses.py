@@ -164,7 +164,7 @@ def open_stored_losses(
     scores = find_scores(source, dataset.location)
     require_dataset(scores, dataset.manifest)
     _require_complete(scores)
-    _require_contexts(scores, plan)
+    _require_contexts(scores, dataset, plan)
     return StoredLosses(scores, dataset, plan, cache)
 
 
@@ -281,8 +281,12 @@ def _require_complete(scores: ScoreFiles) -> None:
             )
 
 
-def _require_contexts(scores: ScoreFiles, plan: RowPlan) -> None:
-    """Check that each token was scored with the context that the plan's rows give it."""
+def _require_contexts(scores: ScoreFiles, dataset: Dataset, plan: RowPlan) -> None:
+    """Check that each token was scored with the context that the plan's rows give it.
+
+    A plan of some documents only is without the contexts of the others; where digests differ the
+    shard's index tells how all of them would be split.
+    """
     scored, rows = ContextRule.from_json(scores.manifest.rule.context), plan.rules
     online = ContextRule.of_rows(rows)
     for name in ("first_token_id", "continued_token_id"):
@@ -295,7 +299,10 @@ def _require_contexts(scores: ScoreFiles, plan: RowPlan) -> None:
             )
     if scored.first_token_id is not None and scored.continued_token_id is not None:
         _require_all_losses(scores)
-    for record, context in zip(scores.manifest.sidecars, plan_contexts(plan), strict=True):
+    shards = zip(scores.manifest.sidecars, plan_contexts(plan), strict=True)
+    for shard_index, (record, context) in enumerate(shards):
+        if record.context_sha256 != context:
+            context = online.pieces(dataset.read_index(shard_index)).context_sha256
         if record.context_sha256 != context:
             raise ForeignLossesError(
                 f"{scores.path} was scored for {scored.describe()}, which splits "

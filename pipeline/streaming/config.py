@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset
+from pipeline.packing.mixture_file import is_mixture
 from pipeline.packing.rules import Convention, PackingRules
 from pipeline.streaming.damage import OnDamage
 from schemas.manifest import Manifest
@@ -39,6 +40,8 @@ class StreamConfig:
         window_rows: rows packed together, see `PackingRules`.
         stored_losses: losses that `beam_jobs.score` has stored: a score manifest, or the name of
             a teacher; None leaves them out of the rows.
+        where: read those documents only that this is true of, such as "language == 'en' and score >
+            0.5", see `pipeline.dataset.selection`; "" reads all. Not of a mixture.
     """
 
     path: str
@@ -60,12 +63,17 @@ class StreamConfig:
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
     stored_losses: str | None = None
+    where: str = ""
 
     def __post_init__(self) -> None:
         """Check the counts."""
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is below 1")
+        if self.where.strip() and is_mixture(self.path):
+            raise ValueError(
+                f"where {self.where} is of one dataset, and {self.path} a mixture of several"
+            )
         for convention, names in (
             ("student", ("student_bos", "student_eos")),
             ("teacher", ("teacher_context",)),

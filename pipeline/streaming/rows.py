@@ -99,9 +99,9 @@ class AlignedRows(TorchDataset[Rows]):
         """
         self.dataset = dataset = open_dataset(config.path)
         self.manifest = config.choose_conventions(dataset)
-        rules = config.rules(self.manifest)
+        rules, where = config.rules(self.manifest), config.where.strip()
         self.config = config
-        self.plan, table = load_plan(dataset, rules, cache_folder=config.cache_folder)
+        self.plan, table = load_plan(dataset, rules, cache_folder=config.cache_folder, where=where)
         self.layout = RowLayout(
             rules.seq_length,
             rules.teacher_seq_length,
@@ -110,12 +110,15 @@ class AlignedRows(TorchDataset[Rows]):
         )
         self.order = order_rows(
             self.plan,
-            f"{dataset.manifest.fingerprint} {rules.fingerprint}",
+            " ".join(filter(None, (dataset.manifest.fingerprint, rules.fingerprint, where))),
             seed=config.seed,
             shuffle_shards=config.shuffle_shards,
         )
         self.samples_per_epoch = whole_batches(len(self.plan), config.global_batch_size)
-        self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
+        if where or self.manifest.removed is not None:
+            self.num_student_tokens, _ = self.plan.num_text_tokens
+        else:
+            self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, dataset, rules))
         cache = _shard_cache(config, dataset, self.order)
         self._reader = SampleReader(dataset, table, cache)
@@ -198,6 +201,7 @@ class AlignedRows(TorchDataset[Rows]):
             shuffle_shards=self.config.shuffle_shards,
             samples_per_epoch=self.samples_per_epoch,
             consumed_samples=consumed_samples,
+            where=self.config.where.strip(),
         )
 
     def restore(self, saved: StreamState) -> int:
@@ -317,7 +321,7 @@ def whole_batches(num_rows: int, global_batch_size: int) -> int:
 
 
 def _quarantine_file(config: StreamConfig, dataset: Dataset, rules: PackingRules) -> Path:
-    beside = plan_folder(dataset, rules, cache_folder=config.cache_folder)
+    beside = plan_folder(dataset, rules, cache_folder=config.cache_folder, where=config.where)
     return config.quarantine_file or beside.with_suffix(".quarantine.jsonl")
 
 

@@ -1,6 +1,6 @@
 """What a checkpoint must remember of the data, and when it may go on."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 class StreamMismatchError(ValueError):
@@ -21,6 +21,7 @@ class StreamState:
         samples_per_epoch: rows of an epoch in whole global batches; 0 in a mixture, whose datasets
             give all rows of their epochs.
         consumed_samples: samples that the run has used, over all epochs.
+        where: which documents are read, "" for all.
     """
 
     fingerprint: str
@@ -31,6 +32,7 @@ class StreamState:
     shuffle_shards: int
     samples_per_epoch: int
     consumed_samples: int
+    where: str = ""
 
     def require_same_run(self, saved: "StreamState", *, global_batch_size: int) -> None:
         """Check that a saved state continues in this one.
@@ -38,12 +40,12 @@ class StreamState:
         Raises:
             StreamMismatchError: with what differs, both values and the remedy.
         """
-        for entry in fields(self):
-            now, then = getattr(self, entry.name), getattr(saved, entry.name)
-            if now != then and entry.name != "consumed_samples":
+        for name, remedy in _REMEDIES.items():
+            now, then = getattr(self, name), getattr(saved, name)
+            if now != then:
                 raise StreamMismatchError(
-                    f"the checkpoint was made with {entry.name} {then}, this run has {now}: "
-                    f"{_REMEDIES[entry.name]}"
+                    f"the checkpoint was made with {name} {_told(then)}, this run has "
+                    f"{_told(now)}: {remedy}"
                 )
         if saved.consumed_samples % global_batch_size:
             raise StreamMismatchError(
@@ -53,6 +55,10 @@ class StreamState:
             )
 
 
+def _told(value: str | int) -> str:
+    return "nothing" if value == "" else str(value)
+
+
 _REMEDIES = {
     "fingerprint": "name the dataset or mixture that the run was started with, or start a new run",
     "seq_length": "use the run's seq_length, or start a new run",
@@ -60,5 +66,6 @@ _REMEDIES = {
     "rules": "use the run's conventions and window_rows, or start a new run",
     "seed": "use the run's seed",
     "shuffle_shards": "use the run's shuffle_shards",
+    "where": "use the run's own condition, or start a new run",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pipeline.packing.mixture_file import is_mixture
 from pipeline.streaming import StreamConfig
 from pipeline.training.method import NEED_LOSSES, Method
-from vocag_cli.options import ModelSource, Option, TokenName
+from vocag_cli.options import Condition, ModelSource, Option, TokenName
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -33,6 +33,8 @@ class TrainConfig:
         student_bos: token before a student's text, its id, or none; by default the dataset's.
         student_eos: token after a student's document, likewise.
         teacher_context: token before a teacher's text, likewise.
+        where: train on those documents only that this is true of, such as "language == 'en' and
+            score > 0.5"; any condition of DuckDB over the data's metadata.
         num_epochs: how often the data may be read; a mixture says so itself.
         num_workers: processes that read ahead.
         method: how the loss is made.
@@ -70,6 +72,7 @@ class TrainConfig:
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
+    where: Condition = ""
     num_epochs: int = 1
     num_workers: int = 0
     method: Method = field(default_factory=Method)
@@ -144,6 +147,7 @@ class TrainConfig:
             student_eos=self.student_eos,
             teacher_context=self.teacher_context,
             seed=self.seed,
+            where=self.where,
         )
 
     def _check_teacher(self) -> None:

@@ -57,7 +57,8 @@ def bits_per_byte(
         ValueError: the first token of a text has no loss.
     """
     # The held-out set may have another teacher.
-    stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None)
+    # Neither a teacher nor a condition on the training data's fields concerns it.
+    stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None, where="")
     rows = AlignedRows(replace(stream, student=convention, student_bos=None, student_eos=None))
     if convention.first_token_id is None:
         raise ValueError(f"{path}: without a context token the first token has no loss")

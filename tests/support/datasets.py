@@ -1,7 +1,7 @@
 """Small real datasets, built with the library itself, for tests to read and to damage."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +23,8 @@ from schemas.manifest import (
     MANIFEST_FILE,
     DeadLetterRecord,
     Manifest,
+    MetadataColumn,
+    MetadataType,
     TokenizerRecord,
     encode_manifest,
 )
@@ -62,6 +64,8 @@ def build_dataset(
     name: str = "docs",
     dead_letters: Sequence[tuple[str, str]] = (("lost-1", "empty_text"),),
     configuration: dict[str, Any] | None = None,
+    metadata: Mapping[str, MetadataType] | None = None,
+    values: Callable[[str], tuple[Any, ...]] = lambda _: (),
 ) -> Manifest:
     """Write a complete dataset and return its manifest.
 
@@ -75,6 +79,8 @@ def build_dataset(
         name: the shards' prefix.
         dead_letters: (document id, reason) pairs.
         configuration: goes into the manifest.
+        metadata: type of each field of the documents' metadata.
+        values: of these fields by a document's id.
 
     Example:
         >>> build_dataset(tmp_path).totals["num_documents"]
@@ -82,13 +88,14 @@ def build_dataset(
     """
     folder.mkdir(parents=True, exist_ok=True)
     student, teacher = student or byte_level(400), teacher or byte_level(480)
-    documents = [SourceDocument(i, text.encode()) for i, text in texts or make_texts(24)]
+    columns = tuple(MetadataColumn(*entry) for entry in (metadata or {}).items())
+    documents = [SourceDocument(i, text.encode(), values(i)) for i, text in texts or make_texts(24)]
     records, statistics = [], []
     for number in range(num_shards):
         stem = f"{name}-{number:06d}-of-{num_shards:06d}"
         own = [d for d in documents if int(document_key(d.document_id), 16) % num_shards == number]
         own.sort(key=lambda document: document_key(document.document_id))
-        written = _write_shard(folder / f"{stem}.tar", own, student, teacher, keep_text)
+        written = _write_shard(folder / f"{stem}.tar", own, student, teacher, keep_text, columns)
         index = encode_index(written.index)
         (folder / f"{stem}.index.parquet").write_bytes(index)
         records.append(shard_record(written, f"{stem}.tar", f"{stem}.index.parquet", index))
@@ -101,6 +108,7 @@ def build_dataset(
         dead_letters=_write_dead_letters(folder, dead_letters),
         configuration={"keep_text": keep_text} if configuration is None else configuration,
         statistics=AlignmentStatistics.merge(statistics).to_json(),
+        metadata=columns,
     )
     (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
     return manifest
@@ -165,9 +173,10 @@ def _write_shard(
     student: Tokenizer,
     teacher: Tokenizer,
     keep_text: bool,
+    metadata: Sequence[MetadataColumn],
 ) -> WrittenShard:
     with path.open("wb") as file:
-        writer = ShardWriter(file, keep_text=keep_text)
+        writer = ShardWriter(file, keep_text=keep_text, metadata=metadata)
         writer.add(align_batch(documents, student, teacher))
         return writer.close()
 

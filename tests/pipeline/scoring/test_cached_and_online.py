@@ -11,6 +11,7 @@ import torch
 
 from pipeline.guidance import aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.packing.plan import ENDS, STARTS
 from pipeline.packing.rules import Convention
 from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
@@ -299,3 +300,16 @@ def test_a_teacher_that_changed_is_another_teacher(copied: Path) -> None:
     assert score_arguments(copied)[2] == str(copied / "teacher")
     run_score(copied)
     assert len(list((copied / "data").glob("teacher-*.json"))) == before + 1
+
+
+def test_losses_of_all_documents_serve_some_of_them(world: Path) -> None:
+    """Without the long ones a shard has fewer contexts; those that are left are the same."""
+    pytest.importorskip("duckdb")
+    whole, some = open_rows(world), open_rows(world, where=f"num_student_tokens < {SEQ_LENGTH}")
+    assert some.plan.segments["flags"].min() == STARTS | ENDS
+    assert whole.plan.segments["flags"].min() < STARTS | ENDS
+    batch = all_rows(some)
+    has_context = batch["teacher_position_ids"] > 0
+    is_text = has_context & (batch["teacher_input_ids"] != 0)
+    assert is_text.sum() > SEQ_LENGTH
+    assert not batch["teacher_losses"][is_text].isnan().any()

@@ -1,0 +1,228 @@
+"""Which documents a run reads: those that are not removed and, with `where`, those it is true of.
+
+`where` is a condition in DuckDB's SQL over the index's columns: a field of the metadata by its
+name, in double quotes where it holds dots, or by its last part where that is no other's; and the
+counts. A condition that is null, as a comparison with a missing value is, is not true.
+
+DuckDB and not pyarrow: pyarrow reads no expression from text, and what people know is SQL.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.dataset.files import Dataset
+from schemas.index import METADATA_TYPES, ShardIndex
+from schemas.manifest import Manifest
+
+Kept = NDArray[np.bool_] | None
+"""bool [N], the documents of a shard to read; None: all of them."""
+
+_COUNTS = {
+    "num_text_bytes": pa.int64(),
+    "num_student_tokens": pa.int64(),
+    "num_teacher_tokens": pa.int64(),
+}
+_NAMED = {"document_id": pa.string(), "num_mapped": pa.int64(), "byte_iou_sum": pa.float32()}
+"""Columns that are read with names only."""
+
+_PLACE = "place in the index"
+_LITERALS = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_ALONE: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoload_known_extensions": "false",
+    "threads": "1",
+}
+
+
+class WhereError(ValueError):
+    """A condition can't be understood, or is true of no document."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The documents of a dataset that are read.
+
+    Attributes:
+        dataset: the dataset.
+        where: a condition that was checked, "" for none.
+    """
+
+    dataset: Dataset
+    where: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is every document in the shards."""
+        return not self.where and self.dataset.manifest.removed is None
+
+    def shards(self) -> Iterator[tuple[ShardIndex, Kept]]:
+        """Yield each shard's index, all documents in it, and which of them are read.
+
+        Example:
+            >>> list(select_documents(dataset).shards())[0][1] is None  # doctest: +SKIP
+            True
+        """
+        for shard_index in range(len(self.dataset.manifest.shards)):
+            yield self.read(shard_index)
+
+    def read(self, shard_index: int) -> tuple[ShardIndex, Kept]:
+        """Return one shard's index, all documents in it, and which of them are read.
+
+        Raises:
+            DamagedShardError: the index, or the list of what is removed, is damaged.
+        """
+        fields, with_names = self._needed
+        index = self.dataset.read_index(shard_index, with_names=with_names, metadata=fields)
+        removed = self.dataset.removed_of(shard_index)
+        if not self.where and not len(removed):
+            return index, None
+        kept = np.ones(len(index), np.bool_) if not self.where else self._match(index)
+        kept[removed] = False
+        return index, kept
+
+    @cached_property
+    def _needed(self) -> tuple[list[str], bool]:
+        """The fields that the condition names, perhaps more, and whether names are needed."""
+        manifest, where = self.dataset.manifest, self.where.lower()
+        fields = [
+            entry.name
+            for entry in manifest.metadata
+            if entry.name.rpartition(".")[2].lower() in where
+        ]
+        return fields, any(name in where for name in _NAMED)
+
+    def _match(self, index: ShardIndex) -> NDArray[np.bool_]:
+        columns = {name: index.metadata[name] for name in self._needed[0]}
+        table = _table(self.dataset.manifest, columns, index)
+        table = table.append_column(_PLACE, pa.array(np.arange(len(index))))
+        places = _Query(table).filter(self.where)
+        kept = np.zeros(len(index), np.bool_)
+        kept[places] = True
+        return kept
+
+
+def select_documents(dataset: Dataset, where: str = "") -> Selection:
+    """Return what is read of a dataset.
+
+    Args:
+        dataset: the dataset.
+        where: a condition, "" for every document that is not removed.
+
+    Raises:
+        WhereError: no condition, an unknown column, or types that can't be compared; it lists the
+            columns that there are.
+
+    Example:
+        >>> select_documents(dataset, "language == 'en' and score > 0.5")  # doctest: +SKIP
+    """
+    where = where.strip()
+    if where:
+        _require_condition(dataset.manifest, where)
+    return Selection(dataset, where)
+
+
+def require_documents(num_documents: int, selection: Selection) -> None:
+    """Check that something is read.
+
+    Raises:
+        WhereError: the condition is true of no document.
+    """
+    if num_documents or selection.is_whole:
+        return
+    location, where = selection.dataset.location, selection.where
+    if where:
+        raise WhereError(
+            f"no document of {location} is left where {where}; {_told(selection.dataset.manifest)}"
+        )
+    raise WhereError(f"no document of {location} is left: all are removed")
+
+
+class _Query:
+    """One table, asked by conditions; nothing else can be reached from them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        try:
+            import duckdb
+        except ModuleNotFoundError as error:
+            raise WhereError("where needs DuckDB: pip install 'vocag[where]'") from error
+        self.errors: type[Exception] = duckdb.Error
+        self._duckdb = duckdb
+        self._connection = duckdb.connect(config=_ALONE)
+        self._relation = self._connection.from_arrow(table)
+
+    def type_of(self, where: str) -> str:
+        return str(self._relation.project(self._duckdb.SQLExpression(where)).types[0])
+
+    def filter(self, where: str) -> NDArray[np.int64]:
+        found = self._relation.filter(self._duckdb.SQLExpression(where))
+        places: NDArray[np.int64] = found.project(f'"{_PLACE}"').fetchnumpy()[_PLACE]
+        return places
+
+    def unstable_functions(self) -> set[str]:
+        query = "SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'"
+        return {name for (name,) in self._connection.sql(query).fetchall()}
+
+
+def _require_condition(manifest: Manifest, where: str) -> None:
+    table = _table(manifest, {}, None)
+    query = _Query(table.append_column(_PLACE, pa.array([], pa.int64())))
+    try:
+        kind = query.type_of(where)
+        query.filter(where)
+    except query.errors as error:
+        problem = str(error).partition("\n")[0]
+        raise WhereError(f"where {where}: {problem}; {_told(manifest)}") from error
+    if kind != "BOOLEAN":
+        raise WhereError(f"where {where}: it is a value of type {kind}, no condition")
+    words = {word.lower() for word in _WORD.findall(_LITERALS.sub(" ", where))}
+    unstable = words & query.unstable_functions() - {name.lower() for name in table.column_names}
+    if unstable:
+        raise WhereError(
+            f"where {where}: {min(unstable)} is not the same each time, and so would be the rows"
+        )
+
+
+def _table(
+    manifest: Manifest, columns: Mapping[str, pa.ChunkedArray], index: ShardIndex | None
+) -> pa.Table:
+    """Return the columns that conditions know, of no rows without an index."""
+    values: dict[str, Any] = {}
+    for name, kind in (_COUNTS | _NAMED).items():
+        given = getattr(index, name) if index is not None else ()
+        if index is not None and len(given) != len(index):  # not read, or unknown in version 1
+            values[name] = pa.nulls(len(index), kind)
+        else:
+            values[name] = pa.array(given, kind)
+    for entry in manifest.metadata:
+        kind = METADATA_TYPES[entry.type]
+        missing = pa.nulls(len(index) if index is not None else 0, kind)
+        values[entry.name] = columns.get(entry.name, missing)
+    for short, name in _short_names(manifest).items():
+        values[short] = values[name]
+    return pa.table(values)
+
+
+def _short_names(manifest: Manifest) -> dict[str, str]:
+    """Return the fields with dots by their last parts, where these name nothing else."""
+    names = [entry.name for entry in manifest.metadata]
+    taken = {name.lower() for name in (*names, *_COUNTS, *_NAMED)}
+    lasts = [name.rpartition(".")[2].lower() for name in names]
+    return {
+        name.rpartition(".")[2]: name
+        for name, last in zip(names, lasts, strict=True)
+        if last not in taken and lasts.count(last) == 1
+    }
+
+
+def _told(manifest: Manifest) -> str:
+    fields = [f'"{entry.name}" ({entry.type})' for entry in manifest.metadata]
+    columns = ", ".join([*fields, *_COUNTS, *_NAMED])
+    return f"the columns are {columns}"

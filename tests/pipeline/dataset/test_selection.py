@@ -1,0 +1,151 @@
+"""Which documents a condition is true of, and what it says where it can't be understood."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.groups import count_by
+from pipeline.dataset.selection import WhereError, select_documents
+from pipeline.explore.command import main as explore
+from schemas.errors import DamagedShardError
+from schemas.manifest import MANIFEST_FILE, MetadataType, RemovedRecord, encode_manifest
+from schemas.removed import RemovedDocuments, encode_removed
+from tests.support.datasets import build_dataset
+
+pytest.importorskip("duckdb")
+
+METADATA: dict[str, MetadataType] = {
+    "source": "string",
+    "meta.score": "float64",
+    "year": "int64",
+    "meta.year": "int64",
+    "good": "bool",
+}
+
+
+def values(document_id: str) -> tuple[Any, ...]:
+    """Return the metadata of document `doc-0-N`, a function of N with some of it missing."""
+    number = int(document_id.rpartition("-")[2])
+    return (
+        ("web", "math", None)[number % 3],
+        None if number % 5 == 0 else number / 24,
+        2000 + number,
+        -number,
+        number % 2 == 0,
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("selected")
+    build_dataset(folder, metadata=METADATA, values=values)
+    return open_dataset(str(folder))
+
+
+def chosen(dataset: Dataset, where: str) -> set[int]:
+    """Return the numbers of the documents that are read."""
+    selection, found = select_documents(dataset, where), set()
+    for shard, (_, kept) in enumerate(selection.shards()):
+        names = dataset.read_index(shard, with_names=True).document_id
+        wanted = range(len(names)) if kept is None else np.flatnonzero(kept).tolist()
+        found |= {int(names[place].rpartition("-")[2]) for place in wanted}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("", lambda n: True),
+        ("source == 'web'", lambda n: n % 3 == 0),
+        ("source = 'web' and score > 0.5", lambda n: n % 3 == 0 and n % 5 and n > 12),
+        ('"meta.score" <= 0.5 or source is null', lambda n: (n % 5 and n <= 12) or n % 3 == 2),
+        ("not good", lambda n: n % 2),
+        ("YEAR >= 2010 and \"meta.year\" > -12", lambda n: 10 <= n < 12),
+        ("source in ('math', 'code')", lambda n: n % 3 == 1),
+        ("source like 'm%'", lambda n: n % 3 == 1),
+        ("document_id = 'doc-0-7'", lambda n: n == 7),
+        ("source <> 'random()'", lambda n: n % 3 < 2),
+    ],
+)  # fmt: skip
+def test_what_a_condition_is_true_of(dataset: Dataset, where: str, expected: Any) -> None:
+    assert chosen(dataset, where) == {number for number in range(24) if expected(number)}
+
+
+def test_counts_and_quality_are_columns(dataset: Dataset) -> None:
+    both = [chosen(dataset, f"num_student_tokens {sign} 100") for sign in ("<", ">=")]
+    assert both[0] | both[1] == set(range(24))
+    assert all(both)
+    assert not both[0] & both[1]
+    assert chosen(dataset, "byte_iou_sum <= num_mapped") == set(range(24))
+    assert chosen(dataset, "num_teacher_tokens <= num_text_bytes") == set(range(24))
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("scor > 1", r'column "scor" not found.*"source" \(string\), "meta.score" \(float64\)'),
+        ("source > 3", r"Cannot compare values of type VARCHAR and type INTEGER.*the columns are"),
+        ("source ==", r"syntax error"),
+        ("year", r"it is a value of type BIGINT, no condition"),
+        ("random() < 0.5", r"random is not the same each time"),
+        ("current_date > '2024-01-01'", r"current_date is not the same"),
+        ("sum(year) > 3", r"cannot contain aggregates"),
+        ("source = (select column0 from read_csv('/etc/hostname'))", r"Cannot access file"),
+        ("true); drop table x; select (true", r"Parser Error"),
+    ],
+)
+def test_what_can_not_be_understood(dataset: Dataset, where: str, message: str) -> None:
+    with pytest.raises(WhereError, match=message):
+        select_documents(dataset, where)
+
+
+def test_a_condition_true_of_nothing(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", dataset.location, "--seq-length", "64"]
+    assert explore([*plan, "--where", "year > 3000"]) == 2
+    assert "is left where year > 3000; the columns are" in capsys.readouterr().err
+    assert explore([*plan, "--where", "year > 2020"]) == 0
+    some = capsys.readouterr().out
+    assert explore(plan) == 0
+    assert some != capsys.readouterr().out
+
+
+def remove(dataset: Dataset, folder: Path, shard: list[int], document: list[int]) -> Dataset:
+    """Return the dataset less some documents."""
+    data = encode_removed(RemovedDocuments(np.array(shard), np.array(document)))
+    (folder / "removed-g001.parquet").write_bytes(data)
+    record = RemovedRecord("removed-g001.parquet", sha256(data).hexdigest(), len(shard))
+    manifest = dataset.manifest
+    body = {entry: getattr(manifest, entry) for entry in manifest.__dataclass_fields__}
+    changed = type(manifest)(**body | {"removed": record})
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(changed))
+    return open_dataset(str(folder))
+
+
+def test_removed_documents_are_left_out(tmp_path: Path) -> None:
+    build_dataset(tmp_path, metadata=METADATA, values=values)
+    whole = open_dataset(str(tmp_path))
+    names = whole.read_index(1, with_names=True).document_id
+    rest = remove(whole, tmp_path, [1, 1], [0, 2])
+    gone = {int(names[place].rpartition("-")[2]) for place in (0, 2)}
+    assert chosen(rest, "") == set(range(24)) - gone
+    assert chosen(rest, "good") == set(range(0, 24, 2)) - gone
+    assert sum(group.num_documents for group in count_by(rest, "good")) == 22
+    assert select_documents(rest).read(0)[1] is None
+    (tmp_path / "removed-g001.parquet").write_bytes(b"altered")
+    with pytest.raises(DamagedShardError, match="is not the list that the manifest names"):
+        chosen(open_dataset(str(tmp_path)), "")
+    (tmp_path / "removed-g001.parquet").unlink()
+    with pytest.raises(DamagedShardError, match=r"removed-g001\.parquet is missing"):
+        chosen(open_dataset(str(tmp_path)), "")
+
+
+def test_a_list_out_of_order_is_refused(tmp_path: Path) -> None:
+    build_dataset(tmp_path)
+    for shard, document in (([1, 0], [0, 0]), ([0, 0], [3, 3])):
+        altered = remove(open_dataset(str(tmp_path)), tmp_path, shard, document)
+        with pytest.raises(DamagedShardError, match="not in order, or one is there twice"):
+            altered.removed_of(0)
