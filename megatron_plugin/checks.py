@@ -170,22 +170,21 @@ def require_teacher(
         remedy="lower --seq-length or the teacher's",
     )
     shape.require_window(seq_length, what="teacher")
-    require_own_tokenizer(folder, manifest, data=data, side="teacher")
+    require_own_tokenizer(folder, data=data, side="teacher")
 
 
-def require_own_tokenizer(folder: Path, manifest: Manifest, *, data: str, side: Side) -> None:
+def require_own_tokenizer(folder: Path, *, data: str, side: Side) -> None:
     """Check that a model's folder holds the tokenizer of one side of a dataset, or none.
 
     Args:
         folder: the model's.
-        manifest: the dataset's.
         data: the dataset.
         side: which of its two models this is.
 
     Raises:
         ForeignTokenizerError: it holds another.
     """
-    require_tokenizer(folder, open_any(data).location, manifest, side=side)
+    require_tokenizer(folder, open_any(data), side=side)
 
 
 def _require_same_tokenizers(path: str, manifest: Manifest) -> None:

@@ -156,7 +156,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             api_key=api_key(),
         )
         if not job.allow_untrained:
-            probe = probe_tokens(dataset.location, dataset.manifest)
+            probe = probe_tokens(dataset)
             require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
         return ReadyTeacher(engine, dataset, context, engine.matmul_rate())
 

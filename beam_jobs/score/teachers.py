@@ -11,6 +11,7 @@ from beam_jobs.errors import OptionsError
 from beam_jobs.runs import run_folder_of
 from beam_jobs.score.engine_options import api_key
 from beam_jobs.score.options import Dtype, ScoreOptions
+from pipeline.dataset.files import Dataset
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.settings import EngineSettings, TransformersSettings
 from pipeline.scoring.fit import require_tokenizer
@@ -55,7 +56,7 @@ def find_job_teacher(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
         case "vllm":
             return _in_vllm(options, manifest)
     files = find_teacher(options.teacher)
-    require_tokenizer(files.path, options.output, manifest, side="teacher")
+    require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
     settings = TransformersSettings(options.device, options.batch_tokens, options.threads)
     return JobTeacher(options.teacher, files.sha256, None, settings)
 
@@ -157,7 +158,7 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
     digest = sha256(f"served:{chosen.model}".encode()).hexdigest()
     if options.teacher:
         files = find_teacher(options.teacher)
-        require_tokenizer(files.path, options.output, manifest, side="teacher")
+        require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
         digest, weights_of = files.sha256, "files"
     settings = chosen.served_settings()
     engine = connect(
@@ -199,7 +200,7 @@ def _in_vllm(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
             "--engine vllm needs vLLM where the job starts and on its workers: pip install vllm"
         ) from error
     files = find_teacher(options.teacher)
-    require_tokenizer(files.path, options.output, manifest, side="teacher")
+    require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
     settings = options.engine.vllm_settings()
     record = EngineRecord("vllm", "", version, settings.quantization, "", "files")
     return JobTeacher(options.teacher, files.sha256, record, settings)

@@ -143,9 +143,7 @@ class StudentRun:
         weights = open_weights(source)
         require_model(args, weights.shape)
         weights.shape.require_window(args.seq_length, what="student")
-        checks.require_own_tokenizer(
-            weights.folder, self._manifest, data=self._options.data, side="student"
-        )
+        checks.require_own_tokenizer(weights.folder, data=self._options.data, side="student")
         return weights
 
     def _load_student(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:

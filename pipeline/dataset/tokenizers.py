@@ -8,9 +8,10 @@ from tempfile import TemporaryDirectory
 
 import fsspec
 
+from pipeline.dataset.files import Dataset
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.errors import ForeignTokenizerError
-from schemas.manifest import Manifest, TokenizerRecord
+from schemas.manifest import TokenizerRecord
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,8 @@ class DatasetTokenizers:
     teacher: Tokenizer
 
 
-def load_dataset_tokenizers(folder: str, manifest: Manifest) -> DatasetTokenizers:
+def load_dataset_tokenizers(dataset: Dataset) -> DatasetTokenizers:
     """Load a dataset's own copies of its tokenizers, once per process.
-
-    Args:
-        folder: the dataset's folder or URL.
-        manifest: the dataset's.
 
     Raises:
         ForeignTokenizerError: a copy is not the file that the manifest names.
@@ -34,12 +31,12 @@ def load_dataset_tokenizers(folder: str, manifest: Manifest) -> DatasetTokenizer
         OSError: a copy can't be read.
 
     Example:
-        >>> load_dataset_tokenizers("aligned", manifest).student.token_bytes(278)
+        >>> load_dataset_tokenizers(open_dataset("aligned")).student.token_bytes(278)
         b' the'
     """
     return DatasetTokenizers(
-        load_dataset_tokenizer(folder, manifest.student),
-        load_dataset_tokenizer(folder, manifest.teacher),
+        load_dataset_tokenizer(dataset.location, dataset.manifest.student),
+        load_dataset_tokenizer(dataset.location, dataset.manifest.teacher),
     )
 
 

@@ -92,7 +92,7 @@ def _shown_tokens(
         text = document.text
         student, teacher = (ShownTokens.of_text(text, *side) for side in sides)
         return student, teacher
-    tokenizers = load_dataset_tokenizers(dataset.location, dataset.manifest)
+    tokenizers = load_dataset_tokenizers(dataset)
     loaded: tuple[Tokenizer, Tokenizer] = (tokenizers.student, tokenizers.teacher)
     student, teacher = (
         ShownTokens(input_ids, byte_offsets, _vocabulary_bytes(tokenizer, input_ids, byte_offsets))

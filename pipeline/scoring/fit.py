@@ -11,10 +11,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.tokenization import Tokenizer
 from schemas.errors import ForeignTokenizerError
-from schemas.manifest import Manifest, TokenizerRecord
+from schemas.manifest import TokenizerRecord
 
 # Parts of a tokenizer.json that decide nothing between a text and its own tokens.
 _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
@@ -22,7 +23,7 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 Side = Literal["student", "teacher"]
 
 
-def require_tokenizer(model: Path, folder: str, manifest: Manifest, *, side: Side) -> None:
+def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     """Check that a dataset's tokens are a model's.
 
     A folder's tokenizer must be the file that the dataset was made with; one that holds none is
@@ -32,20 +33,19 @@ def require_tokenizer(model: Path, folder: str, manifest: Manifest, *, side: Sid
 
     Args:
         model: the model's folder, or its .gguf file.
-        folder: the dataset's.
-        manifest: the dataset's.
+        dataset: whose tokens they should be.
         side: which of its two models this is.
 
     Raises:
         ForeignTokenizerError: the dataset was made with another tokenizer.
 
     Example:
-        >>> require_tokenizer(Path("models/teacher"), "aligned", manifest, side="teacher")
+        >>> require_tokenizer(Path("models/teacher"), open_dataset("aligned"), side="teacher")
     """
     if model.suffix == ".gguf":
-        _require_gguf_tokens(model, folder, manifest, side)
+        _require_gguf_tokens(model, dataset, side)
         return
-    record: TokenizerRecord = getattr(manifest, side)
+    record: TokenizerRecord = getattr(dataset.manifest, side)
     path = model / Path(record.file).name
     if not path.is_file():
         return
@@ -53,9 +53,9 @@ def require_tokenizer(model: Path, folder: str, manifest: Manifest, *, side: Sid
     digest = sha256(data).hexdigest()
     if digest == record.sha256:
         return
-    own: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
+    own: Tokenizer = getattr(load_dataset_tokenizers(dataset), side)
     if own.file.kind != "huggingface" or _text_part(data) != _text_part(own.file_bytes):
-        manifest.require_tokenizers(**{f"{side}_sha256": digest})
+        dataset.manifest.require_tokenizers(**{f"{side}_sha256": digest})
 
 
 def require_room(
@@ -103,15 +103,15 @@ def _text_part(data: bytes) -> Mapping[str, Any]:
     return {name: part for name, part in definition.items() if name not in _AROUND_TEXT}
 
 
-def _require_gguf_tokens(path: Path, folder: str, manifest: Manifest, side: Side) -> None:
-    tokenizer: Tokenizer = getattr(load_dataset_tokenizers(folder, manifest), side)
+def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
+    tokenizer: Tokenizer = getattr(load_dataset_tokenizers(dataset), side)
     if tokenizer.file.kind != "huggingface":
         return
     own = _gguf_tokens(path)
     for token_id, text in _vocabulary(json.loads(tokenizer.file_bytes)):
         found = own[token_id] if token_id < len(own) else None
         if found != text:
-            source = getattr(manifest, side).source
+            source = getattr(dataset.manifest, side).source
             raise ForeignTokenizerError(
                 f"token {token_id} is {text!r} in the dataset's {side} tokenizer "
                 f'("{source}") and {found!r} in {path}: name the model '

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
-from schemas.manifest import Manifest
 
 PROBE_TEXT = (
     "The sum of two even numbers is even, because each of them can be written as twice an integer. "
@@ -28,18 +28,14 @@ class UntrainedTeacherError(ValueError):
     """The teacher predicts no better than chance: its weights did not load."""
 
 
-def probe_tokens(folder: str, manifest: Manifest) -> list[int]:
+def probe_tokens(dataset: Dataset) -> list[int]:
     """Return `PROBE_TEXT` in a dataset's own teacher tokens, without what stands around a text.
 
-    Args:
-        folder: the dataset's.
-        manifest: the dataset's.
-
     Example:
-        >>> probe_tokens("aligned", manifest)[:3]
+        >>> probe_tokens(open_dataset("aligned"))[:3]
         [785, 2629, 315]
     """
-    teacher = load_dataset_tokenizers(folder, manifest).teacher
+    teacher = load_dataset_tokenizers(dataset).teacher
     ids: list[int] = teacher.tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
     return ids
 

@@ -29,9 +29,8 @@ def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> Pr
         ValueError: its vocabulary or its length is too small for the data.
     """
     manifest, source = rows.manifest, config.student
-    location = rows.dataset.location
     if config.random_init:
-        require_tokenizer(Path(source), location, manifest, side="student")
+        require_tokenizer(Path(source), rows.dataset, side="student")
         torch.manual_seed(config.seed)
         shape = AutoConfig.from_pretrained(source)
         model = cast(Any, AutoModelForCausalLM).from_config(shape).float().to(device)
@@ -39,7 +38,7 @@ def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> Pr
         keep_documents_apart(model)
     else:
         files = find_teacher(source, role="student")
-        require_tokenizer(files.path, location, manifest, side="student")
+        require_tokenizer(files.path, rows.dataset, side="student")
         model = load_language_model(str(files.path), device=str(device))
     require_room(
         manifest.student,
@@ -72,7 +71,7 @@ def load_teacher(
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
-    require_tokenizer(files.path, rows.dataset.location, manifest, side="teacher")
+    require_tokenizer(files.path, rows.dataset, side="teacher")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
     require_room(

@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
+from pipeline.dataset.files import Dataset
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.scores import check_scores
 from pipeline.validate.shard import (
@@ -104,12 +105,13 @@ def validate_dataset(
         _check_side_files(folder, manifest, findings)
         if with_tokenizers:
             with_tokenizers = _can_tokenize(manifest, findings)
-        results = _check_shards(folder, manifest, with_tokenizers, num_processes, advance)
+        opened = Dataset(folder, manifest)
+        results = _check_shards(opened, with_tokenizers, num_processes, advance)
         for result in results:
             findings.take_over(result.findings)
         findings.found += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest, results, findings)
-        findings.take_over(check_scores(folder, manifest, teacher=teacher, seed=seed))
+        findings.take_over(check_scores(opened, teacher=teacher, seed=seed))
     return ValidationReport(
         dataset=folder,
         fingerprint="" if manifest is None else manifest.fingerprint,
@@ -235,20 +237,22 @@ def _can_tokenize(manifest: Manifest, findings: Findings) -> bool:
 
 
 def _check_shards(
-    folder: str, manifest: Manifest, with_tokenizers: bool, num_processes: int, advance: Advance
+    dataset: Dataset, with_tokenizers: bool, num_processes: int, advance: Advance
 ) -> list[ShardResult]:
     """Return each shard's result, in the manifest's order."""
-    shards = manifest.shards
-    small = replace(manifest, shards=(), statistics={}, configuration={})
+    shards = dataset.manifest.shards
+    # What a process needs, which a list of 100,000 shards is not.
+    manifest = replace(dataset.manifest, shards=(), statistics={}, configuration={})
+    small = replace(dataset, manifest=manifest)
     if num_processes == 1 or len(shards) < 2:
         return [
-            check_shard(folder, shard, small, with_tokenizers=with_tokenizers, advance=advance)
+            check_shard(small, shard, with_tokenizers=with_tokenizers, advance=advance)
             for shard in shards
         ]
     # Spawned, not forked: arrow and numba hold threads, which a fork would leave half alive.
     with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
         futures = {
-            pool.submit(check_shard, folder, shard, small, with_tokenizers=with_tokenizers): shard
+            pool.submit(check_shard, small, shard, with_tokenizers=with_tokenizers): shard
             for shard in shards
         }
         for future in as_completed(futures):

@@ -19,7 +19,7 @@ from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe, open_file
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
-from schemas.manifest import Manifest, ShardRecord
+from schemas.manifest import ShardRecord
 from schemas.sidecar import LARGEST_LOSS, ShardLosses, SidecarRecord, decode_sidecar
 
 if TYPE_CHECKING:
@@ -33,18 +33,11 @@ TOLERANCES = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 _FP16_STEP = 2.0**-10
 
 
-def check_scores(
-    folder: str,
-    manifest: Manifest,
-    *,
-    teacher: str | None,
-    seed: int | None = None,
-) -> Findings:
+def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = None) -> Findings:
     """Check every teacher's score manifest and sidecars beside a dataset.
 
     Args:
-        folder: the dataset's folder or URL.
-        manifest: the dataset's.
+        dataset: beside which they lie.
         teacher: folder, repository or .gguf file to score a random sample of documents again with;
             None checks what needs no model.
         seed: of that sample; None: another one each time, which a note names.
@@ -56,16 +49,15 @@ def check_scores(
         DatasetError: `teacher` is given and none of the scores are its.
 
     Example:
-        >>> check_scores("aligned", manifest, teacher=None).found
+        >>> check_scores(open_dataset("aligned"), teacher=None).found
         []
     """
     findings = Findings()
     try:
-        found = list_scores(folder)
+        found = list_scores(dataset.location)
     except DatasetError as error:
         findings.add(CHECK, str(error))
         return findings
-    dataset = Dataset(folder, manifest)
     sound = [scores for scores in found if _check_one(scores, dataset, findings)]
     if teacher is not None:
         seed = secrets.randbelow(1 << 32) if seed is None else seed

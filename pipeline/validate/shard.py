@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.validate.findings import Findings
 from pipeline.validate.samples import check_samples
@@ -38,9 +39,8 @@ class ShardResult:
 
 
 def check_shard(
-    folder: str,
+    dataset: Dataset,
     record: ShardRecord,
-    manifest: Manifest,
     *,
     with_tokenizers: bool = False,
     advance: Advance = int,
@@ -48,9 +48,8 @@ def check_shard(
     """Check a shard against the manifest and against itself, reading every byte once.
 
     Args:
-        folder: the dataset's folder or URL.
+        dataset: that it belongs to; the manifest's list of shards is not used.
         record: the shard.
-        manifest: says how large the vocabularies are; its list of shards is not used.
         with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
         advance: told of progress.
 
@@ -61,8 +60,9 @@ def check_shard(
         TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
         OSError: `with_tokenizers`, and a copy can't be read.
     """
+    folder, manifest = dataset.location, dataset.manifest
     findings = Findings(record.file)
-    tokenizers = load_dataset_tokenizers(folder, manifest) if with_tokenizers else None
+    tokenizers = load_dataset_tokenizers(dataset) if with_tokenizers else None
     index = _read_index(folder, record, manifest, findings)
     statistics = []
     try:

@@ -141,7 +141,7 @@ def require_trained_engine(
         UntrainedTeacherError: a mean loss near that of guessing.
 
     Example:
-        >>> require_trained_engine(engine, probe_tokens("aligned", manifest))
+        >>> require_trained_engine(engine, probe_tokens(open_dataset("aligned")))
     """
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)

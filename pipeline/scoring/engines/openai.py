@@ -198,8 +198,8 @@ def connect(
         <Dialect.PROMPT_LOGPROBS: 'prompt_logprobs'>
     """
     dataset = open_dataset(folder)
-    tokenizer = load_dataset_tokenizers(folder, dataset.manifest).teacher
-    own = probe_tokens(folder, dataset.manifest)
+    tokenizer = load_dataset_tokenizers(dataset).teacher
+    own = probe_tokens(dataset)
     context = rule.first_token_id
     probe = (own if context is None else [context, *own])[: rule.teacher_seq_length]
     endpoints = Endpoints(settings, api_key=api_key)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dataset.files import Dataset
 from pipeline.scoring.probe import PROBE_TEXT, UntrainedTeacherError, probe_tokens, require_trained
 from tests.support.datasets import build_dataset, byte_level
 
@@ -29,4 +30,4 @@ def test_the_remedy_names_an_option_only_where_there_is_one() -> None:
 def test_the_probe_is_in_the_dataset_s_teacher_tokens(tmp_path: Path) -> None:
     manifest = build_dataset(tmp_path / "data")
     expected = byte_level(480).tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
-    assert probe_tokens(str(tmp_path / "data"), manifest) == expected
+    assert probe_tokens(Dataset(str(tmp_path / "data"), manifest)) == expected

@@ -87,9 +87,7 @@ def test_a_served_model_gives_its_own_losses(world: Path, kind: Any, dialect: Di
 
 
 def text_server_options(world: Path) -> tuple[dict[str, Any], ContextRule]:
-    tokenizer = load_dataset_tokenizers(
-        str(world / "data"), open_dataset(str(world / "data")).manifest
-    ).teacher
+    tokenizer = load_dataset_tokenizers(open_dataset(str(world / "data"))).teacher
     bos = rule_of(world).first_token_id
     assert bos is not None
     options = {"kind": "llama-cpp-python", "tokenizer": tokenizer, "bos": bos}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dataset.files import Dataset
 from pipeline.scoring.fit import require_tokenizer
 from pipeline.scoring.teacher_files import find_teacher
 from schemas.errors import ForeignTokenizerError
@@ -40,13 +41,13 @@ def test_weights_and_configuration_decide_the_hash_and_nothing_else(
 
 def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Path) -> None:
     manifest = build_dataset(tmp_path / "data")
-    data = str(tmp_path / "data")
-    require_tokenizer(teacher, data, manifest, side="teacher")
+    data = Dataset(str(tmp_path / "data"), manifest)
+    require_tokenizer(teacher, data, side="teacher")
     (teacher / "tokenizer.json").write_bytes(byte_level(400).file_bytes)
     with pytest.raises(ForeignTokenizerError, match=r"made with \"tests/teacher\""):
-        require_tokenizer(teacher, data, manifest, side="teacher")
+        require_tokenizer(teacher, data, side="teacher")
     (teacher / "tokenizer.json").unlink()  # taken at its word
-    require_tokenizer(teacher, data, manifest, side="teacher")
+    require_tokenizer(teacher, data, side="teacher")
 
 
 def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
@@ -59,4 +60,4 @@ def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
     assert len(teacher.sha256) == 64
     manifest = build_dataset(tmp_path / "data")
     with pytest.raises(ForeignTokenizerError, match=r"token \d+ is '.*' in the dataset's teacher"):
-        require_tokenizer(file, str(tmp_path / "data"), manifest, side="teacher")
+        require_tokenizer(file, Dataset(str(tmp_path / "data"), manifest), side="teacher")

@@ -12,7 +12,7 @@ from pipeline.validate import shard_tests
 from pipeline.validate.findings import DATASET_CHECKS, SHARD_CHECKS
 from tests.support.datasets import build_dataset
 
-REPOSITORY = Path(shard_tests.__file__).parents[3]
+REPOSITORY = Path(shard_tests.__file__).parents[2]
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
