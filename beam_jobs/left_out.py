@@ -16,6 +16,10 @@ DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
 
+ASKED_FOR = "overlap"
+"""The reason of documents that are left out because the user listed them."""
+
+
 class TooManyDeadLettersError(RuntimeError):
     """The dataset is written, but more of the input is left out than was allowed."""
 
@@ -71,18 +75,17 @@ def read_losses(output: str, manifest: Manifest) -> Losses:
 def require_few_losses(
     manifest: Manifest, losses: Losses, *, max_share: float, output: str
 ) -> None:
-    """Check that no larger share of the input is left out than allowed.
+    """Check that no larger share of the input is lost than allowed; what was asked for is not.
 
     Raises:
         TooManyDeadLettersError: with the reasons, their first places, and the likely remedy.
     """
-    left_out = manifest.dead_letters.count
+    reasons_of = dict(manifest.dead_letters.by_reason)
+    left_out = manifest.dead_letters.count - reasons_of.pop(ASKED_FOR, 0)
     num_documents = manifest.totals["num_documents"] + left_out
     if left_out <= max_share * num_documents:
         return
-    by_reason = sorted(
-        manifest.dead_letters.by_reason.items(), key=lambda item: (-item[1], item[0])
-    )
+    by_reason = sorted(reasons_of.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(
         f"{reason} {format_count(count)} (first: {losses.first_places[reason]})"
         for reason, count in by_reason

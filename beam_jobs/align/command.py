@@ -24,6 +24,7 @@ from beam_jobs.align.inputs import describe_inputs, find_inputs
 from beam_jobs.align.job import Job
 from beam_jobs.align.listing import InputError
 from beam_jobs.align.options import AlignOptions, own_options, parse_options
+from beam_jobs.align.overlap import digest_of_overlap, read_overlap
 from beam_jobs.align.pieces import InputFile, count_buckets, plan_tasks
 from beam_jobs.align.probes import probe_documents, settle_metadata, usable_texts
 from beam_jobs.align.reading import ReadingRules
@@ -170,6 +171,7 @@ def configure(
         "metadata": options.metadata,
         **describe_inputs(files),
         **_chosen_conventions(options, tokenizers),
+        **_excluded(options),
     }
 
 
@@ -192,6 +194,7 @@ def prepare_job(
         run_folder=run_folder,
         name=options.name,
         rules=rules,
+        overlap=_read_overlap(options),
         num_buckets=configuration["num_buckets"],
         shard_bytes=options.shard_bytes,
         keep_text=options.keep_text,
@@ -334,6 +337,16 @@ def _make(
     options.run.say(summarise(manifest, run, output=options.output, report=report))
     _require_few_losses(manifest, losses, options)
     return manifest
+
+
+def _read_overlap(options: AlignOptions) -> dict[str, str]:
+    return read_overlap(options.exclude_overlap) if options.exclude_overlap else {}
+
+
+def _excluded(options: AlignOptions) -> dict[str, str]:
+    """Return what identifies the list; datasets made without one keep their configuration."""
+    overlap = _read_overlap(options)
+    return {"overlap_sha256": digest_of_overlap(overlap)} if options.exclude_overlap else {}
 
 
 def _load(source: str, options: AlignOptions) -> Tokenizer:

@@ -20,6 +20,7 @@ class Job:
         run_folder: temporary files and commit records of this configuration, inside `output`.
         name: prefix of the shards.
         rules: what counts as a document.
+        overlap: what listed documents hold of test sets, by id; they are left out.
         num_buckets: parts that the corpus is hashed into.
         shard_bytes: a shard is closed once it is this large.
         keep_text: whether samples hold their text.
@@ -36,6 +37,7 @@ class Job:
     run_folder: str
     name: str
     rules: ReadingRules
+    overlap: Mapping[str, str]
     num_buckets: int
     shard_bytes: int
     keep_text: bool

@@ -141,6 +141,8 @@ class AlignOptions:
             source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
             type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters.
+        exclude_overlap: leave out the documents of this list, which vocag evaluate --check-overlap
+            makes: they hold questions of test sets. They don't count for --max-dead-letters.
         max_dead_letters: end with status 3 where a larger share of the documents is left out, such
             as 0.05 or 5%; the dataset is written all the same.
         student_bos: token that stands before a student's text, its id, or none (default: BOS where
@@ -169,6 +171,7 @@ class AlignOptions:
     id_field: Annotated[str, Option("FIELD")] = "id"
     metadata: Annotated[str, Option("FIELDS", once=_ALL_FIELDS)] = ""
     max_document_bytes: Size = 16 << 20
+    exclude_overlap: Annotated[str, Option("LIST")] = ""
     max_dead_letters: Share = 0.01
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None

@@ -22,6 +22,7 @@ from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.input_identity import INPUTS_FILE
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.align.metadata import columns_of
+from beam_jobs.align.overlap import exclude_overlap
 from beam_jobs.align.pieces import decode_task
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
 from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
@@ -71,7 +72,7 @@ class ReadBlocks(_JobStep):
 
     def _read(self, task: str, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
         for piece in decode_task(task):
-            yield from read_piece(piece, rules)
+            yield from exclude_overlap(read_piece(piece, rules), self._job.overlap)
 
     def _count(
         self, outcomes: Iterable[PlacedDocument | DeadLetter]

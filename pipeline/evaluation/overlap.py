@@ -116,7 +116,8 @@ def check_overlap(
         ValueError: the dataset or a set can't be read.
 
     Example:
-        >>> list(check_overlap("aligned", ["math"], data="benchmarks", output=Path("overlap")))
+        >>> out = Path("overlap")
+        >>> list(check_overlap("aligned", ["math"], output=out))  # doctest: +SKIP
     """
     dataset = open_dataset(dataset_path)
     items = {name: read_items(name, data) for name in sets}

@@ -24,7 +24,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _NEWEST_ITERATION = "latest_checkpointed_iteration.txt"
 # Where a run leaves its student; the run's name says more.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
-_TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json")
+# Where our exports keep a tokenizer that transformers would change beside this kind of model.
+_OWN_TOKENIZER = "tokenizer"
+_TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_TOKENIZER}/*")
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,7 @@ def find_student(source: str, output: Path) -> Student:
     if (path / _NEWEST_ITERATION).is_file() or (path / ".metadata").is_file():
         place = str(_export(path, output / name))
     found = find_teacher(place, role="student")
-    files = list(found.files)
-    if not found.is_gguf:
-        files += sorted({file for glob in _TOKENIZER_FILES for file in found.path.glob(glob)})
+    files = [*found.files, *_tokenizer_files(found.path)]
     return Student(name, source, found.path, digest_of_files(files))
 
 
@@ -111,7 +111,8 @@ def open_model(student: Student, engine: Engine) -> LM:
         ValueError: no tokenizer there, or weights that can't be loaded.
 
     Example:
-        >>> open_model(find_student("runs/teacher/model", Path("out")), Engine()).max_length
+        >>> student = find_student("runs/teacher/model", Path("out"))  # doctest: +SKIP
+        >>> open_model(student, Engine()).max_length  # doctest: +SKIP
         2048
     """
     backend, tokenizer = engine.backend, engine.tokenizer
@@ -120,6 +121,8 @@ def open_model(student: Student, engine: Engine) -> LM:
         arguments |= {"pretrained": str(student.path.parent), "gguf_file": student.path.name}
     else:
         arguments["pretrained"] = str(student.path)
+    if (student.path / _OWN_TOKENIZER).is_dir():
+        tokenizer = tokenizer or str(student.path / _OWN_TOKENIZER)
     if tokenizer:
         arguments["tokenizer"] = tokenizer
     if backend == "hf":
@@ -149,6 +152,11 @@ def choose_device(device: str) -> str:
     import torch
 
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _tokenizer_files(path: Path) -> list[Path]:
+    found = {file for glob in _TOKENIZER_FILES for file in path.glob(glob)} if path.is_dir() else ()
+    return sorted(file for file in found if file.is_file())
 
 
 def _export(checkpoint: Path, folder: Path) -> Path:

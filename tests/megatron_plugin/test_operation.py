@@ -141,6 +141,23 @@ def test_the_exported_student_writes_with_its_own_tokenizer(inputs, interrupted,
     assert model.generation_config.pad_token_id == tokenizer.eos_token_id == eos
 
 
+def test_a_checkpoint_is_evaluated_by_one_command(interrupted, tmp_path, capfd):
+    """Exported first; its own tokenizer is asked, which transformers would change beside it."""
+    pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
+    from pipeline.evaluation.command import main as evaluate
+
+    data = ROOT / "tests" / "data" / "evaluation"
+    command = [str(interrupted / "checkpoint"), "--data", str(data), "--output", str(tmp_path)]
+    command += ["--tasks", "gsm8k", "mmlu_stem", "--limit", "1", "--device", "cpu"]
+    assert evaluate(command) == 0
+    text = capfd.readouterr().out
+    assert "GSM8K, text, 1 items: text b/B" in text
+    (exported,) = tmp_path.glob("*/exported-*/config.json")
+    written = exported.stat().st_mtime_ns
+    assert evaluate(command) == 0
+    assert exported.stat().st_mtime_ns == written, "exported once"
+
+
 def test_exported_losses_are_those_of_megatron(interrupted, tmp_path):
     export_student(interrupted / "checkpoint", tmp_path / "student")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
