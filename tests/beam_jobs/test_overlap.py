@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import main
+from beam_jobs.align.command import main
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import (
     Corpus,
