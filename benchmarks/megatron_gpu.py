@@ -12,7 +12,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 from pipeline.dataset.reading import read_manifest
 
 ROWS_PER_STEP, SEQ_LENGTH = 64, 2048
-RUNS = ("plain", "random", "cached", "colocated", "two_worlds")
+# Each run's ranks, and whether a teacher works in it.
+RUNS = {
+    "plain": (1, False),
+    "random": (1, False),
+    "cached": (1, False),
+    "colocated": (1, True),
+    "two_worlds": (2, True),
+    "tensor": (2, False),
+    "sequence": (2, False),
+    "context": (2, False),
+    "engine": (1, False),
+}
 WARM_STEPS = 3
 
 
@@ -53,8 +64,8 @@ def measure_matmul(work: Path, size: int = 8192, repeats: int = 50) -> None:
     )
 
 
-def print_table(work: Path) -> None:
-    """Print a Markdown table of all runs."""
+def print_table(work: Path, gpus: int) -> None:
+    """Print a Markdown table of all runs that left a log."""
     machine = json.loads((work / "matmul.json").read_text())
     manifest = read_manifest(str(work / "aligned"))
     sizes = {name: _num_weights(work / name) for name in ("student", "teacher")}
@@ -62,17 +73,20 @@ def print_table(work: Path) -> None:
     tokens = ROWS_PER_STEP * SEQ_LENGTH
     training, scoring = 6 * sizes["student"] * tokens, 2 * sizes["teacher"] * tokens * ratio
     print(f"{machine['gpu']}, measured bf16 matmul rate {machine['flops'] / 1e12:.0f} TFLOP/s\n")
-    print("| run | s/step | student tokens/s | share of the matmul rate | peak GiB, student |")
-    print("|---|---|---|---|---|")
-    for run in RUNS:
+    print("| run | GPUs | s/step | student tokens/s | share of their matmul rate | peak GiB |")
+    print("|---|---|---|---|---|---|")
+    for run, (ranks, has_teacher) in RUNS.items():
+        if not (work / f"{run}.log").exists():
+            continue
         log = (work / f"{run}.log").read_text()
         times = [float(value) for value in re.findall(r"per iteration \(ms\): ([\d.]+)", log)]
         seconds = sorted(times[WARM_STEPS:])[len(times[WARM_STEPS:]) // 2] / 1000
         peaks = [float(value) for value in re.findall(r"max allocated: ([\d.]+)", log)]
-        work_done = training + (scoring if run in ("colocated", "two_worlds") else 0)
-        share = work_done / seconds / machine["flops"]
+        work_done = training + (scoring if has_teacher else 0)
+        used = min(ranks, gpus)
+        share = work_done / seconds / machine["flops"] / used
         print(
-            f"| {run} | {seconds:.2f} | {tokens / seconds:,.0f} | {share:.0%} "
+            f"| {run} | {used} | {seconds:.2f} | {tokens / seconds:,.0f} | {share:.0%} "
             f"| {max(peaks) / 1024:.0f} |"
         )
 
@@ -87,12 +101,16 @@ def _num_weights(folder: Path) -> int:
 
 def main() -> None:
     """Run one part."""
-    parts = {"models": make_models, "matmul": measure_matmul, "table": print_table}
+    parts = {"models": make_models, "matmul": measure_matmul}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=parts)
+    parser.add_argument("part", choices=(*parts, "table"))
     parser.add_argument("work", type=Path)
+    parser.add_argument("--gpus", type=int, default=1, help="that the runs had (default: 1)")
     options = parser.parse_args()
-    parts[options.part](options.work)
+    if options.part == "table":
+        print_table(options.work, options.gpus)
+    else:
+        parts[options.part](options.work)
 
 
 if __name__ == "__main__":

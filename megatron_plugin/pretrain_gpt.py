@@ -115,7 +115,7 @@ def skip_missing_makefile() -> None:
 
 
 def _derived_arguments(options: VocagOptions) -> list[str]:
-    derived = installed_arguments()
+    derived = installed_arguments(sys.argv[1:])
     if options.student is not None:
         derived += model_arguments(open_weights(options.student).shape)
     return derived

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,17 +22,23 @@ _SIZES = {
 }
 
 
-def installed_arguments() -> list[str]:
+def installed_arguments(given: Sequence[str] = ()) -> list[str]:
     """Return arguments for what is not installed here, and for what packed rows need.
 
     They go before the user's own arguments, which win.
+
+    Args:
+        given: the user's own.
     """
     arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
     arguments += ["--dataloader-type", "external"]
+    is_local = "--transformer-impl local" in " ".join(given).replace("=", " ")
     if find_spec("transformer_engine") is None:
         arguments += ["--transformer-impl", "local", "--no-rope-fusion", "--no-persist-layer-norm"]
-        if find_spec("fused_weight_gradient_mlp_cuda") is None:
-            arguments += ["--no-gradient-accumulation-fusion"]
+        is_local = True
+    # Transformer Engine's layers bring it; Megatron's take Apex's.
+    if is_local and find_spec("fused_weight_gradient_mlp_cuda") is None:
+        arguments += ["--no-gradient-accumulation-fusion"]
     return arguments
 
 

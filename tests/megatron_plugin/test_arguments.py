@@ -11,7 +11,11 @@ pytest.importorskip("megatron.core")
 from megatron_plugin.arguments import ArgumentError, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import require_service, require_student, require_teacher
-from megatron_plugin.models.arguments import config_of_arguments, model_arguments
+from megatron_plugin.models.arguments import (
+    config_of_arguments,
+    installed_arguments,
+    model_arguments,
+)
 from megatron_plugin.models.shape import shape_of_config
 from megatron_plugin.worlds import enter_world
 from pipeline.guidance import PAPER_RULE
@@ -169,6 +173,15 @@ def test_a_teacher_must_fit_the_dataset(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
         require_teacher(shape, tmp_path, manifest, data=data, seq_length=128)
+
+
+def test_local_layers_beside_transformer_engine_have_no_fused_gradients(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests/megatron_plugin/stand_ins")
+    fusion = "--no-gradient-accumulation-fusion"
+    assert fusion not in installed_arguments()
+    assert "local" not in installed_arguments()
+    assert fusion in installed_arguments(["--lr", "1", "--transformer-impl", "local"])
+    assert fusion in installed_arguments(["--transformer-impl=local"])
 
 
 def test_only_a_teacher_may_be_a_mixture_of_experts():

@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from beam_jobs.score.options import parse_options
+from benchmarks.megatron_gpu import print_table
 from megatron_plugin.arguments import add_arguments, read_options
 from tests.megatron_plugin.launch import ROOT
+from tests.support.datasets import build_dataset
 
 SCRIPT = ROOT / "benchmarks/megatron_gpu.sh"
 TRAINER = "megatron_plugin.pretrain_gpt"
@@ -29,6 +31,7 @@ def commands(tmp_path):
     python.chmod(0o755)
     record = tmp_path / "commands"
     environment = os.environ | {"PYTHON": str(python), "RECORD": str(record), "STEPS": "3"}
+    environment |= {"GPUS": "2", "ENGINE": "1"}
     subprocess.run([SCRIPT, tmp_path / "work"], check=True, env=environment, cwd=ROOT)
     return [line.split("\0")[:-1] for line in record.read_text().splitlines()]
 
@@ -37,7 +40,7 @@ def test_every_run_has_arguments_that_work(commands):
     from megatron.training.arguments import add_megatron_arguments
 
     runs = [line[line.index(TRAINER) + 1 :] for line in commands if TRAINER in line]
-    chosen = []
+    chosen, layouts = [], []
     for argv in runs:
         parser = add_arguments(add_megatron_arguments(ArgumentParser(allow_abbrev=False)))
         known, unknown = parser.parse_known_args(argv)
@@ -46,12 +49,28 @@ def test_every_run_has_arguments_that_work(commands):
         options = read_options(argv)
         teacher = options.teacher and (options.teacher.is_cached, options.teacher.world_size)
         chosen.append((options.rule.selector, teacher))
+        layouts.append(
+            (
+                known.tensor_model_parallel_size,
+                known.sequence_parallel,
+                known.context_parallel_size,
+                known.transformer_impl,
+            )
+        )
     assert chosen == [
         ("full", None),
         ("random", None),
         ("teacher", (True, 0)),
         ("teacher", (False, 0)),
         ("teacher", (False, 1)),
+        *[("full", None)] * 4,
+    ]
+    assert layouts == [
+        *[(1, False, 1, "local")] * 5,
+        (2, False, 1, "local"),
+        (2, True, 1, "local"),
+        (1, False, 2, "local"),
+        (1, False, 1, "transformer_engine"),
     ]
 
 
@@ -62,6 +81,24 @@ def test_losses_are_scored_before_they_are_read(commands):
     assert place < cached
     argv = commands[place]
     assert parse_options(argv[argv.index("beam_jobs.score") + 1 :]).seq_length == 2048
+
+
+def test_the_table_has_the_runs_that_left_a_log(tmp_path, capsys):
+    build_dataset(tmp_path / "aligned")
+    (tmp_path / "matmul.json").write_text(json.dumps({"flops": 1e15, "gpu": "a GPU"}))
+    for name in ("student", "teacher"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"vocab_size": 10, "hidden_size": 10}')
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(2 * 1100))
+    lines = [f"per iteration (ms): {ms}.0 | max allocated: 2048.0" for ms in (900, 800, 700, 500)]
+    for run in ("plain", "two_worlds"):
+        (tmp_path / f"{run}.log").write_text("\n".join(lines))
+    print_table(tmp_path, 2)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [
+        "| plain | 1 | 0.50 | 262,144 | 0% | 2 |",
+        "| two_worlds | 2 | 0.50 | 262,144 | 0% | 2 |",
+    ]
 
 
 def test_without_a_folder_it_says_how_to_call_it():
