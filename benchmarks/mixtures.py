@@ -1,0 +1,159 @@
+"""Mixtures against one dataset: rows per second, planning at scale, and resuming.
+
+    python benchmarks/mixtures.py OUTPUT [--seq-length 2048] [--only rows plan resume]
+
+OUTPUT is a dataset of five shards or more, made by `beam_jobs.align`; its shards are dealt out to
+five datasets. Contenders take turns in the same rounds: trust the ratios.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.measure import Report, measure
+from benchmarks.streaming import simulated_index
+from pipeline.dataset.files import open_dataset
+from pipeline.packing.mixture_file import Stage
+from pipeline.packing.mixture_plan import Source, plan_mixture
+from pipeline.packing.plan import plan_rows
+from pipeline.packing.rules import Convention, PackingRules
+from pipeline.streaming import RunRows, StreamConfig, open_rows
+from schemas.index import ShardIndex, decode_index, encode_index
+from schemas.manifest import encode_manifest
+
+BATCH = 8
+WEIGHTS = (0.4, 0.3, 0.15, 0.1, 0.05)
+FAR = 10**9
+"""A row that no run of these datasets would reach in days."""
+
+
+def main() -> None:
+    """Run the benchmarks that are asked for."""
+    parts = {"rows": rows_per_second, "plan": plan, "resume": resume}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dataset")
+    parser.add_argument("--seq-length", type=int, default=2048)
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--num-rows", type=int, default=4000, help="read in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--documents", type=float, default=100e6, help="of the planned mixture")
+    parser.add_argument("--datasets", type=int, default=50, help="of the planned mixture")
+    options = parser.parse_args()
+    report = Report()
+    for name in options.only:
+        print(f"\n{name}")
+        parts[name](options, report)
+    if report.missed:
+        raise SystemExit(f"missed: {', '.join(report.missed)}")
+
+
+def rows_per_second(options: argparse.Namespace, report: Report) -> None:
+    """Read the same number of rows of one dataset and of a mixture of its shards."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"one dataset": options.dataset, "mixture": write_mixture(options, Path(folder))}
+        opened = {
+            name: open_rows(
+                StreamConfig(path=str(path), seq_length=options.seq_length, num_epochs=1 << 30)
+            )
+            for name, path in paths.items()
+        }
+
+        def reader(rows: RunRows) -> Callable[[], Callable[[], None]]:
+            return lambda: lambda: read(rows, options.num_rows)
+
+        for rows in opened.values():
+            read(rows, BATCH)
+        times = measure({name: reader(rows) for name, rows in opened.items()}, options.rounds)
+    for name in opened:
+        report.say(name, f"{options.num_rows / times.seconds(name):.0f} rows/s, {times.show(name)}")
+    # Of CPU time: one process does it all, and other work on the machine doesn't count.
+    ratio = times.cpu_ratio("one dataset", "mixture")
+    report.check("rows/s of a mixture of five by one dataset's", ratio, least=0.9)
+
+
+def plan(options: argparse.Namespace, report: Report) -> None:
+    """Plan many datasets from simulated indices, each really decoded, and their mixture."""
+    per_shard, started = 10_000, time.perf_counter()
+    encoded = encode_index(simulated_index(per_shard))
+    shards = int(options.documents / options.datasets / per_shard)
+    rules = PackingRules(options.seq_length, 1792, Convention(1, 1, 2), Convention(3, 3, None))
+
+    def indices() -> Iterator[ShardIndex]:
+        for _ in range(shards):
+            yield decode_index(encoded, with_names=False)
+
+    sources = []
+    tokens = shards * int(decode_index(encoded, with_names=False).num_student_tokens.sum())
+    for number in range(options.datasets):
+        planned = plan_rows(indices(), rules)
+        sources.append(Source(f"d{number}", len(planned), tokens, None if number % 2 else 3))
+    first = {source.name: 1 / len(sources) for source in sources}
+    later = {source.name: 2 / len(sources) for source in sources if source.max_epochs is None}
+    started_mixing = time.perf_counter()
+    mixed = plan_mixture(sources, [Stage(0, first), Stage(tokens, later)])
+    mixed.locate(FAR)
+    ended = time.perf_counter()
+    report.say("documents, datasets", f"{shards * per_shard * len(sources)}, {len(sources)}")
+    report.say("… of it the mixture itself", f"{ended - started_mixing:.2f} s")
+    report.check("planning", ended - started, most=60, unit="s")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    report.check("peak memory", peak, most=4, unit="GB")
+
+
+def resume(options: argparse.Namespace, report: Report) -> None:
+    """Time a new process from opening a mixture to a batch far into its run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_mixture(options, Path(folder))
+        code = (
+            "import time; from pipeline.streaming import *;"
+            "start, cpu = time.perf_counter(), time.process_time();"
+            f"rows = open_rows(StreamConfig(path={str(path)!r}, seq_length={options.seq_length}));"
+            f"rows.__getitems__(range({FAR}, {FAR} + {BATCH}));"
+            "print(time.perf_counter() - start, time.process_time() - cpu)"
+        )
+        # The first one makes the plans.
+        told = [
+            subprocess.check_output([sys.executable, "-c", code], text=True).split()
+            for _ in range(options.rounds + 1)
+        ]
+    first, *resumed = [(float(wall), float(cpu)) for wall, cpu in told]
+    report.say("planning and the first batch", f"{first[0]:.2f} s, CPU time {first[1]:.2f} s")
+    report.say("resuming, CPU time", f"{max(cpu for _, cpu in resumed):.2f} s at most")
+    report.check("resuming to the first batch", min(wall for wall, _ in resumed), most=1, unit="s")
+
+
+def read(rows: RunRows, num_rows: int) -> None:
+    """Read rows in batches."""
+    for start in range(0, num_rows, BATCH):
+        rows.__getitems__(range(start, start + BATCH))
+
+
+def write_mixture(options: argparse.Namespace, folder: Path) -> Path:
+    """Deal a dataset's shards out to five datasets, and mix them."""
+    dataset = open_dataset(options.dataset)
+    shards = dataset.manifest.shards
+    lines = []
+    for number in range(len(WEIGHTS)):
+        own = folder / f"d{number}"
+        own.mkdir()
+        records = shards[number :: len(WEIGHTS)]
+        for name in (file for record in records for file in (record.file, record.index_file)):
+            os.symlink(Path(dataset.location) / name, own / name)
+        manifest = replace(dataset.manifest, shards=records)
+        (own / "manifest.json").write_bytes(encode_manifest(manifest))
+        lines += [f"[datasets.d{number}]", f'path = "d{number}"', "repeat = true"]
+    shares = ", ".join(f"d{number} = {weight}" for number, weight in enumerate(WEIGHTS))
+    path = folder / "mixture.toml"
+    path.write_text("\n".join([*lines, "[[stages]]", f"weights = {{ {shares} }}"]))
+    return path
+
+
+if __name__ == "__main__":
+    main()
