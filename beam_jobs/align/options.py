@@ -64,7 +64,7 @@ OUTPUT/dead_letters.jsonl with its reason and stops nothing; an input file that 
 read stops the job.
 
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
-dead_letters.jsonl, tokenizers/ and report.html.
+dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
 
 exit status: 0 done; 1 the job failed, run it again to resume; 2 asked for wrongly; 3 done, but more
 documents are left out than --max-dead-letters allows.

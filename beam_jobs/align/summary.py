@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from beam_jobs import storage
+from beam_jobs.align.card import CARD_FILE, may_write, render_card
 from beam_jobs.align.report import RunSummary, render_report
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_by
@@ -36,12 +37,19 @@ def library_versions() -> dict[str, str]:
 
 
 def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: str) -> str:
-    """Write `report.html` into the dataset and return its path."""
+    """Write `report.html` and the dataset card into the dataset; return the report's path.
+
+    A `README.md` that a person wrote stays as it is.
+    """
     path = storage.join(output, REPORT_FILE)
     dataset = Dataset(output, manifest)
     groups = {entry.name: count_by(dataset, entry.name) for entry in manifest.metadata}
     report = render_report(manifest, run, groups)
     storage.write_atomically(path, report.encode(), scratch=scratch)
+    card = storage.join(output, CARD_FILE)
+    existing = None if storage.num_bytes_of(card) is None else storage.read_bytes(card)
+    if may_write(existing):
+        storage.write_atomically(card, render_card(manifest, groups).encode(), scratch=scratch)
     return path
 
 

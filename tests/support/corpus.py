@@ -94,7 +94,7 @@ def digests(output: Path) -> dict[str, str]:
     return {
         str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(output.rglob("*"))
-        if path.is_file() and path.name not in ("report.html", "inputs.json")
+        if path.is_file() and path.name not in ("report.html", "README.md", "inputs.json")
     }
 
 

@@ -1,0 +1,111 @@
+"""`README.md` beside the manifest: a dataset card for people and for the Hugging Face Hub."""
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.drawing.formatting import format_bytes, format_count, format_ratio, format_share
+from pipeline.drawing.group_table import GroupCounts, table_of_groups
+from schemas.manifest import Manifest
+
+CARD_FILE = "README.md"
+
+MARK = "<!-- Written by vocag align; without this line it is yours and stays as it is. -->"
+"""What a card holds that may be replaced."""
+
+_SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
+          (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"))  # fmt: skip
+_LARGEST = "n>1B"
+
+
+def render_card(manifest: Manifest, groups: Mapping[str, Sequence[GroupCounts]]) -> str:
+    """Return the card: front matter that the Hub reads, then what a person asks first.
+
+    Args:
+        manifest: the dataset's.
+        groups: by field of the metadata, its values and what has each.
+
+    Example:
+        >>> (folder / "README.md").write_text(render_card(manifest, {}), "utf-8")
+    """
+    totals, letters = manifest.totals, manifest.dead_letters
+    documents, student = totals["num_documents"], totals["num_student_tokens"]
+    facts = {
+        "documents": format_count(documents),
+        "text": format_bytes(totals["num_text_bytes"]),
+        "student tokens": f"{format_count(student)}, by {_code(manifest.student.source)}",
+        "teacher tokens": f"{format_count(totals['num_teacher_tokens'])}, by "
+        f"{_code(manifest.teacher.source)}",
+        "teacher tokens a student token": format_ratio(totals["num_teacher_tokens"], student),
+        "left out": f"{format_count(letters.count)} "
+        f"({format_share(letters.count, documents + letters.count)}), "
+        f"named in `{letters.file}`",
+        "fingerprint": f"`{manifest.fingerprint}`",
+    }
+    lines = [*_front_matter(manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
+    for name, own in groups.items():
+        rows, remark = table_of_groups(name, own)
+        lines += ["", f"## By {_cell(name)}", "", *_table(rows), *(["", remark] if remark else [])]
+    return "\n".join([*lines, "", _USE])
+
+
+def may_write(existing: bytes | None) -> bool:
+    """Whether a card may take the place of what is there.
+
+    Example:
+        >>> may_write(None), may_write(b"# my own words")
+        (True, False)
+    """
+    return existing is None or MARK.encode() in existing
+
+
+def _front_matter(manifest: Manifest) -> list[str]:
+    count = manifest.totals["num_documents"]
+    size = next((name for limit, name in _SIZES if count < limit), _LARGEST)
+    return [
+        "---",
+        "task_categories:",
+        "- text-generation",
+        "tags:",
+        "- vocag",
+        "- webdataset",
+        "size_categories:",
+        f"- {size}",
+        "configs:",  # what a viewer shows: a row for each document
+        "- config_name: index",
+        '  data_files: "*.index.parquet"',
+        "---",
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    heading, *body = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    return [heading, "|" + "---|" * len(rows[0]), *body]
+
+
+def _cell(text: str) -> str:
+    """Return text that can't leave its cell."""
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text).replace('`', '')}`"
+
+
+_ABOUT = (
+    "Documents that a student's and a teacher's tokenizer have each split into tokens, and for "
+    "every student token the run of teacher tokens over the same text: what vocabulary-agnostic "
+    "teacher guidance ([arXiv 2503.19123](https://arxiv.org/abs/2503.19123)) is trained on."
+)
+_USE = """\
+## Use it
+
+```python
+from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+
+rows = AlignedRows(StreamConfig(path="this folder or its URL", seq_length=2048))
+```
+
+Shards are plain WebDataset tars; `manifest.json` names every file with its SHA-256. The index is a
+table with a row for each document: in DuckDB `SELECT * FROM '*.index.parquet'`, in pandas
+`pandas.concat(map(pandas.read_parquet, glob("*.index.parquet")))`.
+"""

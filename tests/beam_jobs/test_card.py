@@ -1,0 +1,35 @@
+"""The dataset card: what the Hub reads of it, and whose words it never replaces."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from beam_jobs.align.card import CARD_FILE, MARK, may_write, render_card
+from beam_jobs.align.command import align
+from tests.beam_jobs.test_metadata import options, write_rows
+from tests.support.manifests import MANIFEST
+
+
+def test_align_writes_one_and_leaves_a_persons_own_words(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    manifest = align(options(tmp_path, "rows.jsonl"))
+    card = tmp_path / "out-rows.jsonl" / CARD_FILE
+    text = card.read_text("utf-8")
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["size_categories"] == ["n<1K"]
+    assert front["configs"] == [{"config_name": "index", "data_files": "*.index.parquet"}]
+    assert f"`{manifest.fingerprint}`" in text
+    assert "| 数学 | 1 |" in text
+    assert may_write(card.read_bytes())
+    card.write_text("# mine\n")
+    (tmp_path / "out-rows.jsonl" / manifest.shards[0].file).unlink()  # so that it is made again
+    align(options(tmp_path, "rows.jsonl"))
+    assert card.read_text() == "# mine\n"
+
+
+def test_names_can_not_leave_their_cells() -> None:
+    hostile = replace(MANIFEST.student, source="a|b\n# heading `x` <script>")
+    text = render_card(replace(MANIFEST, student=hostile), {})
+    assert "by `a\\|b # heading x &lt;script>` |" in text
+    assert text.count(MARK) == 1
