@@ -92,11 +92,11 @@ class Questions:
 
 
 def split_words(text: str) -> list[str]:
-    r"""Return a text's words in lower case.
+    """Return a text's words in lower case.
 
     Example:
-        >>> split_words("He's $5.00 \frac12")
-        ['he', 's', '5', '00', 'frac12']
+        >>> split_words("He's $5.00, isn't it?")
+        ['he', 's', '5', '00', 'isn', 't', 'it']
     """
     return _WORDS.findall(text.lower())
 
