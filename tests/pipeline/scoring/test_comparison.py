@@ -1,0 +1,83 @@
+"""Two scores are compared token by token, by a slow twin's arithmetic."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs.score.command import main
+from pipeline.dataset.files import open_dataset
+from pipeline.scoring.comparison import compare_scores
+from pipeline.scoring.stored_losses import list_scores
+from schemas.document import decode_document
+from schemas.errors import ForeignLossesError
+from schemas.sidecar import decode_sidecar
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+from tests.support.scored_data import run_score, write_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    world = write_world(tmp_path_factory.mktemp("world"))
+    write_model(world / "other", byte_level(480), seed=5)
+    run_score(world)
+    run_score(world, "--teacher", str(world / "other"))
+    return world
+
+
+def test_a_comparison_is_that_of_a_loop_over_tokens(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compare_scores(str(world / "data"), "teacher", "other")
+    dataset = open_dataset(str(world / "data"))
+    by_name = {s.manifest.source.rsplit("/")[-1]: s for s in list_scores(str(world / "data"))}
+    differences: list[float] = []
+    num_kept = num_changed = 0
+    for number in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(number, with_names=True)
+        sides = []
+        for name in ("teacher", "other"):
+            record = by_name[name].manifest.sidecars[number]
+            sides.append(decode_sidecar((world / "data" / record.file).read_bytes(), where=""))
+        differences += (sides[1].losses.astype(float) - sides[0].losses.astype(float)).tolist()
+        ranked: list[list[tuple[float, int]]] = [[], []]
+        place = 0
+        for document, (_, sample) in enumerate(dataset.samples(number, index)):
+            for start, stop in decode_document(sample).teacher_spans.tolist():
+                for side, ranking in zip(sides, ranked, strict=True):
+                    first = side.starts[document]
+                    own = side.losses[first + start : first + stop]
+                    if len(own):
+                        ranking.append((float(own.max()), place))
+                place += 1
+        kept = [{n for _, n in sorted(ranking)[: round(0.4 * len(ranking))]} for ranking in ranked]
+        num_kept += len(kept[0])
+        num_changed += len(kept[0] - kept[1])
+    sizes = np.abs(differences)
+    assert found.num_tokens == len(differences) > 2000
+    assert found.mean == pytest.approx(np.mean(differences))
+    assert (found.mean_absolute, found.largest) == pytest.approx((sizes.mean(), sizes.max()))
+    for share, value in found.quantiles.items():
+        assert value == pytest.approx(np.quantile(sizes, share), rel=0.05)
+    assert (found.num_kept, found.num_changed) == (num_kept, num_changed)
+    assert num_changed > 100
+    assert main([str(world / "data"), "--compare", "teacher", "other"]) == 0
+    shown = capsys.readouterr().out
+    assert f"mean {found.mean:+.4f} nats" in shown
+    assert f"{100 * num_changed / num_kept:.1f} % of " in shown
+
+
+def test_scores_that_can_t_be_compared_are_refused(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(world / "data")
+    with pytest.raises(ForeignLossesError, match="is named twice"):
+        compare_scores(data, "teacher", "teacher")
+    run_score(world, "--dtype", "bfloat16", seq_length=128)
+    (other,) = [s for s in list_scores(data) if s.manifest.rule.dtype == "bfloat16"]
+    with pytest.raises(ForeignLossesError, match="were scored in other contexts"):
+        compare_scores(data, "other", other.path)
+    Path(other.path).unlink()
+    assert main([data, "--compare", "teacher"]) == 2
+    assert "--compare takes two scores" in capsys.readouterr().err
