@@ -239,12 +239,18 @@ def _operations_per_token(model: PreTrainedModel) -> Callable[[NDArray[np.int64]
     """Return a function from lengths to the operations of a forward pass over such pieces.
 
     Two per weight of every matrix and token, the output layer included, and those of causal
-    attention: two products of length**2 / 2 by the heads' width.
+    attention: two products of length**2 / 2 by the heads' width. Of experts those count that a
+    token is routed to.
     """
     cast_model = cast(Any, model)
     embedding = cast_model.get_input_embeddings().weight
     tied = cast_model.get_output_embeddings().weight is embedding
-    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    routed = _routed_share(model.config)
+    weights = sum(
+        p.numel() * (routed if ".experts." in name else 1.0)
+        for name, p in model.named_parameters()
+        if p.dim() > 1
+    )
     weights -= 0 if tied else embedding.numel()
     layers = int(getattr(model.config, "num_hidden_layers", 0))
     width = int(getattr(model.config, "hidden_size", 0))
@@ -254,3 +260,12 @@ def _operations_per_token(model: PreTrainedModel) -> Callable[[NDArray[np.int64]
         return 2.0 * weights * float(lengths.sum()) + 2.0 * layers * width * squares
 
     return operations
+
+
+def _routed_share(config: Any) -> float:
+    """Return the share of a layer's experts that compute for a token; 1.0 where there are none."""
+    for name in ("num_local_experts", "n_routed_experts", "num_experts"):
+        every = getattr(config, name, None)
+        if every:
+            return float(config.num_experts_per_tok) / float(every)
+    return 1.0
