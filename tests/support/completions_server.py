@@ -99,7 +99,7 @@ class CompletionsServer:
         if isinstance(body["prompt"], str):
             ids = self.tokens_of(body["prompt"])
         elif self.kind == "llama-cpp-python":
-            return 422
+            return 500
         else:
             ids = body["prompt"]
         values = self.log_probabilities(ids)

@@ -46,9 +46,10 @@ class RefusedError(EngineError):
 class PassingError(Exception):
     """A failure that asking again, or elsewhere, may help."""
 
-    def __init__(self, message: str, wait_seconds: float = 0.0) -> None:
-        """Hold what happened, and how long the server asked to wait."""
+    def __init__(self, message: str, *, status: int = 0, wait_seconds: float = 0.0) -> None:
+        """Hold what happened, the server's status, and how long it asked to wait."""
         super().__init__(message)
+        self.status = status
         self.wait_seconds = wait_seconds
 
 
@@ -245,7 +246,9 @@ class Endpoints:
         if status != 200:
             wait = response.headers.get("retry-after", "")
             raise PassingError(
-                f"status {status}{_explain(response)}", float(wait) if wait.isdecimal() else 0.0
+                f"status {status}{_explain(response)}",
+                status=status,
+                wait_seconds=float(wait) if wait.isdecimal() else 0.0,
             )
         try:
             return orjson.loads(response.content)
@@ -286,4 +289,7 @@ def _explain(response: httpx2.Response) -> str:
         return ""
     error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
-    return f": {message[:_SHOWN]}" if isinstance(message, str) else ""
+    if not isinstance(message, str):
+        return ""
+    # what follows the first line repeats the request, and so the document
+    return f": {message.partition('\n')[0].partition('input')[0].strip()[:_SHOWN]}"

@@ -17,7 +17,13 @@ from pipeline.scoring.engines.completions import (
     read_losses,
     scoring_request,
 )
-from pipeline.scoring.engines.endpoints import Endpoint, Endpoints, MissingError, RefusedError
+from pipeline.scoring.engines.endpoints import (
+    Endpoint,
+    Endpoints,
+    MissingError,
+    PassingError,
+    RefusedError,
+)
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.tokenization import Tokenizer
 
@@ -26,6 +32,8 @@ COMPLETIONS = "/v1/completions"
 # Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,
 # or another quantization of it, differs by tenths and more.
 _SAME_MODEL = 0.1
+# llama-cpp-python's status for a prompt in token ids; where a server is at fault, 502 or 503 come.
+_FAILED = 500
 _TOKENIZE = (("/extras/tokenize", "input"), ("/tokenize", "content"))
 
 
@@ -200,7 +208,12 @@ def _try(
     body = scoring_request(dialect, model, probe)
 
     def ask(server: Endpoint) -> str | None:
-        answer = endpoints.post(server, COMPLETIONS, body)
+        try:
+            answer = endpoints.post(server, COMPLETIONS, body)
+        except PassingError as error:
+            if error.status != _FAILED:
+                raise
+            return str(error)
         try:
             read_losses(dialect, answer, model, probe)
         except NonsenseError as error:
