@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo prove megatron-demo test test-fast test-megatron test-services lint format types docs clean \
+.PHONY: help demo train-demo prove megatron-demo test test-fast test-megatron test-services test-flink test-prism test-dask lint format types docs clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring benchmark-short_documents
 
 help: ## list the targets
@@ -40,7 +40,7 @@ prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with D
 	  --scale $(or $(SCALE),full) --until $(or $(UNTIL),table)
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
-ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services
+ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
 
 test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and GPU (minutes)
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadscope $(ELSEWHERE)
@@ -54,6 +54,20 @@ test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real 
 test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the align job against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
+
+# ENGINE_MEGABYTES=20 tries it with less text.
+ENGINE_MEGABYTES ?= 200
+
+test-flink: $(VENV)/.installed-test ## run the jobs on a real Flink cluster of two task managers (a quarter of an hour)
+	tests/engines/setup.sh flink
+	ENGINE_MEGABYTES=$(ENGINE_MEGABYTES) $(BIN)/python -m pytest -m engines tests/engines/test_flink.py
+
+test-prism: $(VENV)/.installed-test ## run the align job on Beam's portable runner, which Go builds (minutes)
+	tests/engines/setup.sh prism
+	$(BIN)/python -m pytest -m engines tests/engines/test_prism.py
+
+test-dask: $(VENV)/.installed-test ## run the align job on a Dask cluster of three hosts: network namespaces, as root (minutes)
+	$(BIN)/python -m pytest -m engines tests/engines/test_dask_hosts.py
 
 lint: $(VENV)/.installed-lint ## check style
 	$(BIN)/ruff check .

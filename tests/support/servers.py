@@ -2,16 +2,18 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-START_SECONDS = 60
+START_SECONDS = 180
 END_SECONDS = 10
 
 
@@ -48,7 +50,11 @@ def serve(
     """
     with log.open("w+b") if log else tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # with what it starts
         )
         try:
             if not accepts(process, port):
@@ -61,8 +67,24 @@ def serve(
 
 def accepts(process: "subprocess.Popen[bytes]", port: int) -> bool:
     """Wait until a server accepts connections; return False where it ends or takes too long."""
-    for _ in range(START_SECONDS * 10):
+
+    def is_open() -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
+            return True
+        return False
+
+    return wait_until(is_open, process, seconds=START_SECONDS)
+
+
+def wait_until(
+    is_true: Callable[[], bool], process: "subprocess.Popen[Any]", *, seconds: float
+) -> bool:
+    """Wait for something to become true; return False where a process ends first, or it takes long.
+
+    What is waited for is the end of the process, a tenth of a second at a time.
+    """
+    for _ in range(round(seconds * 10)):
+        if is_true():
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.1)
@@ -71,22 +93,29 @@ def accepts(process: "subprocess.Popen[bytes]", port: int) -> bool:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process: asked first, killed where it does not listen."""
+    """End a server and what it started: asked first, killed where it does not listen."""
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    kill(process)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a server and what it started, as a machine that dies would."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextlib.contextmanager
-def worker_pool(log: Path | None = None) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def worker_pool(
+    port: int | None = None, *, log: Path | None = None
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Run Beam's worker pool, which starts a worker process for whoever asks; yield its address.
 
     It is what `--environment_type EXTERNAL` of a portable runner needs beside each of its machines.
     """
-    port = free_port()
+    port = port or free_port()
     module = "apache_beam.runners.worker.worker_pool_main"
     command = [sys.executable, "-m", module, f"--service_port={port}"]
     with serve(command, port, environment=_worker_environment(), log=log) as process:
@@ -94,6 +123,6 @@ def worker_pool(log: Path | None = None) -> Iterator[tuple[str, "subprocess.Pope
 
 
 def _worker_environment() -> dict[str, str]:
-    """Return an environment in which `python`, as the pool calls it, is this one."""
+    """Return an environment in which `python`, as the pool calls it, is this one with our code."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path}
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}

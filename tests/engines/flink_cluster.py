@@ -1,0 +1,131 @@
+"""A standalone Flink cluster on this machine: a job manager, and task managers of two slots."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from tests.support.servers import START_SECONDS, free_port, require_program, serve, wait_until
+
+ENGINES = Path(sys.prefix) / "engines"
+SET_UP = "`make test-flink` sets up what these tests need"
+NUM_SLOTS = 2
+
+_SPREAD = {"taskmanager.load-balance.mode": "SLOTS"}
+
+
+@dataclass(frozen=True)
+class FlinkCluster:
+    """What runs.
+
+    Attributes:
+        master: the address of Flink's REST service.
+        task_managers: their processes, each the leader of its group.
+        version: of Flink, as Beam's --flink_version wants it.
+    """
+
+    master: str
+    task_managers: tuple["subprocess.Popen[bytes]", ...]
+    version: str
+
+    def options(self, *, parallelism: int = 2) -> list[str]:
+        """Return the options of a job for this cluster, but for its workers' environment."""
+        return [
+            "--runner=FlinkRunner", f"--flink_master={self.master}",
+            f"--flink_version={self.version}", f"--parallelism={parallelism}",
+            f"--flink_job_server_jar={ENGINES}/flink/job-server.jar",
+        ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def flink_cluster(folder: Path, *, num_task_managers: int = 2) -> Iterator[FlinkCluster]:
+    """Run a cluster whose logs and temporary files lie in a folder."""
+    home = ENGINES / "flink"
+    version = require_program(home / "version", SET_UP).read_text().strip()
+    rest_port = free_port()
+    environment = _configure(folder, home, version, rest_port)
+    master = f"localhost:{rest_port}"
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(
+            serve(
+                [home / "bin" / "jobmanager.sh", "start-foreground"],
+                rest_port,
+                environment=environment,
+                log=folder / "job_manager.log",
+            )
+        )
+        task_managers = tuple(
+            stack.enter_context(_task_manager(home, environment, folder / f"tasks_{number}.log"))
+            for number in range(num_task_managers)
+        )
+
+        def all_there() -> bool:
+            return bool(_ask(master, "overview")["taskmanagers"] == num_task_managers)
+
+        if not wait_until(all_there, manager, seconds=START_SECONDS):
+            pytest.fail(f"the task managers did not register; see {folder}")
+        yield FlinkCluster(master, task_managers, version)
+
+
+def _task_manager(
+    home: Path, environment: dict[str, str], log: Path
+) -> contextlib.AbstractContextManager["subprocess.Popen[bytes]"]:
+    port = free_port()
+    command = [
+        home / "bin" / "taskmanager.sh",
+        "start-foreground",
+        f"-Dtaskmanager.rpc.port={port}",
+    ]
+    return serve(command, port, environment=environment, log=log)
+
+
+def _configure(folder: Path, home: Path, version: str, rest_port: int) -> dict[str, str]:
+    """Write a cluster's configuration; return the environment of its programs."""
+    for name in ("conf", "temp"):
+        (folder / name).mkdir(parents=True)
+    is_old = version.startswith("1.")
+    # Otherwise Flink fills one task manager before it takes the next.
+    spread = {"cluster.evenly-spread-out-slots": True} if is_old else _SPREAD
+    theirs = yaml.safe_load((home / "conf" / "config.yaml").read_text())
+    settings = {
+        "env": theirs["env"],  # what Java 17 has to open
+        "jobmanager.rpc.address": "localhost",
+        "jobmanager.rpc.port": free_port(),
+        "jobmanager.memory.process.size": "1000m",
+        "rest.address": "localhost",
+        "rest.port": rest_port,
+        "taskmanager.host": "localhost",
+        "taskmanager.numberOfTaskSlots": NUM_SLOTS,
+        "taskmanager.memory.process.size": "1200m",
+        "taskmanager.memory.managed.size": "128m",
+        "taskmanager.memory.network.min": "64m",
+        "taskmanager.memory.network.max": "64m",
+        # A lost machine is noticed after this, and the job starts again on the others.
+        "heartbeat.interval": 2000,
+        "heartbeat.timeout": 10000,
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": 30,
+        "restart-strategy.fixed-delay.delay": "1 s",
+        "io.tmp.dirs": str(folder / "temp"),
+        **spread,
+    }
+    (folder / "conf" / "config.yaml").write_text(yaml.safe_dump(settings, width=10**6))
+    name = "log4j-console.properties"
+    (folder / "conf" / name).write_bytes((home / "conf" / name).read_bytes())
+    places = {"FLINK_CONF_DIR": folder / "conf", "FLINK_LOG_DIR": folder, "FLINK_PID_DIR": folder}
+    return {**os.environ, **{name: str(place) for name, place in places.items()}}
+
+
+def _ask(master: str, what: str) -> dict[str, Any]:
+    with urlopen(f"http://{master}/{what}", timeout=START_SECONDS) as answer:
+        said: dict[str, Any] = json.load(answer)
+    return said
