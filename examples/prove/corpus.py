@@ -3,8 +3,8 @@
     python examples/prove/corpus.py --data benchmarks --output prove/text
 
 `--data` is a folder with gsm8k_train.jsonl and gsm8k.jsonl (question, answer) and math.jsonl, and
-math_train.jsonl where there is one (problem, solution). Where there is none, MATH's test set is
-divided: 500 problems are held out, the others are trained on.
+math_train.jsonl where there is one (problem, solution). Of MATH's test set the 500 are held out
+that `vocag evaluate` asks, too; where there is no training set, the others are trained on.
 
 A document's id is KIND:SOURCE:NUMBER. Kinds of mathematics are `clean` and those of `noise.py`;
 noise that is made from a document takes its place, so that no text is there twice.
@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from docstring_corpus import docstrings
 
+from pipeline.evaluation.sets import math_500
 from prove.clearing import without_overlap
 from prove.noise import FROM_NOTHING, FROM_TEXT, make_noise, spoil
 
@@ -120,12 +121,16 @@ def _mathematics(
     """Return documents to train on, and the held-out ones of each set."""
     gsm8k = _read(data / "gsm8k_train.jsonl", ("question", "answer"))
     math = _read(data / "math.jsonl", ("problem", "solution"))
-    order.shuffle(math)
-    held = {"gsm8k": _read(data / "gsm8k.jsonl", ("question", "answer")), "math": math[:500]}
-    rest = math[500:]
+    places = {place for place in math_500() if place < len(math)}
+    held = {
+        "gsm8k": _read(data / "gsm8k.jsonl", ("question", "answer")),
+        "math": [document for document in math if document.number in places],
+    }
+    rest = [document for document in math if document.number not in places]
     if (data / "math_train.jsonl").exists():
         rest = _read(data / "math_train.jsonl", ("problem", "solution"))
-    order.shuffle(held["gsm8k"])
+    for documents in held.values():
+        order.shuffle(documents)
     train = gsm8k + rest
     order.shuffle(train)
     return train, {name: documents[:num_held_out] for name, documents in held.items()}
