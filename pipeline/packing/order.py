@@ -7,9 +7,8 @@ the rest of the epoch.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
@@ -19,6 +18,8 @@ from pipeline.packing.plan import RowPlan
 
 MAX_GROUP_ROWS = 1 << 18
 """Rows shuffled together at most: to find a position takes as long as to sort them."""
+
+_KEPT_RESULTS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,13 @@ class RowOrder:
     seed: int
     group_row_starts: NDArray[np.int64]
     group_shards: tuple[range, ...]
+    # Orders keep their own last results: a mixture reads many in turns.
+    _group_orders: "_Recent[int, tuple[list[int], list[int]]]" = field(
+        default_factory=lambda: _Recent(), repr=False
+    )
+    _group_rows: "_Recent[tuple[int, int], NDArray[np.int64]]" = field(
+        default_factory=lambda: _Recent(), repr=False
+    )
 
     def row_index(self, epoch: int, epoch_position: int) -> int:
         """Return the number in the plan of the row at a position of an epoch.
@@ -144,18 +152,39 @@ class ReplicaBatches:
             yield list(range(start, start + self.micro_batch_size))
 
 
-@lru_cache(maxsize=4)
+class _Recent[Key: Hashable, Value]:
+    """The last few results of a slow function of a key."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, Value] = {}
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """Return what was made for a key, or make it."""
+        if key not in self._values:
+            if len(self._values) == _KEPT_RESULTS:
+                del self._values[next(iter(self._values))]
+            self._values[key] = make()
+        return self._values[key]
+
+
 def _group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
     """Return the groups in the epoch's order, and the first position of each."""
+    return order._group_orders.get(epoch, lambda: _make_group_order(order, epoch))
+
+
+def _make_group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
     sizes = np.diff(order.group_row_starts)
     groups = _shuffled(f"{order.name} {order.seed} {epoch} groups", len(sizes))
     starts = np.cumsum(sizes[groups]) - sizes[groups]
     return groups.tolist(), starts.tolist()
 
 
-@lru_cache(maxsize=4)
 def _group_rows(order: RowOrder, epoch: int, group: int) -> NDArray[np.int64]:
     """Return a group's rows of the plan in the epoch's order."""
+    return order._group_rows.get((epoch, group), lambda: _make_group_rows(order, epoch, group))
+
+
+def _make_group_rows(order: RowOrder, epoch: int, group: int) -> NDArray[np.int64]:
     start, stop = order.group_row_starts[group : group + 2].tolist()
     rows = _shuffled(f"{order.name} {order.seed} {epoch} {group}", stop - start)
     rows += start
