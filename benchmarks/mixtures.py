@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.measure import Report, measure
-from benchmarks.streaming import simulated_index
+from measure import Report, measure
+from streaming import simulated_index
+
 from pipeline.dataset.files import open_dataset
 from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
