@@ -124,14 +124,18 @@ def _score_shard(
     teacher: Teacher, dataset: Dataset, shard: int, rule: TeacherRule, context: ContextRule
 ) -> SidecarRecord | None:
     """Score a shard and write its sidecar; return its record on the rank that has the losses."""
-    claim, fingerprint = dataset.manifest.shards[shard], rule.fingerprint
+    shard_record, fingerprint = dataset.manifest.shards[shard], rule.fingerprint
     index = dataset.read_index(shard, with_names=True)
     pieces = context.pieces(index)
-    path = Path(dataset.location, sidecar_name(claim.file, fingerprint))
+    path = Path(dataset.location, sidecar_name(shard_record.file, fingerprint))
     earlier = None
     if path.is_file():
         earlier = accept_sidecar(
-            path.read_bytes(), shard=claim, index=index, pieces=pieces, teacher=fingerprint
+            path.read_bytes(),
+            shard_record=shard_record,
+            index=index,
+            pieces=pieces,
+            teacher=fingerprint,
         )
     # One rank decides for all that score together: a file may appear while they look.
     decided = [earlier]
@@ -150,7 +154,7 @@ def _score_shard(
         scores.losses.float().cpu().numpy(), rows, num_tokens=len(tokens.input_ids)
     )
     data, made = make_sidecar(
-        losses, tokens.starts, shard=claim, pieces=pieces, teacher=fingerprint
+        losses, tokens.starts, shard_record=shard_record, pieces=pieces, teacher=fingerprint
     )
     _write(path, data)
     speed = scores.num_tokens / max(scores.seconds, 1e-9)

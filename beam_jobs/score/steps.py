@@ -205,17 +205,21 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
         NonFiniteLossError: the teacher gave NaN or infinity.
     """
     dataset, fingerprint = teacher.dataset, job.rule.fingerprint
-    claim = dataset.manifest.shards[shard]
+    shard_record = dataset.manifest.shards[shard]
     index = dataset.read_index(shard, with_names=True)
     pieces = teacher.context.pieces(index)
     progress = worker_progress(job.run_folder)
-    path = storage.join(job.output, sidecar_name(claim.file, fingerprint))
+    path = storage.join(job.output, sidecar_name(shard_record.file, fingerprint))
     if storage.num_bytes_of(path) is not None:
         earlier = accept_sidecar(
-            storage.read_bytes(path), shard=claim, index=index, pieces=pieces, teacher=fingerprint
+            storage.read_bytes(path),
+            shard_record=shard_record,
+            index=index,
+            pieces=pieces,
+            teacher=fingerprint,
         )
         if earlier is not None:
-            progress.add(reused_tokens=claim.num_teacher_tokens)
+            progress.add(reused_tokens=shard_record.num_teacher_tokens)
             return ShardScored(shard, earlier, True, len(index), {}, 0.0)
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
     tokens = read_teacher_tokens(dataset, shard, index)
@@ -226,7 +230,7 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
         advance=lambda count: progress.add(scored_tokens=count),
     )
     data, record = make_sidecar(
-        scored.losses, tokens.starts, shard=claim, pieces=pieces, teacher=fingerprint
+        scored.losses, tokens.starts, shard_record=shard_record, pieces=pieces, teacher=fingerprint
     )
     _write(job, path, data)
     progress.add(scored_documents=len(index))

@@ -69,7 +69,7 @@ def make_sidecar(
     losses: NDArray[np.float32],
     starts: NDArray[np.int64],
     *,
-    shard: ShardRecord,
+    shard_record: ShardRecord,
     pieces: Pieces,
     teacher: str,
 ) -> tuple[bytes, SidecarRecord]:
@@ -78,45 +78,45 @@ def make_sidecar(
     Args:
         losses: float32 [M], nats; NaN where a token has no context.
         starts: int64 [D + 1], as in `DocumentTokens`.
-        shard: that was scored.
+        shard_record: of the shard that was scored.
         pieces: in which.
         teacher: fingerprint of the `TeacherRule`.
     """
-    stored = ShardLosses(to_fp16(losses), starts, teacher, shard.sha256)
+    stored = ShardLosses(to_fp16(losses), starts, teacher, shard_record.sha256)
     data = encode_sidecar(stored)
-    return data, describe_sidecar(data, stored, shard=shard, pieces=pieces)
+    return data, describe_sidecar(data, stored, shard_record=shard_record, pieces=pieces)
 
 
 def accept_sidecar(
-    data: bytes, *, shard: ShardRecord, index: ShardIndex, pieces: Pieces, teacher: str
+    data: bytes, *, shard_record: ShardRecord, index: ShardIndex, pieces: Pieces, teacher: str
 ) -> SidecarRecord | None:
     """Return the record of a sidecar that an earlier run has left, None where it is of no use.
 
     It must decode, belong to this shard's bytes and this teacher, and hold a loss for every token
     that has a context.
     """
-    file = sidecar_name(shard.file, teacher)
+    file = sidecar_name(shard_record.file, teacher)
     try:
         stored = decode_sidecar(data, where=file)
     except ValueError:
         return None
-    if (stored.teacher, stored.shard_sha256) != (teacher, shard.sha256):
+    if (stored.teacher, stored.shard_sha256) != (teacher, shard_record.sha256):
         return None
     if not np.array_equal(np.diff(stored.starts), index.num_teacher_tokens):
         return None
-    return describe_sidecar(data, stored, shard=shard, pieces=pieces)
+    return describe_sidecar(data, stored, shard_record=shard_record, pieces=pieces)
 
 
 def describe_sidecar(
-    data: bytes, stored: ShardLosses, *, shard: ShardRecord, pieces: Pieces
+    data: bytes, stored: ShardLosses, *, shard_record: ShardRecord, pieces: Pieces
 ) -> SidecarRecord:
     """Return what the score manifest says of a sidecar."""
     known = stored.losses[~np.isnan(stored.losses)].astype(np.float64)
     return SidecarRecord(
-        file=sidecar_name(shard.file, stored.teacher),
+        file=sidecar_name(shard_record.file, stored.teacher),
         num_bytes=len(data),
         sha256=sha256(data).hexdigest(),
-        shard=shard.file,
+        shard=shard_record.file,
         num_tokens=len(stored.losses),
         num_losses=len(known),
         loss_sum=float(known.sum()),

@@ -142,12 +142,12 @@ class SampleReader:
         return opened
 
     def _map(self, shard_index: int) -> NDArray[np.uint8]:
-        claim = self._dataset.shard(shard_index)
+        listed = self._dataset.shard(shard_index)
         with self._open_file(shard_index) as file:
             num_bytes = file.seek(0, 2)
-            if num_bytes != claim.num_bytes:
+            if num_bytes != listed.num_bytes:
                 raise DamagedShardError(
-                    f"{claim.url} has {num_bytes} bytes, the manifest says {claim.num_bytes}: "
+                    f"{listed.url} has {num_bytes} bytes, the manifest says {listed.num_bytes}: "
                     f"{_REMEDY}"
                 )
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

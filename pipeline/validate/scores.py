@@ -92,7 +92,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
                 losses,
                 record=record,
                 scores=scores,
-                shard=shards[number],
+                shard_record=shards[number],
                 index=index,
                 pieces=rule.pieces(index),
                 rule=rule,
@@ -108,7 +108,7 @@ def _contradictions(
     *,
     record: SidecarRecord,
     scores: ScoreFiles,
-    shard: ShardRecord,
+    shard_record: ShardRecord,
     index: ShardIndex,
     pieces: Pieces,
     rule: ContextRule,
@@ -119,7 +119,7 @@ def _contradictions(
         found.append(f"{len(data)} bytes with another SHA-256 than {scores.path} says")
     if losses.teacher != scores.manifest.rule.fingerprint:
         found.append(f"the losses are of teacher {losses.teacher[:16]}…")
-    if losses.shard_sha256 != shard.sha256:
+    if losses.shard_sha256 != shard_record.sha256:
         found.append(f"another tar was scored, of SHA-256 {losses.shard_sha256[:16]}…")
     if not np.array_equal(np.diff(losses.starts), index.num_teacher_tokens):
         return [*found, "documents have other numbers of losses than of teacher tokens"]
@@ -133,7 +133,10 @@ def _contradictions(
     outside = np.flatnonzero((losses.losses < 0) | (losses.losses > LARGEST_LOSS))
     if len(outside):
         found.append(f"{len(outside)} losses such as {losses.losses[outside[0]]} are impossible")
-    if not found and describe_sidecar(data, losses, shard=shard, pieces=pieces) != record:
+    if (
+        not found
+        and describe_sidecar(data, losses, shard_record=shard_record, pieces=pieces) != record
+    ):
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
 

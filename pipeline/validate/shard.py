@@ -40,7 +40,7 @@ class ShardResult:
 
 def check_shard(
     dataset: Dataset,
-    record: ShardRecord,
+    shard_record: ShardRecord,
     *,
     with_tokenizers: bool = False,
     advance: Advance = int,
@@ -49,7 +49,7 @@ def check_shard(
 
     Args:
         dataset: that it belongs to; the manifest's list of shards is not used.
-        record: the shard.
+        shard_record: the shard.
         with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
         advance: told of progress.
 
@@ -61,12 +61,12 @@ def check_shard(
         OSError: `with_tokenizers`, and a copy can't be read.
     """
     folder, manifest = dataset.location, dataset.manifest
-    findings = Findings(record.file)
+    findings = Findings(shard_record.file)
     tokenizers = load_dataset_tokenizers(dataset) if with_tokenizers else None
-    index = _read_index(folder, record, manifest, findings)
+    index = _read_index(folder, shard_record, manifest, findings)
     statistics = []
     try:
-        with open_file(folder, record.file) as file:
+        with open_file(folder, shard_record.file) as file:
             if index is None:
                 digest = digest_file(file, advance)
             else:
@@ -75,9 +75,11 @@ def check_shard(
                     part = check_samples(samples, index, manifest, findings, tokenizers=tokenizers)
                     statistics.append(part)
                 digest = reader.digest
-        check_digest(record.file, digest, record.num_bytes, record.sha256, findings)
+        check_digest(
+            shard_record.file, digest, shard_record.num_bytes, shard_record.sha256, findings
+        )
     except OSError as error:
-        findings.add("files", f"{record.file} can't be read: {describe(error)}")
+        findings.add("files", f"{shard_record.file} can't be read: {describe(error)}")
     keys = _key_bytes(() if index is None else index.key)
     return ShardResult(findings, keys, AlignmentStatistics.merge(statistics))
 
@@ -107,9 +109,9 @@ def check_digest(
 
 
 def _read_index(
-    folder: str, record: ShardRecord, manifest: Manifest, findings: Findings
+    folder: str, shard_record: ShardRecord, manifest: Manifest, findings: Findings
 ) -> ShardIndex | None:
-    name = record.index_file
+    name = shard_record.index_file
     try:
         with open_file(folder, name) as file:
             data = file.read()
@@ -117,7 +119,7 @@ def _read_index(
         findings.add("files", f"{name} can't be read: {describe(error)}; no sample was checked")
         return None
     digest = FileDigest(len(data), sha256(data).hexdigest())
-    check_digest(name, digest, record.index_num_bytes, record.index_sha256, findings)
+    check_digest(name, digest, shard_record.index_num_bytes, shard_record.index_sha256, findings)
     try:
         index = decode_index(data)
     except DatasetError as error:
@@ -132,7 +134,7 @@ def _read_index(
     for count in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
         found[count] = int(getattr(index, count).sum())
     for count, value in found.items():
-        claim = getattr(record, count)
+        claim = getattr(shard_record, count)
         if claim != value:
             findings.add("counts", f"{count} is {value} by the index, the manifest says {claim}")
     return index
