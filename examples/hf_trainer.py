@@ -78,7 +78,7 @@ class GuidedTrainer(Trainer):
             batch["labels"].long(),
             loss_mask=batch["loss_mask"],
         ).losses
-        guidance = aggregate_teacher_losses(batch["stored_losses"], batch["teacher_spans"], "max")
+        guidance = aggregate_teacher_losses(batch["teacher_losses"], batch["teacher_spans"], "max")
         selection = select_tokens(losses, guidance, loss_mask=batch["loss_mask"], rule=self.rule)
         result = guided_loss(losses, selection)
         self.last_metrics = metric_values(result.metrics)

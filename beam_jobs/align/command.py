@@ -272,9 +272,9 @@ def _open_inputs(
     options: AlignOptions,
 ) -> tuple[list[InputFile], tuple[Tokenizer, Tokenizer]]:
     """Return what a job starts from."""
+    require_address_space()  # before anything that starts threads
     files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
     _require_separate(files, options.output)
-    require_address_space()
     return files, (_load(options.student, options), _load(options.teacher, options))
 
 

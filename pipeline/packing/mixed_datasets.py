@@ -19,8 +19,8 @@ def open_datasets(mixture: Mixture) -> tuple[Dataset, ...]:
         ForeignTokenizerError: one was made with other tokenizers than the first.
 
     Example:
-        >>> [dataset.location for dataset in open_datasets(read_mixture("mixture.toml"))]
-        ['/data/aligned/web', '/data/aligned/math']
+        >>> open_datasets(read_mixture("mixture.toml"))[0].location  # doctest: +SKIP
+        '/data/aligned/web'
     """
     datasets = tuple(open_dataset(entry.path) for entry in mixture.datasets)
     seen: dict[str, str] = {}

@@ -148,7 +148,7 @@ def test_shards_are_sorted_by_key_and_about_as_large_as_asked() -> None:
         ((), {"shuffle": "runner"}),
         ((BUNDLES_TWICE,), {}),
         (("--runner=BundleBasedDirectRunner",), {}),
-        (("--runner=DirectRunner",), {"fast": False}),
+        (("--runner=DirectRunner",), {"no_fast_path": True}),
         pytest.param(TWO_PROCESSES, {}, marks=pytest.mark.slow),
         pytest.param(TWO_PROCESSES, {"shuffle": "runner"}, marks=pytest.mark.slow),
         pytest.param(

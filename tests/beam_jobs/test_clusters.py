@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import main
+from beam_jobs.align.command import main
 from beam_jobs.clusters import require_cluster, require_tried_runner
 from beam_jobs.errors import OptionsError
 from beam_jobs.runners import make_beam_options
