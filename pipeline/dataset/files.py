@@ -106,16 +106,7 @@ class Dataset:
             DamagedShardError: the index is missing or is not the manifest's.
         """
         record = self.manifest.shards[shard_index]
-        url = self._url(record.index_file)
-        try:
-            with fsspec.open(url, "rb") as file:
-                data: bytes = file.read()
-        except FileNotFoundError as error:
-            raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
-        if hashlib.sha256(data).hexdigest() != record.index_sha256:
-            raise DamagedShardError(
-                f"{url} is not the index that the manifest names (SHA-256 differs): {_REMEDY}"
-            )
+        url, data = self._read_named(record.index_file, record.index_sha256, "index")
         index = decode_index(data, with_names=with_names, metadata=metadata)
         if len(index) != record.num_documents:
             raise DamagedShardError(
@@ -137,17 +128,21 @@ class Dataset:
         record = self.manifest.removed
         if record is None:
             return None
-        url = self._url(record.file)
+        return decode_removed(self._read_named(record.file, record.sha256, "list")[1])
+
+    def _read_named(self, name: str, sha256: str, what: str) -> tuple[str, bytes]:
+        """Return where a small file of the manifest lies, and its bytes, hash compared."""
+        url = self._url(name)
         try:
             with fsspec.open(url, "rb") as file:
                 data: bytes = file.read()
         except FileNotFoundError as error:
             raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
-        if hashlib.sha256(data).hexdigest() != record.sha256:
+        if hashlib.sha256(data).hexdigest() != sha256:
             raise DamagedShardError(
-                f"{url} is not the list that the manifest names (SHA-256 differs): {_REMEDY}"
+                f"{url} is not the {what} that the manifest names (SHA-256 differs): {_REMEDY}"
             )
-        return decode_removed(data)
+        return url, data
 
     def find_damage(self, *, hashes: bool = False) -> dict[int, DamagedShardError]:
         """Compare every tar with the manifest; return what is wrong by shard number.
