@@ -1,10 +1,11 @@
 """What is compared, and how large the experiment is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 SEARCHED = ("full", "teacher", "alm")
 SELECTORS = ("random", "teacher", "teacher_loss", "student_loss", "student_entropy")
-_NEED_LOSSES = ("teacher", "teacher_loss", "alm")
+NEED_LOSSES = ("teacher", "teacher_loss", "alm")
 
 
 @dataclass(frozen=True)
@@ -16,22 +17,28 @@ class Arm:
         data: noisy or clean.
         seeds: one run each.
         keep_fraction: k; None where the method has none, or its default is meant.
+        compute: "" for as many steps as everybody; else as many as the same arithmetic allows that
+            `teacher` needs at k = 0.4, its student's alone (`student`) or the teacher's scoring of
+            what it reads counted, too (`scored`).
     """
 
     method: str
     data: str
     seeds: tuple[int, ...]
     keep_fraction: float | None = None
+    compute: Literal["", "student", "scored"] = ""
 
     @property
     def label(self) -> str:
-        """Name of the arm's folder: method and k."""
+        """Name of the arm's folder: method and k, or what its number of steps equals."""
+        if self.compute:
+            return f"{self.method}-equal-{self.compute}"
         return self.method if self.keep_fraction is None else f"{self.method}-{self.keep_fraction}"
 
     @property
     def needs_losses(self) -> bool:
         """Whether it reads the teacher's stored losses."""
-        return self.method in _NEED_LOSSES
+        return self.method in NEED_LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +50,13 @@ class Scale:
         held_out_packages: whose docstrings are held out.
         num_general: docstrings at most.
         num_documents: clean mathematical documents at most.
-        num_held_out: documents of each held-out set at most.
+        num_trained: of them in the mixtures at most, the rest of which nobody would read.
+        num_held_out: problems of each held-out set at most.
+        num_held_out_general: held-out docstrings at most.
+        num_asked: problems of each set that `vocag evaluate` asks.
         vocab_size: of the student.
-        layers: of the teacher that the student keeps.
+        layers: of SmolLM2-135M that the student keeps.
+        shard_bytes: of a shard; a scoring that is killed goes on at the shard that it was at.
         seq_length: student tokens per row.
         batch_size: rows per step.
         num_epochs: how often data may be read.
@@ -54,57 +65,98 @@ class Scale:
         steps: of every arm.
         last_steps: of the last stage.
         warmup_steps: of healing and of every arm.
-        evaluate_every: steps between measurements on the development set, and checkpoints.
+        checkpoint_every: steps between checkpoints, and between measurements on the development set
+            while the student heals.
         rates: learning rates that are searched.
         selectors: that are compared beside `full` and `alm`.
         seeds: of every arm.
+        device: that scores, trains and measures.
     """
 
     packages: tuple[str, ...] = ("numpy", "scipy", "sympy")
     held_out_packages: tuple[str, ...] = ("networkx",)
     num_general: int = 100_000
     num_documents: int = 100_000
+    num_trained: int = 5000
     num_held_out: int = 500
+    num_held_out_general: int = 200
+    num_asked: int = 200
     vocab_size: int = 8192
     layers: tuple[int, ...] = (0, 1, 2, 15, 28, 29)
+    shard_bytes: str = "2MiB"
     seq_length: int = 512
     batch_size: int = 4
     num_epochs: int = 4
     heal_steps: int = 1000
     heal_rate: float = 1e-3
-    steps: int = 500
+    steps: int = 400
     last_steps: int = 100
     warmup_steps: int = 20
-    evaluate_every: int = 100
+    checkpoint_every: int = 100
     rates: tuple[float, ...] = (2e-4, 4e-4, 8e-4)
     selectors: tuple[str, ...] = SELECTORS
     seeds: tuple[int, ...] = (0, 1, 2)
+    device: str = "cpu"
 
 
-SCALES = {
-    "full": Scale(),
-    # Shows that the chain works, in minutes, and nothing else.
-    "tiny": Scale(
-        packages=("numpy",),
-        held_out_packages=("tqdm",),
-        num_general=150,
-        num_documents=60,
-        num_held_out=8,
-        vocab_size=512,
-        layers=(0, 29),
-        seq_length=128,
-        batch_size=2,
-        num_epochs=20,
-        heal_steps=6,
-        steps=8,
-        last_steps=2,
-        warmup_steps=1,
-        evaluate_every=2,
-        rates=(1e-3,),
-        selectors=("random", "teacher"),
-        seeds=(0, 1),
-    ),
+FULL = Scale()
+# Text and steps for trials: little of both.
+_LITTLE: dict[str, Any] = {
+    "packages": ("numpy",),
+    "held_out_packages": ("tqdm",),
+    "num_general": 150,
+    "num_documents": 60,
+    "num_held_out": 8,
+    "num_held_out_general": 8,
+    "num_epochs": 20,
+    "steps": 8,
+    "last_steps": 2,
+    "warmup_steps": 1,
+    "checkpoint_every": 2,
 }
+# Shows that the chain works, in minutes, and nothing else.
+TINY = Scale(
+    **_LITTLE,
+    num_asked=4,
+    vocab_size=512,
+    layers=(0, 29),
+    seq_length=128,
+    batch_size=2,
+    heal_steps=6,
+    rates=(1e-3,),
+    selectors=("random", "teacher"),
+    seeds=(0, 1),
+)
+# For one GPU: a student of 101 M parameters, 100 M tokens an arm.
+GPU = Scale(
+    num_documents=10_000_000,
+    num_trained=10_000_000,
+    vocab_size=16_384,
+    layers=(*range(24), 28, 29),
+    shard_bytes="64MiB",
+    batch_size=64,
+    heal_steps=300,
+    heal_rate=5e-4,
+    steps=3052,
+    last_steps=300,
+    warmup_steps=100,
+    checkpoint_every=500,
+    rates=(1e-4, 2e-4, 4e-4),
+    device="cuda",
+)
+# The same chain with the student of `gpu` and hardly a step: shows that its commands run.
+GPU_TRIAL = replace(
+    GPU,
+    **_LITTLE,
+    num_asked=2,
+    batch_size=1,
+    heal_steps=2,
+    rates=(1e-4,),
+    selectors=("teacher",),
+    seeds=(0,),
+    device="cpu",
+)
+SCALES = {"full": FULL, "tiny": TINY, "gpu": GPU, "gpu-trial": GPU_TRIAL}
 
 
 def arms_of(scale: Scale) -> list[Arm]:
@@ -112,7 +164,7 @@ def arms_of(scale: Scale) -> list[Arm]:
 
     Example:
         >>> sum(len(arm.seeds) for arm in arms_of(SCALES["full"]))
-        36
+        40
     """
     selectors = scale.selectors
     seeds, first = scale.seeds, scale.seeds[:1]
@@ -123,4 +175,6 @@ def arms_of(scale: Scale) -> list[Arm]:
         Arm("alm", "noisy", first, 0.4),
         Arm("full", "clean", seeds),
         *(Arm(m, "clean", seeds, 0.4) for m in selectors if m in ("random", "teacher")),
+        Arm("full", "noisy", seeds, compute="scored"),
+        Arm("full", "noisy", first, compute="student"),
     ]

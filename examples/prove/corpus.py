@@ -4,7 +4,8 @@
 
 `--data` is a folder with gsm8k_train.jsonl and gsm8k.jsonl (question, answer) and math.jsonl, and
 math_train.jsonl where there is one (problem, solution). Of MATH's test set the 500 are held out
-that `vocag evaluate` asks, too; where there is no training set, the others are trained on.
+that `vocag evaluate` asks, too; where there is no training set, the others are trained on. Larger
+experiments need more: web.jsonl (text), where there is one, is trained on likewise.
 
 A document's id is KIND:SOURCE:NUMBER. Kinds of mathematics are `clean` and those of `noise.py`;
 noise that is made from a document takes its place, so that no text is there twice.
@@ -31,6 +32,9 @@ NOISE_SHARE = 0.3
 # Of the mathematics: what the last stage reads, and what learning rates are searched on.
 LAST_SHARE, DEV_SHARE = 0.15, 0.03
 
+# Of the noisy mixture: what the gate reads, and what is counted after training; 200 rows and more.
+NUM_GATE = 400
+
 
 @dataclass(frozen=True)
 class Document:
@@ -56,25 +60,35 @@ class Document:
 
 def build(options: argparse.Namespace) -> dict[str, list[Document]]:
     """Return every part of the experiment's text by its name."""
-    order = random.Random(SEED)
-    train, held = _mathematics(options.data, options.num_held_out, order)
-    train = without_overlap(train, [*held["gsm8k"], *held["math"]])[: options.num_documents]
     general = _docstrings(options.packages)[: options.num_general]
-    names = _docstrings(options.held_out_packages)
-    order.shuffle(names)
-    held["docstrings"] = without_overlap(names, [*general, *train])[: options.num_held_out]
+    train, held = _mathematics(options.data)
+    # All that is held out, not the part that is measured: `vocag evaluate` asks other items, too.
+    train = without_overlap(train, [*held["gsm8k"], *held["math"]])[: options.num_documents]
     dev, last, main = _divide(train, (DEV_SHARE, LAST_SHARE))
-    parts = {
-        "heal": general,
-        "noisy": with_noise(main, order),
-        "clean": main,
-        "last": with_noise(last, order, start=10**6),
-        "dev": dev,
-        **{f"held_{name}": documents for name, documents in held.items()},
+    main = main[: options.num_trained]
+    if not main:
+        raise SystemExit(
+            f"{options.data}: no document is left to train on, all are near held-out problems: is "
+            "gsm8k_train.jsonl a copy of gsm8k.jsonl?"
+        )
+    spoiled = with_noise(dev, random.Random("held_noise"), start=2 * 10**6)
+    measured = {
+        name: without_overlap(documents, general)[: options.num_held_out]
+        for name, documents in held.items()
     }
-    spoiled = with_noise(dev, order, start=2 * 10**6)
-    parts["held_noise"] = [document for document in spoiled if document.kind != "clean"]
-    return parts
+    others = without_overlap(_docstrings(options.held_out_packages), [*general, *train])
+    measured["docstrings"] = others[: options.num_held_out_general]
+    measured["noise"] = [document for document in spoiled if document.kind != "clean"]
+    noisy = with_noise(main, random.Random("noisy"))
+    return {
+        "heal": general,
+        "gate": noisy[:NUM_GATE],
+        "noisy": noisy,
+        "clean": main,
+        "last": with_noise(last, random.Random("last"), start=10**6),
+        "dev": dev,
+        **{f"held_{name}": documents for name, documents in measured.items()},
+    }
 
 
 def with_noise(
@@ -115,25 +129,24 @@ def with_noise(
     return mixed
 
 
-def _mathematics(
-    data: Path, num_held_out: int, order: random.Random
-) -> tuple[list[Document], dict[str, list[Document]]]:
-    """Return documents to train on, and the held-out ones of each set."""
-    gsm8k = _read(data / "gsm8k_train.jsonl", ("question", "answer"))
+def _mathematics(data: Path) -> tuple[list[Document], dict[str, list[Document]]]:
+    """Return documents to train on, and the held-out ones of each set, both shuffled."""
     math = _read(data / "math.jsonl", ("problem", "solution"))
     places = {place for place in math_500() if place < len(math)}
     held = {
         "gsm8k": _read(data / "gsm8k.jsonl", ("question", "answer")),
         "math": [document for document in math if document.number in places],
     }
-    rest = [document for document in math if document.number not in places]
+    train = _read(data / "gsm8k_train.jsonl", ("question", "answer"))
     if (data / "math_train.jsonl").exists():
-        rest = _read(data / "math_train.jsonl", ("problem", "solution"))
-    for documents in held.values():
-        order.shuffle(documents)
-    train = gsm8k + rest
-    order.shuffle(train)
-    return train, {name: documents[:num_held_out] for name, documents in held.items()}
+        train += _read(data / "math_train.jsonl", ("problem", "solution"))
+    else:
+        train += [document for document in math if document.number not in places]
+    if (data / "web.jsonl").exists():
+        train += _read(data / "web.jsonl", ("text",))
+    for documents in (train, *held.values()):
+        random.Random(SEED).shuffle(documents)
+    return train, held
 
 
 def _read(path: Path, fields: Iterable[str]) -> list[Document]:
@@ -170,7 +183,9 @@ def main() -> None:
     parser.add_argument("--held-out-packages", nargs="+", default=["networkx"])
     parser.add_argument("--num-general", type=int, help="docstrings at most")
     parser.add_argument("--num-documents", type=int, help="clean mathematical documents at most")
-    parser.add_argument("--num-held-out", type=int, default=500, help="of each set at most")
+    parser.add_argument("--num-trained", type=int, help="of them in the mixtures at most")
+    parser.add_argument("--num-held-out", type=int, default=500, help="problems of a set at most")
+    parser.add_argument("--num-held-out-general", type=int, default=200, help="docstrings likewise")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, dict[str, int]] = {}

@@ -1,7 +1,7 @@
 r"""What each selector keeps of each kind of text, as training would: the gate before the hours.
 
-    python examples/prove/kept.py --student prove/healed/model --data prove/noisy \
-        --teacher smollm2 --output prove/gate.json
+    python examples/prove/kept.py --student prove/healed/model --data prove/gate \
+        --teacher prove/smollm2 --output prove/kept.json
 
 Reads rows as `vocag train` does, chooses within micro-batches as it does, and counts mapped tokens
 by the kind that their document's id names. Ends with status 3 if the teacher's choice does not
@@ -63,8 +63,8 @@ def count_kept(
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for start in range(0, num_rows - micro_batch_size + 1, micro_batch_size):
         positions = range(start, start + micro_batch_size)
-        batch = rows.__getitems__(positions)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        batch = rows.__getitems__(positions).to(student.device)
+        with torch.autocast(student.device.type, dtype=torch.bfloat16, enabled=bf16):
             scores = linear_cross_entropy(
                 hidden_states(student, batch["input_ids"], position_ids=batch["position_ids"]),
                 output_weight(student),
@@ -140,6 +140,7 @@ def main() -> int:
     parser.add_argument("--micro-batch-size", type=int, default=4)
     parser.add_argument("--num-rows", type=int, default=200)
     parser.add_argument("--keep-fraction", type=float, default=0.4)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
     rows = AlignedRows(
@@ -148,7 +149,7 @@ def main() -> int:
         )
     )
     counts = count_kept(
-        load_language_model(options.student),
+        load_language_model(options.student, device=options.device),
         rows,
         num_rows=min(options.num_rows, len(rows)),
         micro_batch_size=min(options.micro_batch_size, len(rows)),

@@ -116,22 +116,23 @@ def _run(
         # Padding stands behind the text, where no token of it looks.
         width = len(part[0].labels)
         inputs, labels = (
-            torch.tensor([ids + [0] * (width - len(ids)) for ids in side])
+            torch.tensor([ids + [0] * (width - len(ids)) for ids in side]).to(student.device)
             for side in ([p.input_ids for p in part], [p.labels for p in part])
         )
-        positions = torch.arange(width).expand(len(part), -1)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        positions = torch.arange(width, device=student.device).expand(len(part), -1)
+        with torch.autocast(student.device.type, dtype=torch.bfloat16, enabled=bf16):
             hidden = hidden_states(student, inputs, position_ids=positions)
             losses = linear_cross_entropy(hidden, weight, labels).losses
             right = (hidden @ weight.T).argmax(-1) == labels
-        yield part, losses.double(), right
+        yield part, losses.double().cpu(), right.cpu()
 
 
 def measure_sets(
-    folder: Path, sets: dict[str, list[str]], *, seq_length: int, bf16: bool
+    folder: Path, sets: dict[str, list[str]], *, seq_length: int, bf16: bool, device: str
 ) -> dict[str, dict[str, float]]:
     """Measure the student of a folder on every set."""
-    student, tokenizer = load_language_model(str(folder)), load_tokenizer(str(folder))
+    student = load_language_model(str(folder), device=device)
+    tokenizer = load_tokenizer(str(folder))
     found = {}
     for name, texts in sets.items():
         pieces = cut_pieces(tokenizer, texts, seq_length)
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("sets", nargs="+", metavar="NAME=FILE", help="JSON lines with a text each")
     parser.add_argument("--students", type=Path, nargs="+", required=True, help="folders")
     parser.add_argument("--seq-length", type=int, default=512)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
     sets = {}
@@ -156,7 +158,13 @@ def main() -> None:
         with Path(path).open(encoding="utf-8", newline="\n") as file:
             sets[name] = [json.loads(line)["text"] for line in file]
     for folder in options.students:
-        found = measure_sets(folder, sets, seq_length=options.seq_length, bf16=options.bf16)
+        found = measure_sets(
+            folder,
+            sets,
+            seq_length=options.seq_length,
+            bf16=options.bf16,
+            device=options.device,
+        )
         (folder / "measures.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

@@ -2,19 +2,15 @@
 
     python examples/prove/recipe.py --data benchmarks --output prove
 
-Every step is a command, is skipped where its result is there, and goes on where it stopped.
+Every step is a command, is skipped where it is done, and goes on where it stopped.
 docs/evidence.md says what is compared, and what will count as an answer.
 """
 
 import argparse
 import json
-import os
-import shlex
-import subprocess
+import math
 import sys
-import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,30 +18,21 @@ from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from prove.arms import SCALES, SEARCHED, Arm, Scale, arms_of
+from prove.arms import SCALES, SEARCHED, SELECTORS, Arm, Scale, arms_of
+from prove.commands import Chain, Command, only_one, perform
+from prove.compute import equal_steps, read_weights, scoring_cost, training_cost
 
 EXAMPLES = Path(__file__).parents[1]
 HERE = Path(__file__).parent
 END = "<|endoftext|>"
-MATHEMATICS = ("noisy", "clean")
+ALIGNED = ("heal", "gate", "dev", "last", "noisy", "clean")
 HELD_OUT = ("gsm8k", "math", "docstrings", "noise")
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command line and the file that is there once it is done.
-
-    Attributes:
-        arguments: after the interpreter.
-        result: made last.
-        cost: relative to other commands, for the progress.
-        accepted: statuses that are no failure.
-    """
-
-    arguments: Sequence[object]
-    result: Path
-    cost: float = 1.0
-    accepted: tuple[int, ...] = (0,)
+ASKED = ("gsm8k", "math")
+KEEP_FRACTION = 0.4
+"""Of the arm whose arithmetic others equal."""
+GATE_FAILED = 3
+# Costs of what is no training, in steps: measured roughly, for the progress alone.
+_TEXTS, _ALIGN, _SCORE, _KEPT, _MEASURE, _ASK = 15, 6, 1200, 25, 130, 50
 
 
 @dataclass(frozen=True)
@@ -56,18 +43,25 @@ class Experiment:
         data: folder of GSM8K and MATH.
         output: folder of everything that is made.
         scale: sizes.
-        jobs: runs at one time, a thread each.
+        jobs: runs at one time, on a CPU a thread each.
+        teacher: folder of the teacher; None for SmolLM2-135M, whose layers the student has.
     """
 
     data: Path
     output: Path
     scale: Scale
     jobs: int
+    teacher: Path | None = None
 
     @property
-    def teacher(self) -> Path:
-        """Folder of the teacher."""
+    def source(self) -> Path:
+        """Folder of the model that the student is cut from."""
         return self.output / "smollm2"
+
+    @property
+    def scorer(self) -> Path:
+        """Folder of the teacher."""
+        return self.teacher or self.source
 
     @property
     def healed(self) -> Path:
@@ -78,6 +72,14 @@ class Experiment:
         """Return the folder of an arm's run."""
         return self.output / "runs" / arm.data / arm.label / f"seed-{seed}"
 
+    def rate_run(self, method: str, rate: float) -> Path:
+        """Return the folder of a run that searches a learning rate."""
+        return self.output / "rates" / f"{method}-{rate:g}"
+
+    def command(self, folder: Path, arguments: list[object], cost: float) -> Command:
+        """Return a command by the name of what it makes."""
+        return Command(str(folder.relative_to(self.output)), arguments, cost)
+
 
 def main() -> int:
     """Run what is missing; return a failed gate's status, else 0."""
@@ -85,131 +87,147 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder of GSM8K and MATH")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--scale", choices=SCALES, default="full")
+    parser.add_argument("--teacher", type=Path, help="folder (default: SmolLM2-135M, packaged)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a thread each")
     parser.add_argument("--until", choices=("gate", "table"), default="table", help="stop there")
     parser.add_argument("--ignore-gate", action="store_true", help="go on where the gate fails")
     options = parser.parse_args()
-    own = Experiment(options.data, options.output, SCALES[options.scale], options.jobs)
-    passed = run_until_gate(own)
-    if options.until == "gate" or not (passed or options.ignore_gate):
-        return 0 if passed else 3
-    run_arms(own)
+    scale = SCALES[options.scale]
+    own = Experiment(options.data, options.output, scale, options.jobs, options.teacher)
+    return run(own, until=options.until, ignore_gate=options.ignore_gate)
+
+
+def run(own: Experiment, *, until: str = "table", ignore_gate: bool = False) -> int:
+    """Run what is missing, stage by stage, with the progress of the whole."""
+    own.output.mkdir(parents=True, exist_ok=True)
+    # One thread: sums in the same order on every machine, and runs side by side.
+    settings = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    settings |= {"OMP_NUM_THREADS": "1"} if own.scale.device == "cpu" else {}
+    bar = tqdm(total=0, initial=round(costs(own)[1]), unit="", mininterval=1)
+    with only_one(own.output) as running, bar:
+        for name in stages(own):
+            bar.set_description(name)
+            bar.total = round(costs(own)[0])
+            write_costs(own)
+            # Made anew: what earlier stages found stands in the arguments now.
+            chains = stages(own)[name]
+            perform(own.output, chains, bar, jobs=own.jobs, settings=settings, running=running)
+            if name == "gate":
+                passed = json.loads((own.output / "kept.json").read_text("utf-8"))["passed"]
+                if until == "gate" or not (passed or ignore_gate):
+                    return 0 if passed else GATE_FAILED
     print((own.output / "table.md").read_text("utf-8"))
     return 0
 
 
-def run_until_gate(own: Experiment) -> bool:
-    """Make the student, its text and the teacher's losses; say whether the gate is passed."""
-    own.output.mkdir(parents=True, exist_ok=True)
-    for stage in (make_texts, make_student, align, heal, score, gate):
-        perform(own, stage(own), stage.__name__)
-    return bool(json.loads((own.output / "gate.json").read_text("utf-8"))["passed"])
+def costs(own: Experiment) -> tuple[float, float]:
+    """Return what all commands cost, and those that are done."""
+    whole = [command for chains in stages(own).values() for chain in chains for command in chain]
+    done = (command.cost for command in whole if command.record(own.output).exists())
+    return sum(command.cost for command in whole), sum(done)
 
 
-def run_arms(own: Experiment) -> None:
-    """Train every arm of every seed, measure and compare them."""
-    perform(own, search_rates(own), "search_rates")
+def stages(own: Experiment) -> dict[str, list[Chain]]:
+    """Return all commands; what is not known yet, such as a learning rate, is NaN in them."""
     rates = choose_rates(own)
-    arms = [(arm, seed) for arm in arms_of(own.scale) for seed in arm.seeds]
-    perform(own, [train_main(own, *run, rates) for run in arms], "train_main")
-    perform(own, [train_last(own, *run, rates) for run in arms], "train_last")
-    perform(own, [command for run in arms for command in measure(own, *run)], "measure")
-    perform(own, make_table(own), "make_table")
+    runs = [(arm, seed) for arm in arms_of(own.scale) for seed in arm.seeds]
+    runs.sort(key=lambda run: own.scale.seeds.index(run[1]))  # a table of one seed comes first
+    return {
+        "texts": [[write_source(own)], [write_texts(own)]],
+        "student": [[make_student(own)]],
+        "align": [[align(own, name)] for name in ALIGNED],
+        "heal": [[heal(own)], [score(own, "gate", _SCORE / 15)]],
+        "gate": [[_kept(own, own.healed, own.output / "kept")]],
+        "score": [[score(own, name, _SCORE)] for name in ("noisy", "clean")],
+        "rates": [[command] for command in search_rates(own)],
+        "arms": [list(train_and_measure(own, arm, seed, rates)) for arm, seed in runs],
+        "table": [[make_table(own)]],
+    }
 
 
-def make_texts(own: Experiment) -> list[Command]:
-    """Write the teacher's folder and all texts."""
-    scale, text = own.scale, own.output / "text"
-    limits = ["--num-general", scale.num_general, "--num-documents", scale.num_documents]
-    packages = ["--packages", *scale.packages, "--held-out-packages", *scale.held_out_packages]
-    sizes = [*limits, "--num-held-out", scale.num_held_out, *packages]
-    return [
-        Command(
-            [EXAMPLES / "packaged_model.py", "--output", own.teacher],
-            own.teacher / "model.safetensors",
-        ),
-        Command(
-            [HERE / "corpus.py", "--data", own.data, "--output", text, *sizes], text / "bytes.json"
-        ),
-    ]
+def write_source(own: Experiment) -> Command:
+    """Write the folder of the model that the student is cut from."""
+    arguments = [EXAMPLES / "packaged_model.py", "--output", own.source]
+    return own.command(own.source, arguments, _TEXTS)
 
 
-def make_student(own: Experiment) -> list[Command]:
-    """Cut the teacher's layers, and give them another vocabulary."""
-    scale, folder = own.scale, own.output / "student"
-    source = ["--text", own.output / "text" / "heal.jsonl", "--teacher", own.teacher]
-    shape = ["--vocab-size", scale.vocab_size, "--layers", *scale.layers]
-    arguments = [HERE / "student.py", *source, *shape, "--output", folder]
-    return [Command(arguments, folder / "model.safetensors")]
-
-
-def align(own: Experiment) -> list[Command]:
-    """Align what is trained on and what learning rates are searched on."""
-    student = ["--student", own.output / "student", "--student-bos", END, "--student-eos", END]
-    tokenizers = [*student, "--teacher", own.teacher, "--teacher-context", END]
-    commands = []
-    for name in ("heal", "dev", "last", *MATHEMATICS):
-        paths = ["--input", own.output / "text" / f"{name}.jsonl", "--output", own.output / name]
-        arguments = ["-m", "beam_jobs.align", *paths, "--name", name, *tokenizers]
-        commands.append(Command(arguments, own.output / name / "manifest.json"))
-    return commands
-
-
-def heal(own: Experiment) -> list[Command]:
-    """Teach the student general text again, plainly."""
-    scale = own.scale
+def write_texts(own: Experiment) -> Command:
+    """Write all texts."""
+    scale, folder = own.scale, own.output / "text"
     arguments = [
-        *_train(own, "heal", own.output / "student", own.output / "healed"),
-        *(
-            "--method",
-            "full",
-            "--num-steps",
-            scale.heal_steps,
-            "--warmup-steps",
-            scale.warmup_steps,
-        ),
-        *("--learning-rate", scale.heal_rate, "--evaluate-every", scale.evaluate_every),
+        *(HERE / "corpus.py", "--data", own.data, "--output", folder),
+        *("--num-general", scale.num_general, "--num-documents", scale.num_documents),
+        *("--num-trained", scale.num_trained, "--num-held-out", scale.num_held_out),
+        *("--num-held-out-general", scale.num_held_out_general, "--packages", *scale.packages),
+        *("--held-out-packages", *scale.held_out_packages),
     ]
-    return [Command(arguments, own.healed / "model.safetensors")]
+    return own.command(folder, arguments, _TEXTS)
 
 
-def score(own: Experiment) -> list[Command]:
-    """Store the teacher's losses of both mixtures."""
-    dtype = "bfloat16" if half_precision() else "float32"
-    commands = []
-    for name in MATHEMATICS:
-        where = [own.output / name, "--teacher", own.teacher, "--seq-length", own.scale.seq_length]
-        how = ["--dtype", dtype, "--threads", 1]
-        finished = own.output / f"scored-{name}"
-        commands.append(Command(["-m", "beam_jobs.score", *where, *how], finished))
-    return commands
+def make_student(own: Experiment) -> Command:
+    """Cut a model's layers, and give them another vocabulary."""
+    scale, folder = own.scale, own.output / "student"
+    arguments = [
+        *(HERE / "student.py", "--text", own.output / "text" / "heal.jsonl"),
+        *("--source", own.source, "--vocab-size", scale.vocab_size, "--layers", *scale.layers),
+        *("--output", folder),
+    ]
+    return own.command(folder, arguments, _TEXTS)
 
 
-def gate(own: Experiment) -> list[Command]:
-    """Count what the healed student's selectors keep of each kind of text."""
-    return [_kept(own, own.healed, own.output / "gate.json")]
+def align(own: Experiment, name: str) -> Command:
+    """Align a text."""
+    folder = own.output / name
+    arguments = [
+        *("-m", "beam_jobs.align", "--input", own.output / "text" / f"{name}.jsonl"),
+        *("--output", folder, "--name", name, "--shard-bytes", own.scale.shard_bytes),
+        *("--student", own.output / "student"),
+        *("--student-bos", END, "--student-eos", END),
+        *("--teacher", own.scorer, "--teacher-context", END),
+    ]
+    return own.command(folder, arguments, _ALIGN)
 
 
-def search_rates(own: Experiment) -> list[Command]:
+def heal(own: Experiment) -> Command:
+    """Teach the student general text again, plainly."""
+    scale, folder = own.scale, own.output / "healed"
+    arguments = [
+        *_train(own, "heal", own.output / "student", folder, scale.heal_steps),
+        *("--method", "full", "--warmup-steps", scale.warmup_steps),
+        *("--learning-rate", scale.heal_rate, "--evaluate-every", scale.checkpoint_every),
+    ]
+    return _trained(own, folder, arguments, scale.heal_steps)
+
+
+def score(own: Experiment, name: str, cost: float) -> Command:
+    """Store the teacher's losses of a text."""
+    dtype = "bfloat16" if half_precision(own) else "float32"
+    arguments = [
+        *("-m", "beam_jobs.score", own.output / name, "--teacher", own.scorer),
+        *("--seq-length", own.scale.seq_length, "--dtype", dtype, *_device(own)),
+        *(("--threads", 1) if own.scale.device == "cpu" else ()),
+    ]
+    return own.command(own.output / f"scored-{name}", arguments, cost)
+
+
+def search_rates(own: Experiment) -> Iterator[Command]:
     """Train each searched arm for a quarter of the steps at every rate."""
-    commands = []
     for name in SEARCHED:
-        arm = Arm(name, "noisy", (0,))
         for rate in own.scale.rates:
-            folder = own.output / "rates" / f"{name}-{rate:g}"
-            arguments = _train_arm(own, arm, 0, rate, folder, own.scale.steps // 4)
-            result = folder / "model" / "model.safetensors"
-            commands.append(Command(arguments, result, own.scale.steps / 4))
-    return commands
+            folder, steps = own.rate_run(name, rate), own.scale.steps // 4
+            arguments = _train_arm(own, Arm(name, "noisy", (0,)), 0, rate, folder, steps)
+            yield _trained(own, folder, arguments, steps)
 
 
 def choose_rates(own: Experiment) -> dict[str, float]:
-    """Write and return the best rate of each searched arm, by the development set."""
+    """Write and return the best rate of each searched arm, by the development set; NaN before."""
+    if not all(command.record(own.output).exists() for command in search_rates(own)):
+        return dict.fromkeys(SEARCHED, math.nan)
     found: dict[str, dict[str, float]] = {}
     for name in SEARCHED:
         found[name] = {}
         for rate in own.scale.rates:
-            log = own.output / "rates" / f"{name}-{rate:g}" / "log.jsonl"
+            log = own.rate_run(name, rate) / "log.jsonl"
             last = json.loads(log.read_text("utf-8").splitlines()[-1])
             found[name][f"{rate:g}"] = last["heldout_bits_per_byte"]
     best = {name: float(min(values, key=values.__getitem__)) for name, values in found.items()}
@@ -218,117 +236,137 @@ def choose_rates(own: Experiment) -> dict[str, float]:
     return best
 
 
-def train_main(own: Experiment, arm: Arm, seed: int, rates: dict[str, float]) -> Command:
-    """Train one arm of one seed; what was not searched takes the rate of `teacher`."""
-    folder = own.run(arm, seed) / "main"
-    rate = rates.get(arm.method, rates["teacher"])
-    arguments = _train_arm(own, arm, seed, rate, folder, own.scale.steps)
-    return Command(arguments, folder / "model" / "model.safetensors", own.scale.steps)
+def steps_of(own: Experiment, arm: Arm) -> int:
+    """Return an arm's number of steps: everybody's, or what the same arithmetic allows."""
+    if not arm.compute or not _has_costs(own):
+        return own.scale.steps
+    student = read_weights(own.healed)
+    cost = training_cost(student, KEEP_FRACTION)
+    if arm.compute == "scored":
+        cost += scoring_cost(read_weights(own.scorer), own.output / "noisy")
+    return equal_steps(own.scale.steps, cost, training_cost(student))
 
 
-def train_last(own: Experiment, arm: Arm, seed: int, rates: dict[str, float]) -> Command:
-    """Train an arm's student plainly, as every arm's, on text that none has seen."""
-    run = own.run(arm, seed)
-    arguments = [
-        *_train(own, "last", run / "main" / "model", run / "last"),
-        *("--method", "full", "--seed", seed, "--num-steps", own.scale.last_steps),
-        *("--warmup-steps", own.scale.last_steps // 10, "--learning-rate", rates["full"] / 4),
-    ]
-    return Command(arguments, run / "last" / "model" / "model.safetensors", own.scale.last_steps)
+def _has_costs(own: Experiment) -> bool:
+    commands = (heal(own), align(own, "noisy"), align(own, "clean"))
+    return all(command.record(own.output).exists() for command in commands)
 
 
-def measure(own: Experiment, arm: Arm, seed: int) -> list[Command]:
-    """Measure a run before and after its last stage, and what it would keep."""
-    run = own.run(arm, seed)
-    sets = [f"{name}={own.output / 'text' / f'held_{name}.jsonl'}" for name in HELD_OUT]
-    models = ["--students", *(run / stage / "model" for stage in ("main", "last"))]
-    arguments = [HERE / "measure.py", *sets, *models, "--seq-length", own.scale.seq_length]
-    commands = [Command([*arguments, *_half()], run / "last" / "model" / "measures.json")]
-    if arm.data == "noisy":
-        commands.append(_kept(own, run / "main" / "model", run / "kept.json"))
-    return commands
-
-
-def make_table(own: Experiment) -> list[Command]:
-    """Compare the runs."""
-    return [Command([HERE / "table.py", own.output], own.output / "table.md")]
-
-
-def perform(own: Experiment, commands: Iterable[Command], name: str) -> None:
-    """Run what is not done yet, several at one time; write down commands and seconds.
-
-    Raises:
-        SystemExit: a command failed; names it and its log.
-    """
-    left = [command for command in commands if not command.result.exists()]
-    if not left:
+def write_costs(own: Experiment) -> None:
+    """Write what every arm's arithmetic comes to, once models and texts are there."""
+    if not _has_costs(own):
         return
-    total = sum(command.cost for command in left)
-    with ThreadPoolExecutor(own.jobs) as pool, tqdm(total=total, desc=name, unit="") as bar:
-        for command in pool.map(lambda command: _run(own, command), left):
-            bar.update(command.cost)
+    student, tokens = read_weights(own.healed), own.scale.batch_size * own.scale.seq_length
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for arm in arms_of(own.scale):
+        steps = steps_of(own, arm)
+        kept = (arm.keep_fraction or 1.0) if arm.method in SELECTORS else 1.0
+        scored = scoring_cost(read_weights(own.scorer), own.output / arm.data)
+        found.setdefault(arm.data, {})[arm.label] = {
+            "steps": steps,
+            "student_operations": steps * tokens * training_cost(student, kept),
+            "teacher_operations": steps * tokens * scored if arm.needs_losses else 0.0,
+        }
+    num_runs = sum(len(arm.seeds) for arm in arms_of(own.scale))
+    costs = {"num_runs": num_runs, "tokens_per_step": tokens, "arms": found}
+    text = json.dumps(costs, indent=1)
+    (own.output / "costs.json").write_text(text + "\n", "utf-8")
 
 
-def _run(own: Experiment, command: Command) -> Command:
-    words = [sys.executable, *map(str, command.arguments)]
-    name = str(command.result.relative_to(own.output)).replace("/", "--")
-    log = own.output / "logs" / f"{name}.log"
-    log.parent.mkdir(exist_ok=True)
-    with (own.output / "commands.log").open("a", encoding="utf-8") as file:
-        file.write(shlex.join(words) + "\n")
-    # One thread: sums in the same order on every machine, and runs side by side.
-    threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    threads["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    started = time.monotonic()
-    with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(words, env=os.environ | threads, stdout=file, stderr=file)
-    if done.returncode not in command.accepted:
-        raise SystemExit(f"{shlex.join(words)}\nended with {done.returncode}: see {log}")
-    seconds = {"result": name, "seconds": round(time.monotonic() - started, 1)}
-    with (own.output / "seconds.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(seconds) + "\n")
-    if not command.result.exists():
-        command.result.touch()
-    return command
+def train_and_measure(
+    own: Experiment, arm: Arm, seed: int, rates: dict[str, float]
+) -> Iterator[Command]:
+    """Train one arm of one seed; what was not searched takes the rate of `teacher`.
+
+    The last stage is plain training, as every arm's, on text that none has seen.
+    """
+    scale, folder = own.scale, own.run(arm, seed)
+    rate = rates.get(arm.method, rates["teacher"])
+    steps = steps_of(own, arm)
+    yield _trained(
+        own, folder / "main", _train_arm(own, arm, seed, rate, folder / "main", steps), steps
+    )
+    arguments = [
+        *_train(own, "last", folder / "main" / "model", folder / "last", scale.last_steps),
+        *("--method", "full", "--seed", seed, "--warmup-steps", scale.last_steps // 10),
+        *("--learning-rate", rates["full"] / 4),
+    ]
+    yield _trained(own, folder / "last", arguments, scale.last_steps)
+    yield from measure(own, arm, folder)
+
+
+def measure(own: Experiment, arm: Arm, folder: Path) -> Iterator[Command]:
+    """Measure a run before and after its last stage, ask it, and count what it would keep."""
+    sets = [f"{name}={own.output / 'text' / f'held_{name}.jsonl'}" for name in HELD_OUT]
+    models = ["--students", *(folder / stage / "model" for stage in ("main", "last"))]
+    size = ["--seq-length", own.scale.seq_length, *_device(own), *_half(own)]
+    yield own.command(folder / "measures", [HERE / "measure.py", *sets, *models, *size], _MEASURE)
+    arguments = [
+        *("-m", "pipeline.evaluation", f"last={folder / 'last' / 'model'}", "--tasks", *ASKED),
+        *("--measures", "solution", "--data", own.data, "--limit", own.scale.num_asked),
+        *("--dtype", "float32", *_device(own), "--output", folder / "evaluated"),
+    ]
+    yield own.command(folder / "evaluated", arguments, _ASK)
+    if arm.data == "noisy":
+        yield _kept(own, folder / "main" / "model", folder / "kept")
+
+
+def make_table(own: Experiment) -> Command:
+    """Compare the runs."""
+    return own.command(own.output / "table", [HERE / "table.py", own.output], 1)
+
+
+def _trained(own: Experiment, folder: Path, arguments: list[object], steps: int) -> Command:
+    name = str(folder.relative_to(own.output))
+    return Command(name, arguments, steps, spare=folder / "checkpoint.pt")
 
 
 def _train_arm(
-    own: Experiment, arm: Arm, seed: int, rate: float, folder: Path, num_steps: int
+    own: Experiment, arm: Arm, seed: int, rate: float, folder: Path, steps: int
 ) -> list[object]:
     share = [] if arm.keep_fraction is None else ["--keep-fraction", arm.keep_fraction]
-    stored = ["--stored-losses", own.teacher] if arm.needs_losses else []
+    stored = ["--stored-losses", own.scorer] if arm.needs_losses else []
     return [
-        *_train(own, arm.data, own.healed, folder),
-        *("--method", arm.method, *share, *stored, "--seed", seed, "--num-steps", num_steps),
+        *_train(own, arm.data, own.healed, folder, steps),
+        *("--method", arm.method, *share, *stored, "--seed", seed),
         *("--warmup-steps", own.scale.warmup_steps, "--learning-rate", rate),
-        *("--evaluate-every", own.scale.evaluate_every),
     ]
 
 
-def _train(own: Experiment, data: str, student: Path, folder: Path) -> list[object]:
+def _train(own: Experiment, data: str, student: Path, folder: Path, steps: int) -> list[object]:
     scale = own.scale
     return [
         *("-m", "pipeline.training", "--data", own.output / data, "--student", student),
-        *("--output", folder, "--heldout", f"dev={own.output / 'dev'}"),
+        *("--output", folder, "--heldout", f"dev={own.output / 'dev'}", "--num-steps", steps),
         *("--seq-length", scale.seq_length, "--global-batch-size", scale.batch_size),
         *("--micro-batch-size", scale.batch_size, "--num-epochs", scale.num_epochs),
-        *("--checkpoint-every", scale.evaluate_every, *_half()),
+        *("--checkpoint-every", scale.checkpoint_every, *_device(own), *_half(own)),
     ]
 
 
 def _kept(own: Experiment, student: Path, result: Path) -> Command:
-    rows = ["--seq-length", own.scale.seq_length, "--micro-batch-size", own.scale.batch_size]
-    data = ["--data", own.output / "noisy", "--teacher", own.teacher, "--student", student]
-    arguments = [HERE / "kept.py", *data, *rows, "--output", result, *_half()]
-    return Command(arguments, result, accepted=(0, 3))
+    name = str(result.relative_to(own.output))
+    arguments = [
+        *(HERE / "kept.py", "--data", own.output / "gate", "--teacher", own.scorer),
+        *("--student", student, "--seq-length", own.scale.seq_length),
+        *("--micro-batch-size", own.scale.batch_size, "--output", f"{result}.json"),
+        *(*_device(own), *_half(own)),
+    ]
+    return Command(name, arguments, _KEPT, accepted=(0, GATE_FAILED))
 
 
-def _half() -> list[str]:
-    return ["--bf16"] if half_precision() else []
+def _device(own: Experiment) -> list[object]:
+    return ["--device", own.scale.device]
 
 
-def half_precision() -> bool:
-    """Say whether this machine's processor multiplies in bfloat16; others are slower in it."""
+def _half(own: Experiment) -> list[object]:
+    return ["--bf16"] if half_precision(own) else []
+
+
+def half_precision(own: Experiment) -> bool:
+    """Say whether the processor multiplies in bfloat16; CPUs that don't are slower in it."""
+    if own.scale.device == "cuda":
+        return True
     flags = Path("/proc/cpuinfo")
     return flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
 

@@ -1,6 +1,6 @@
 r"""A student that knows English: SmolLM2 with few of its layers and a vocabulary of its own.
 
-    python examples/prove/student.py --text prove/text/heal.jsonl --teacher prove/smollm2 \
+    python examples/prove/student.py --text prove/text/heal.jsonl --source prove/smollm2 \
         --output prove/student --vocab-size 8192 --layers 0 1 2 15 28 29
 
 The vocabulary is a byte-level BPE of the text. Every new token's embedding is the mean of the old
@@ -57,9 +57,11 @@ def align_texts(texts: Sequence[str], new: Path, old: Path) -> Iterator[AlignedB
 
 def main() -> None:
     """Write the student's folder."""
-    parser = argparse.ArgumentParser(description="Make a student from a teacher.")
+    parser = argparse.ArgumentParser(description="Make a student from a larger model.")
     parser.add_argument("--text", type=Path, required=True, help="JSON lines of general text")
-    parser.add_argument("--teacher", type=Path, required=True, help="folder")
+    parser.add_argument(
+        "--source", type=Path, required=True, help="folder of the model that it is cut from"
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 2, 15, 28, 29])
@@ -67,13 +69,13 @@ def main() -> None:
     with options.text.open(encoding="utf-8", newline="\n") as file:
         texts = [json.loads(line)["text"] for line in file]
     train_tokenizer(texts, options.vocab_size, options.output)
-    old = load_tokenizer(str(options.teacher))
+    old = load_tokenizer(str(options.source))
     new = load_tokenizer(str(options.output))
-    model = keep_layers(AutoModelForCausalLM.from_pretrained(options.teacher), options.layers)
+    model = keep_layers(AutoModelForCausalLM.from_pretrained(options.source), options.layers)
     end = new.find_token(END)
     num_unseen = transfer_vocabulary(
         model,
-        count_pairs(align_texts(texts, options.output, options.teacher)),
+        count_pairs(align_texts(texts, options.output, options.source)),
         new.vocab_size,
         same={end: old.find_token(END)},
         bos_token_id=end,

@@ -2,24 +2,29 @@
 
     python examples/prove/table.py prove
 
-Writes table.json, table.md and a plot for each held-out set; docs/evidence.md has the rules.
+Writes table.json, table.md, a plot for each mixture and stage, and timing.json beside them: seconds
+differ from run to run, the others don't. Works on the runs that are done, too. The rules are those
+of docs/evidence.md.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pipeline.drawing.charts import write_figure
-from pipeline.drawing.differences import difference_chart
+sys.path.append(str(Path(__file__).parents[1]))
+
+from prove.commands import DONE
+from prove.drawing import CLEAN_SETS, STAGES, draw, render
 
 MATHEMATICS = ("gsm8k", "math")
-STAGES = ("main", "last")
-_NAMES = {"main": "before the last stage", "last": "after it"}
+MEASURES = ("bits_per_byte", "end_bits", "top_1", "results", "solution")
+TEACHER = "teacher-0.4"
 
 Values = dict[int, float]
 """One value per seed."""
@@ -31,13 +36,13 @@ class Runs:
 
     Attributes:
         measures: by data, arm, seed, stage and held-out set.
-        seconds: by data, arm and seed, of the steps of the arm's own training.
     """
 
     measures: dict[str, dict[str, dict[int, Any]]]
-    seconds: dict[str, dict[str, Values]]
 
-    def values(self, data: str, arm: str, measure: str, *, stage: str, held_out: str) -> Values:
+    def values(
+        self, data: str, arm: str, measure: str, *, stage: str = "last", held_out: str
+    ) -> Values:
         """Return a measure by seed; empty where an arm or a set has none."""
         own = self.measures.get(data, {}).get(arm, {})
         found = {seed: stages[stage][held_out].get(measure) for seed, stages in own.items()}
@@ -45,19 +50,23 @@ class Runs:
 
 
 def read_runs(folder: Path) -> Runs:
-    """Read what `measure.py` and `vocag train` have written."""
+    """Read what `measure.py` and `vocag evaluate` say of the runs that both are done with."""
     measures: dict[str, dict[str, dict[int, Any]]] = {}
-    seconds: dict[str, dict[str, Values]] = {}
     for run in sorted((folder / "runs").glob("*/*/seed-*")):
-        data, arm, seed = run.parts[-3], run.parts[-2], int(run.name.removeprefix("seed-"))
-        measures.setdefault(data, {}).setdefault(arm, {})[seed] = {
+        record = folder / DONE / run.relative_to(folder)
+        if not all((record / f"{name}.json").exists() for name in ("measures", "evaluated")):
+            continue
+        found = {
             stage: json.loads((run / stage / "model" / "measures.json").read_text("utf-8"))
             for stage in STAGES
         }
-        log = (run / "main" / "log.jsonl").read_text("utf-8").splitlines()
-        spent = sum(json.loads(line)["seconds"] for line in log)
-        seconds.setdefault(data, {}).setdefault(arm, {})[seed] = spent
-    return Runs(measures, seconds)
+        asked = json.loads((run / "evaluated" / "last" / "results.json").read_text("utf-8"))
+        for name, of_set in asked["measurements"].items():
+            bits = of_set["solution"]["values"]["bits_per_byte"]["value"]
+            found["last"][name]["solution"] = bits
+        data, arm, seed = run.parts[-3], run.parts[-2], int(run.name.removeprefix("seed-"))
+        measures.setdefault(data, {}).setdefault(arm, {})[seed] = found
+    return Runs({data: measures[data] for data in ("noisy", "clean") if data in measures})
 
 
 def paired(own: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float]:
@@ -91,128 +100,104 @@ def verdicts(runs: Runs) -> dict[str, bool]:
     """Return which of the rules that were written down hold."""
 
     def bits(data: str, arm: str, held_out: str) -> Values:
-        return runs.values(data, arm, "bits_per_byte", stage="last", held_out=held_out)
+        return runs.values(data, arm, "bits_per_byte", held_out=held_out)
 
     def gain(data: str, held_out: str) -> float:
-        return -paired(bits(data, "teacher-0.4", held_out), bits(data, "full", held_out))[0]
+        return -paired(bits(data, TEACHER, held_out), bits(data, "full", held_out))[0]
 
     def no_worse(arm: str, other: str, held_out: str) -> bool:
         return paired(bits("noisy", arm, held_out), bits("noisy", other, held_out))[0] <= 0
 
-    wins = all(
-        better(bits("noisy", "teacher-0.4", name), bits("noisy", other, name))
-        for other in ("random-0.4", "full")
-        for name in MATHEMATICS
-    )
+    def beats(other: str) -> bool:
+        own = {name: bits("noisy", TEACHER, name) for name in MATHEMATICS}
+        return all(better(own[name], bits("noisy", other, name)) for name in MATHEMATICS)
+
+    wins = beats("random-0.4") and beats("full")
     shrinks = all(gain("clean", name) < gain("noisy", name) for name in MATHEMATICS)
-    clean_sets = (*MATHEMATICS, "docstrings")
-    plain = all(no_worse("full", f"teacher-{k}", n) for k in (0.4, 0.6) for n in clean_sets)
-    chance = any(no_worse("random-0.4", "teacher-0.4", name) for name in MATHEMATICS)
-    taste = all(no_worse("teacher_loss-0.4", "teacher-0.4", name) for name in MATHEMATICS)
-    return {"for": wins and shrinks, "against": plain or chance, "against the difference": taste}
+    plain = all(no_worse("full", f"teacher-{k}", n) for k in (0.4, 0.6) for n in CLEAN_SETS)
+    chance = any(no_worse("random-0.4", TEACHER, name) for name in MATHEMATICS)
+    taste = all(no_worse("teacher_loss-0.4", TEACHER, name) for name in MATHEMATICS)
+    return {
+        "for": wins and shrinks,
+        "against": plain or chance,
+        "against the difference": taste,
+        "worth its teacher": beats("full-equal-scored"),
+    }
 
 
 def summarise(runs: Runs) -> dict[str, Any]:
     """Return means, and differences to `full` with their errors, by data, arm, stage and set."""
-    found: dict[str, Any] = {}
-    for data, arms in runs.measures.items():
-        for arm, seeds in arms.items():
-            of_arm = found.setdefault(data, {}).setdefault(arm, {"seeds": sorted(seeds)})
-            of_arm["seconds"] = fmean(runs.seconds[data][arm].values())
-            for stage in STAGES:
-                of_arm[stage] = {
-                    held_out: _compare(runs, data, arm, stage, held_out)
-                    for held_out in next(iter(seeds.values()))[stage]
-                }
-    return found
+    return {
+        data: {
+            arm: {
+                "seeds": sorted(seeds),
+                **{
+                    stage: {
+                        held_out: compare(runs, data, (arm, "full"), stage, held_out)
+                        for held_out in next(iter(seeds.values()))[stage]
+                    }
+                    for stage in STAGES
+                },
+            }
+            for arm, seeds in arms.items()
+        }
+        for data, arms in runs.measures.items()
+    }
 
 
-def _compare(runs: Runs, data: str, arm: str, stage: str, held_out: str) -> dict[str, Any]:
+def compare(
+    runs: Runs, data: str, arms: tuple[str, str], stage: str, held_out: str
+) -> dict[str, Any]:
+    """Return by measure an arm's mean, its difference to another arm, and that one's error."""
     found: dict[str, Any] = {}
-    for measure in ("bits_per_byte", "end_bits", "top_1", "results"):
-        own = runs.values(data, arm, measure, stage=stage, held_out=held_out)
+    for measure in MEASURES:
+        own, other = (
+            runs.values(data, arm, measure, stage=stage, held_out=held_out) for arm in arms
+        )
         if own:
-            full = runs.values(data, "full", measure, stage=stage, held_out=held_out)
-            difference, error = paired(own, full)
+            difference, error = paired(own, other)
             found[measure] = {
                 "mean": fmean(own.values()),
-                "to_full": None if math.isnan(difference) else difference,
+                "difference": None if math.isnan(difference) else difference,
                 "error": None if math.isnan(error) else error,
             }
     return found
 
 
-def render(summary: dict[str, Any], found: dict[str, bool], extra: dict[str, Any]) -> str:
-    """Return the whole as Markdown."""
-    lines = [f"**{rule}**: {'yes' if holds else 'no'}" for rule, holds in found.items()]
-    parts = ["# Table", "", "Rules of docs/evidence.md that hold: " + "; ".join(lines) + ".", ""]
-    for data, arms in summary.items():
-        sets = list(next(iter(arms.values()))["last"])
-        for stage in reversed(STAGES):
-            parts += [f"## {data}, {_NAMES[stage]}: bits per byte, and difference to `full`", ""]
-            parts += [_row(["arm", "seeds", "s", *sets]), _row(["---"] * (3 + len(sets)))]
-            for arm, own in arms.items():
-                cells = [_cell(own[stage][name]["bits_per_byte"], 4) for name in sets]
-                parts.append(_row([arm, len(own["seeds"]), f"{own['seconds']:.0f}", *cells]))
-            parts.append("")
-        parts += [f"## {data}, after the last stage: accuracy, %", ""]
-        heads = [f"{name}, top-1" for name in sets] + ["results of calculations"]
-        parts += [_row(["arm", *heads]), _row(["---"] * (1 + len(heads)))]
-        for arm, own in arms.items():
-            cells = [_cell(own["last"][name]["top_1"], 2, 100) for name in sets]
-            results = own["last"]["gsm8k"].get("results")
-            parts.append(_row([arm, *cells, _cell(results, 2, 100) if results else "–"]))
-        parts.append("")
-    parts += ["## Beside it", "", "```json", json.dumps(extra, indent=1), "```", ""]
-    return "\n".join(parts)
-
-
-def _cell(value: dict[str, Any], digits: int, scale: float = 1.0) -> str:
-    text = f"{scale * value['mean']:.{digits}f}"
-    if value["to_full"] is None:
-        return text
-    error = "" if value["error"] is None else f" ± {scale * value['error']:.{digits}f}"
-    return f"{text} ({scale * value['to_full']:+.{digits}f}{error})"
-
-
-def _row(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def draw(summary: dict[str, Any], data: str, folder: Path) -> None:
-    """Write a plot of differences to `full` for each held-out set."""
-    arms = {arm: own for arm, own in summary[data].items() if arm != "full"}
-    for held_out in next(iter(arms.values()))["last"]:
-        series = {
-            _NAMES[stage]: [
-                (bits["to_full"], bits["error"] or 0.0) if bits["to_full"] is not None else None
-                for own in arms.values()
-                for bits in [own[stage][held_out]["bits_per_byte"]]
-            ]
-            for stage in STAGES
-        }
-        chart = difference_chart(
-            f"{held_out}, trained on {data} text: bits per byte, difference to full",
-            list(arms),
-            series,
-            x_label="bits per byte more than full (less is better), ± standard error over seeds",
-        )
-        write_figure(chart, folder / f"{data}-{held_out}.svg")
-
-
-def beside(folder: Path) -> dict[str, Any]:
-    """Return what else a reader needs: rates, the gate, kept shares after training, the teacher."""
-    lines = (folder / "seconds.jsonl").read_text("utf-8").splitlines()
-    spent = {entry["result"]: entry["seconds"] for entry in map(json.loads, lines)}
-    kept = {
-        str(path.relative_to(folder / "runs").parent): json.loads(path.read_text("utf-8"))["kept"]
-        for path in sorted((folder / "runs").glob("noisy/*/seed-*/kept.json"))
-    }
+def equal_compute(runs: Runs) -> dict[str, Any]:
+    """Return how `teacher` differs from arms that compute as much, after the last stage."""
+    arms = [
+        arm for arm in ("full-equal-student", "full-equal-scored") if arm in runs.measures["noisy"]
+    ]
     return {
-        "learning_rates": json.loads((folder / "rates.json").read_text("utf-8")),
-        "gate": json.loads((folder / "gate.json").read_text("utf-8")),
-        "seconds_of_scoring": {name: spent.get(f"scored-{name}") for name in ("noisy", "clean")},
-        "kept_by_teacher_after_training": {run: own["teacher"] for run, own in kept.items()},
+        arm: {name: compare(runs, "noisy", (TEACHER, arm), "last", name) for name in _sets(runs)}
+        for arm in arms
+    }
+
+
+def _sets(runs: Runs) -> list[str]:
+    seeds = next(iter(runs.measures["noisy"].values()))
+    return list(next(iter(seeds.values()))["last"])
+
+
+def kept_after_training(folder: Path) -> dict[str, dict[str, float]]:
+    """Return by arm what the teacher's choice would keep of each kind then, the mean over seeds."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for path in sorted((folder / "runs" / "noisy").glob("*/seed-*/kept.json")):
+        own = json.loads(path.read_text("utf-8"))["kept"]["teacher"]
+        found.setdefault(path.parts[-3], []).append(own)
+    return {
+        arm: {kind: fmean(seed[kind] for seed in seeds) for kind in seeds[0]}
+        for arm, seeds in found.items()
+    }
+
+
+def timing(folder: Path) -> dict[str, float]:
+    """Return every command's seconds by its name."""
+    done = folder / DONE
+    return {
+        str(path.relative_to(done).with_suffix("")): json.loads(path.read_text("utf-8"))["seconds"]
+        for path in sorted(done.rglob("*.json"))
     }
 
 
@@ -222,12 +207,23 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     runs = read_runs(folder)
-    summary, found, extra = summarise(runs), verdicts(runs), beside(folder)
-    everything = {"verdicts": found, "arms": summary, **extra}
-    (folder / "table.json").write_text(json.dumps(everything, indent=1) + "\n", "utf-8")
-    for data in summary:
-        draw(summary, data, folder)
-    (folder / "table.md").write_text(render(summary, found, extra), "utf-8")
+    if "noisy" not in runs.measures:
+        raise SystemExit(f"{folder}: no run is measured yet")
+    table = {
+        "verdicts": verdicts(runs),
+        "arms": summarise(runs),
+        "equal_compute": equal_compute(runs),
+        "kept_by_teacher_after_training": kept_after_training(folder),
+        **{
+            name: json.loads((folder / f"{name}.json").read_text("utf-8"))
+            for name in ("costs", "rates")
+        },
+        "gate": json.loads((folder / "kept.json").read_text("utf-8")),
+    }
+    (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+    (folder / "timing.json").write_text(json.dumps(timing(folder), indent=1) + "\n", "utf-8")
+    draw(table["arms"], folder)
+    (folder / "table.md").write_text(render(table), "utf-8")
 
 
 if __name__ == "__main__":

