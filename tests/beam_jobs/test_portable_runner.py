@@ -7,6 +7,7 @@ break shows here; `make test-flink` and `make test-prism` run the job on other p
 import contextlib
 import hashlib
 import io
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -15,8 +16,15 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.command import align
-from tests.support.corpus import align_options, digests, reference_dataset
-from tests.support.servers import free_port, serve, worker_pool
+from beam_jobs.runners import RESUME
+from tests.support.corpus import align_options, command_line, digests, reference_dataset
+from tests.support.servers import (
+    FAILURE,
+    free_port,
+    serve,
+    worker_pool,
+    write_failing_worker,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -66,3 +74,28 @@ def test_a_package_is_staged_whole(tmp_path: Path, portable: tuple[Path, tuple[s
     assert digests(tmp_path / "out") == digests(reference)
     staged = {hashlib.sha256(p.read_bytes()).digest() for p in staging.rglob("*") if p.is_file()}
     assert hashlib.sha256(package.read_bytes()).digest() in staged
+
+
+def test_a_failure_in_a_worker_is_told_in_one_sentence(tmp_path: Path) -> None:
+    corpus, reference = reference_dataset()
+    output = tmp_path / "out"
+    first = write_failing_worker(tmp_path / "first")
+    with job_service(tmp_path / "staging") as endpoint, worker_pool(first=first) as (address, _):
+        runner = [
+            "--runner=PortableRunner", f"--job_endpoint={endpoint}",
+            "--environment_type=EXTERNAL", f"--environment_config={address}",
+        ]  # fmt: skip
+        options = align_options(corpus, output, *runner)
+        done = subprocess.run(
+            [sys.executable, "-m", "beam_jobs.align", *command_line(options)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    (path,) = output.glob(".vocag-*/error.txt")
+    cause = f"the job failed: {FAILURE}"
+    assert done.stderr == f"vocag align: {cause} (traceback in {path}); {RESUME}\n"
+    assert "Traceback" in path.read_text()
+    align(align_options(corpus, output))  # here, where workers are well
+    assert digests(output) == digests(reference)

@@ -1,7 +1,6 @@
 """One corpus and one cluster for all tests that use them."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     return make_workload(tmp_path_factory.mktemp("small"), megabytes=4)
 
 
-@pytest.fixture
-def flink(tmp_path: Path) -> Iterator[FlinkCluster]:
-    """A cluster of two task managers."""
-    with flink_cluster(tmp_path / "flink") as cluster:
+@pytest.fixture(scope="session")
+def middling(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """Text enough that there is a middle of aligning, and its dataset."""
+    return make_workload(tmp_path_factory.mktemp("middling"), megabytes=12)
+
+
+@pytest.fixture(scope="module")
+def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlinkCluster]:
+    """A cluster of two task managers, for tests that leave it whole."""
+    with flink_cluster(tmp_path_factory.mktemp("flink"), attempts=2) as cluster:
         yield cluster

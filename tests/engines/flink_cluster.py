@@ -14,7 +14,14 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from tests.support.servers import START_SECONDS, free_port, require_program, serve, wait_until
+from tests.support.servers import (
+    START_SECONDS,
+    free_port,
+    require_program,
+    serve,
+    wait_until,
+    worker_environment,
+)
 
 ENGINES = Path(sys.prefix) / "engines"
 SET_UP = "`make test-flink` sets up what these tests need"
@@ -29,11 +36,13 @@ class FlinkCluster:
 
     Attributes:
         master: the address of Flink's REST service.
+        manager: the job manager's process.
         task_managers: their processes, each the leader of its group.
         version: of Flink, as Beam's --flink_version wants it.
     """
 
     master: str
+    manager: "subprocess.Popen[bytes]"
     task_managers: tuple["subprocess.Popen[bytes]", ...]
     version: str
 
@@ -45,14 +54,40 @@ class FlinkCluster:
             f"--flink_job_server_jar={ENGINES}/flink/job-server.jar",
         ]  # fmt: skip
 
+    @contextlib.contextmanager
+    def job_server(self, folder: Path) -> Iterator[str]:
+        """Run Beam's job server with its files in a folder; yield its address."""
+        port = free_port()
+        command = [
+            "java", "-jar", ENGINES / "flink" / "job-server.jar", f"--flink-master={self.master}",
+            f"--job-port={port}", "--artifact-port=0", "--expansion-port=0",
+            f"--artifacts-dir={folder}/staged",
+        ]  # fmt: skip
+        with serve(command, port, log=folder / "job_server.log"):
+            yield f"localhost:{port}"
+
+    def last_job_seconds(self) -> float:
+        """Return how long Flink had the newest job, without the launcher's part."""
+        jobs = _ask(self.master, "jobs/overview")["jobs"]
+        newest = max(jobs, key=lambda job: job["start-time"])
+        return float(newest["duration"]) / 1000
+
 
 @contextlib.contextmanager
-def flink_cluster(folder: Path, *, num_task_managers: int = 2) -> Iterator[FlinkCluster]:
-    """Run a cluster whose logs and temporary files lie in a folder."""
+def flink_cluster(
+    folder: Path, *, num_task_managers: int = 2, attempts: int = 300
+) -> Iterator[FlinkCluster]:
+    """Run a cluster.
+
+    Args:
+        folder: for its logs and temporary files.
+        num_task_managers: processes of two slots each.
+        attempts: how often a job that has failed is started again, a second later.
+    """
     home = ENGINES / "flink"
     version = require_program(home / "version", SET_UP).read_text().strip()
     rest_port = free_port()
-    environment = _configure(folder, home, version, rest_port)
+    environment = _configure(folder, home, version, rest_port, attempts)
     master = f"localhost:{rest_port}"
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
@@ -73,7 +108,17 @@ def flink_cluster(folder: Path, *, num_task_managers: int = 2) -> Iterator[Flink
 
         if not wait_until(all_there, manager, seconds=START_SECONDS):
             pytest.fail(f"the task managers did not register; see {folder}")
-        yield FlinkCluster(master, task_managers, version)
+        yield FlinkCluster(master, manager, task_managers, version)
+
+
+def process_environment() -> list[str]:
+    """Return the options that let every task manager start workers itself, by Beam's program."""
+    # Otherwise the program makes an environment for every worker and installs what was staged.
+    variables = {"RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT": "1"}
+    variables |= {name: worker_environment()[name] for name in ("PATH", "PYTHONPATH")}
+    boot = require_program(ENGINES / "bin" / "boot", SET_UP)
+    config = {"command": str(boot), "env": variables}
+    return ["--environment_type=PROCESS", f"--environment_config={json.dumps(config)}"]
 
 
 def _task_manager(
@@ -85,10 +130,13 @@ def _task_manager(
         "start-foreground",
         f"-Dtaskmanager.rpc.port={port}",
     ]
-    return serve(command, port, environment=environment, log=log)
+    # Beam's program leaves its options where it runs.
+    return serve(command, port, environment=environment, log=log, folder=log.parent)
 
 
-def _configure(folder: Path, home: Path, version: str, rest_port: int) -> dict[str, str]:
+def _configure(
+    folder: Path, home: Path, version: str, rest_port: int, attempts: int
+) -> dict[str, str]:
     """Write a cluster's configuration; return the environment of its programs."""
     for name in ("conf", "temp"):
         (folder / name).mkdir(parents=True)
@@ -113,7 +161,7 @@ def _configure(folder: Path, home: Path, version: str, rest_port: int) -> dict[s
         "heartbeat.interval": 2000,
         "heartbeat.timeout": 10000,
         "restart-strategy.type": "fixed-delay",
-        "restart-strategy.fixed-delay.attempts": 30,
+        "restart-strategy.fixed-delay.attempts": attempts,
         "restart-strategy.fixed-delay.delay": "1 s",
         "io.tmp.dirs": str(folder / "temp"),
         **spread,

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs other people's runners below .venv/engines: setup.sh prism | flink
+# Installs other people's runners below .venv/engines: setup.sh prism | boot | flink ...
 # Does nothing where they are installed already.
 #
-#   prism  Beam's portable runner, built by Go.
-#   flink  a distribution (from PyPI: bin, conf, lib), and Beam's job server for it (from
-#          Maven; Java 17). Flink 2.2 where Beam's jar for it can be had, else 1.19.
+#   prism, boot  Beam's portable runner, and what starts a worker: built by Go.
+#   flink        a distribution (from PyPI: bin, conf, lib), and Beam's job server for it (from
+#                Maven; Java 17). Flink 2.2 where Beam's jar for it can be had, else 1.19.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
@@ -73,7 +73,8 @@ flink() {
 for engine in "$@"; do
   case $engine in
     prism) go_program prism go/cmd/prism ;;
+    boot) go_program boot python/container ;;
     flink) flink ;;
-    *) echo "setup.sh: no engine $engine; there are prism and flink" >&2; exit 2 ;;
+    *) echo "setup.sh: no engine $engine; there are prism, boot and flink" >&2; exit 2 ;;
   esac
 done

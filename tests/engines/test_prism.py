@@ -5,25 +5,29 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.runners import RESUME
 from tests.engines.flink_cluster import ENGINES
-from tests.engines.workload import Workload, finish, start
+from tests.engines.workload import Workload, external, finish, start
 from tests.support.corpus import digests
-from tests.support.servers import free_port, require_program, serve, worker_pool
+from tests.support.servers import (
+    FAILURE,
+    free_port,
+    require_program,
+    serve,
+    worker_pool,
+    write_failing_worker,
+)
 
 pytestmark = pytest.mark.engines
 
 
 @pytest.fixture
 def prism() -> Iterator[list[str]]:
-    """The options of Prism with a worker pool."""
+    """The options of Prism, but for its workers."""
     program = require_program(ENGINES / "bin" / "prism", "`make test-prism` builds it")
     port = free_port()
-    command = [program, f"--job_port={port}", "--serve_http=false"]
-    with serve(command, port), worker_pool() as (address, _):
-        yield [
-            "--runner=PortableRunner", f"--job_endpoint=localhost:{port}",
-            "--environment_type=EXTERNAL", f"--environment_config={address}",
-        ]  # fmt: skip
+    with serve([program, f"--job_port={port}", "--serve_http=false"], port):
+        yield ["--runner=PortableRunner", f"--job_endpoint=localhost:{port}"]
 
 
 @pytest.mark.parametrize("shuffle", ["files", "runner"])
@@ -31,5 +35,20 @@ def test_prism_gives_the_local_bytes(
     prism: list[str], small: Workload, tmp_path: Path, shuffle: str
 ) -> None:
     output = tmp_path / "out"
-    finish(start(small.arguments(output, *prism, f"--shuffle={shuffle}")))
+    with worker_pool() as (address, _):
+        beam = [*prism, *external(address), f"--shuffle={shuffle}"]
+        finish(start(small.arguments(output, *beam)))
     assert digests(output) == digests(small.dataset)
+
+
+def test_a_failure_in_a_worker_is_told_in_one_sentence(
+    prism: list[str], small: Workload, tmp_path: Path
+) -> None:
+    first = write_failing_worker(tmp_path / "first")
+    with worker_pool(first=first) as (address, _):
+        job = start(small.arguments(tmp_path / "out", *prism, *external(address)))
+        said, _ = job.communicate()
+    assert job.returncode == 1, said
+    assert said.startswith(f"vocag align: the job failed: {FAILURE} (traceback in "), said
+    assert said.endswith(f"; {RESUME}\n")
+    assert said.count("\n") == 1, said

@@ -57,6 +57,11 @@ def align_arguments(pattern: str, output: Path, *beam: str) -> list[str]:
     ]  # fmt: skip
 
 
+def external(address: str) -> list[str]:
+    """Return the options that name a worker pool."""
+    return ["--environment_type=EXTERNAL", f"--environment_config={address}"]
+
+
 def start(
     arguments: Sequence[str],
     *,

@@ -16,6 +16,18 @@ import pytest
 START_SECONDS = 180
 END_SECONDS = 10
 
+FAILURE = "ValueError: no teacher is known under that name"
+"""What workers that can't align say of it, in one line."""
+
+_FAILING_WORKER = """
+import sys
+if any("SdkHarness" in argument for argument in sys.orig_argv):
+    from beam_jobs.align import buckets
+    def align_batch(*arguments, **keywords):
+        raise ValueError("no teacher is known\\nunder that name")
+    buckets.align_batch = align_batch
+"""
+
 
 def free_port() -> int:
     """Return a port that nothing listens on."""
@@ -39,6 +51,7 @@ def serve(
     *,
     environment: Mapping[str, str] = os.environ,
     log: Path | None = None,
+    folder: Path | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a server for as long as the context lasts, from when it accepts connections.
 
@@ -47,10 +60,12 @@ def serve(
         port: of this machine, where it listens.
         environment: the process's.
         log: a file for what it prints; a temporary one unless given.
+        folder: where it runs; here unless given.
     """
     with log.open("w+b") if log else tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
+            cwd=folder,
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -109,20 +124,38 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def worker_pool(
-    port: int | None = None, *, log: Path | None = None
+    port: int | None = None,
+    *,
+    log: Path | None = None,
+    first: Path | None = None,
+    on: Sequence[str] = (),
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Run Beam's worker pool, which starts a worker process for whoever asks; yield its address.
 
     It is what `--environment_type EXTERNAL` of a portable runner needs beside each of its machines.
+
+    Args:
+        port: where it listens.
+        log: a file for what it and its workers print.
+        first: a folder whose `sitecustomize.py` runs first in the pool and in its workers.
+        on: a command before the pool's, which runs it somewhere.
     """
     port = port or free_port()
     module = "apache_beam.runners.worker.worker_pool_main"
-    command = [sys.executable, "-m", module, f"--service_port={port}"]
-    with serve(command, port, environment=_worker_environment(), log=log) as process:
+    command = [*on, sys.executable, "-m", module, f"--service_port={port}"]
+    with serve(command, port, environment=worker_environment(first), log=log) as process:
         yield f"localhost:{port}", process
 
 
-def _worker_environment() -> dict[str, str]:
-    """Return an environment in which `python`, as the pool calls it, is this one with our code."""
+def worker_environment(first: Path | None = None) -> dict[str, str]:
+    """Return an environment in which `python`, as Beam calls it, is this one with our code."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
+    code = [str(folder) for folder in (first, Path(__file__).parents[2]) if folder]
+    return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(code)}
+
+
+def write_failing_worker(folder: Path) -> Path:
+    """Write what lets the workers of a pool fail in the middle of aligning; see `worker_pool`."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_FAILING_WORKER)
+    return folder

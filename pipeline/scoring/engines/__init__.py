@@ -7,6 +7,7 @@ it is used, for a machine that asks a server needs no torch.
 
 from __future__ import annotations
 
+from pipeline.dataset.files import Dataset
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import Engine
 from pipeline.scoring.engines.settings import (
@@ -24,7 +25,7 @@ def load_engine(
     *,
     source: str,
     dtype: str,
-    folder: str,
+    dataset: Dataset,
     api_key: str = "",
 ) -> Engine:
     """Return a teacher that is ready to score.
@@ -34,7 +35,7 @@ def load_engine(
         rule: with which context.
         source: the model's folder or .gguf file; of no use to a server.
         dtype: "float32", "bfloat16" or "float16"; a server has its own.
-        folder: the dataset's, whose tokenizer gives the text that a server is tried with.
+        dataset: whose teacher's tokenizer gives the text that a server is tried with.
         api_key: for servers that ask for one.
 
     Raises:
@@ -43,7 +44,7 @@ def load_engine(
 
     Example:
         >>> load_engine(TransformersSettings(), rule, source="models/teacher", dtype="float32",
-        ...     folder="aligned").score(tokens, pieces)
+        ...     dataset=open_dataset("aligned")).score(tokens, pieces)
     """
     match settings:
         case TransformersSettings():
@@ -60,7 +61,7 @@ def load_engine(
         case ServedSettings():
             from pipeline.scoring.engines.openai import connect
 
-            return connect(settings, rule, folder=folder, api_key=api_key)
+            return connect(settings, rule, dataset=dataset, api_key=api_key)
         case _:
             from pipeline.scoring.engines.vllm import load_vllm
 

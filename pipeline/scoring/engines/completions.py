@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 # Of a log-probability above 0: what rounding a softmax may leave.
 _ROUNDING = 1e-4
+# vLLM's stand-in for minus infinity, which JSON lacks.
+_IMPOSSIBLE = -9999.0
 # Of the logits, so that a token is chosen whatever the others are.
 _FORCING_BIAS = 100
 
@@ -208,6 +210,8 @@ def _to_losses(values: Sequence[float | None], num_missing: int) -> NDArray[np.f
             raise NonsenseError(f"place {place} has {value!r} for a log-probability")
         if place and value > _ROUNDING:
             raise NonsenseError(f"place {place} has the positive log-probability {value}")
+        if value <= _IMPOSSIBLE:
+            raise NonsenseError(f"place {place} has {value}, which stands for an infinite loss")
         if place:
             losses[place] = max(0.0, -value)
     return losses

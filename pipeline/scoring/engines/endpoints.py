@@ -117,25 +117,21 @@ class Endpoints:
         """Let requests start."""
         self._interrupted.clear()
 
-    def find(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return what a server has under a path, None where it has nothing there.
+    def look(self, server: Endpoint, path: str) -> Any:
+        """Return what a server has under a path, None where it has nothing there; one attempt.
 
         Args:
             server: to ask.
             path: such as "/version".
-            body: to post; None: get.
 
         Raises:
-            EngineError: it can't be reached, or refuses the request.
+            PassingError: asking again may help.
+            EngineError: it can't.
         """
-
-        def ask(server: Endpoint) -> Any:
-            try:
-                return self._send(server, "GET" if body is None else "POST", path, body)
-            except MissingError:
-                return None
-
-        return self.retry(ask, server)
+        try:
+            return self._send(server, "GET", path, None)
+        except MissingError:
+            return None
 
     def post(self, server: Endpoint, path: str, body: Mapping[str, Any]) -> Any:
         """Return a server's answer, or raise what `retry` goes by.

@@ -51,6 +51,10 @@ class ServerInfo:
     version: str
     max_length: int | None
 
+    def describe(self) -> str:
+        """Return program and version, as far as they are known."""
+        return f"{self.kind or 'a server'} {self.version or 'of unknown version'}"
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -70,13 +74,14 @@ class Conversation:
 
 
 def describe_server(endpoints: Endpoints, server: Endpoint) -> ServerInfo:
-    """Return what a server says of itself.
+    """Return what a server says of itself; one attempt.
 
     Raises:
-        EngineError: it can't be reached, or serves other models.
+        PassingError: it can't be reached.
+        EngineError: it serves other models.
     """
     model = endpoints.settings.model
-    listed = endpoints.find(server, "/v1/models")
+    listed = endpoints.look(server, "/v1/models")
     models = listed.get("data") if isinstance(listed, Mapping) else None
     if not isinstance(models, list):
         raise EngineError(f"{server.url} lists no models: it is no server of the completions API")
@@ -164,6 +169,19 @@ def require_same_tokens(
     )
 
 
+def require_same_program(info: ServerInfo, first: ServerInfo, where: str) -> None:
+    """Check that a server is of the version that the job's scores are named after.
+
+    Raises:
+        NonsenseError: it is not.
+    """
+    if (info.kind, info.version) != (first.kind, first.version):
+        raise NonsenseError(
+            f"{where} is {info.describe()}, the job's scores are of {first.describe()}: their "
+            "losses are not mixed; serve all with one version"
+        )
+
+
 def require_same_model(
     first: NDArray[np.float32], now: NDArray[np.float32], where: str, other: str
 ) -> None:
@@ -190,10 +208,10 @@ def ask_forced(endpoints: Endpoints, server: Endpoint, text: str, token_id: int)
 def _find_version(endpoints: Endpoints, server: Endpoint, owner: str) -> tuple[str, str]:
     """Return what program a server is, and its version."""
     for kind, path in (("vllm", "/version"), ("sglang", "/get_server_info")):
-        found = endpoints.find(server, path)
+        found = endpoints.look(server, path)
         if isinstance(found, Mapping) and isinstance(found.get("version"), str):
             return owner if owner in ("vllm", "sglang") else kind, found["version"]
-    described = endpoints.find(server, "/openapi.json")
+    described = endpoints.look(server, "/openapi.json")
     about = described.get("info") if isinstance(described, Mapping) else None
     if isinstance(about, Mapping) and "llama.cpp Python" in str(about.get("title")):
         return "llama-cpp-python", str(about.get("version", ""))

@@ -13,15 +13,21 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import open_dataset
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.engines.completions import Dialect, read_losses, scoring_request
+from pipeline.scoring.engines.completions import (
+    Dialect,
+    NonsenseError,
+    read_losses,
+    scoring_request,
+)
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.handshake import (
     COMPLETIONS,
@@ -30,6 +36,7 @@ from pipeline.scoring.engines.handshake import (
     ask_forced,
     describe_server,
     require_same_model,
+    require_same_program,
     require_same_tokens,
     settle_dialect,
     text_of,
@@ -131,12 +138,13 @@ class ServedEngine:
         return 0.0
 
     def prove(self, server: Endpoint) -> None:
-        """Check that a server gives the probe the losses that the first one gave.
+        """Check that a server is the first one's program, and gives the probe the same losses.
 
         Raises:
-            NonsenseError: it serves another model.
+            NonsenseError: it serves another model, or is of another version.
             PassingError: it is not there.
         """
+        require_same_program(describe_server(self._endpoints, server), self.info, server.url)
         now = self._ask(self._probe, server)
         require_same_model(self.probe_losses, now, server.url, "the job's first server")
 
@@ -177,7 +185,7 @@ def connect(
     settings: ServedSettings,
     rule: ContextRule,
     *,
-    folder: str,
+    dataset: Dataset,
     api_key: str = "",
 ) -> ServedEngine:
     """Return a teacher behind servers, once each has shown that it is the same and can be asked.
@@ -185,25 +193,26 @@ def connect(
     Args:
         settings: where the servers are, and how they are asked.
         rule: with which context.
-        folder: the dataset's.
+        dataset: whose teacher it is.
         api_key: for servers that ask for one.
 
     Raises:
-        EngineError: a server that can't be reached, serves another model, or gives no
-            log-probabilities of a prompt.
+        EngineError: a server that can't be reached, serves another model, is of another version, or
+            gives no log-probabilities of a prompt.
 
     Example:
         >>> connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule,
-        ...     folder="aligned").dialect  # doctest: +SKIP
+        ...     dataset=open_dataset("aligned")).dialect  # doctest: +SKIP
         <Dialect.PROMPT_LOGPROBS: 'prompt_logprobs'>
     """
-    dataset = open_dataset(folder)
     tokenizer = load_dataset_tokenizers(dataset).teacher
     own = probe_tokens(dataset)
     context = rule.first_token_id
     probe = (own if context is None else [context, *own])[: rule.teacher_seq_length]
     endpoints = Endpoints(settings, api_key=api_key)
-    infos = [describe_server(endpoints, server) for server in endpoints.servers]
+    describe = partial(describe_server, endpoints)
+    infos = [endpoints.retry(describe, server) for server in endpoints.servers]
+    _require_one_program(infos, endpoints)
     _require_room(infos, endpoints.servers, rule)
     conversation = settle_dialect(endpoints, endpoints.servers[0], probe, tokenizer)
     if conversation.dialect is Dialect.ECHO_TEXT:
@@ -225,6 +234,16 @@ def _require_context_token(rule: ContextRule) -> None:
             f"(the dataset has {rule.first_token_id} before documents, {rule.continued_token_id} "
             "where they go on): name one with --teacher-context, here and in training"
         )
+
+
+def _require_one_program(infos: Sequence[ServerInfo], endpoints: Endpoints) -> None:
+    """Check that all servers are of the version that scores are, or will be, named after."""
+    first = replace(infos[0], version=endpoints.settings.version or infos[0].version)
+    for info, server in zip(infos, endpoints.servers, strict=True):
+        try:
+            require_same_program(info, first, server.url)
+        except NonsenseError as error:
+            raise EngineError(str(error)) from error
 
 
 def _require_room(

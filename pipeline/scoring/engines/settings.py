@@ -32,6 +32,7 @@ class ServedSettings:
         timeout_seconds: that an answer may take.
         attempts: at each request, the first included.
         backoff_seconds: before the second attempt; doubled before each further one.
+        version: that all of them must tell, which scores are named after; "" for the first one's.
     """
 
     endpoints: tuple[str, ...]
@@ -41,6 +42,7 @@ class ServedSettings:
     timeout_seconds: float = 600.0
     attempts: int = 10
     backoff_seconds: float = 1.0
+    version: str = ""
 
 
 @dataclass(frozen=True)

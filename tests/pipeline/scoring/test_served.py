@@ -55,7 +55,9 @@ def whole_documents(world: Path) -> ContextRule:
 
 
 def ask(world: Path, *servers: CompletionsServer, **more: Any) -> ServedEngine:
-    return connect(settings_of(*servers, **more), rule_of(world), folder=str(world / "data"))
+    return connect(
+        settings_of(*servers, **more), rule_of(world), dataset=open_dataset(world / "data")
+    )
 
 
 def score(
@@ -97,7 +99,7 @@ def text_server_options(world: Path) -> tuple[dict[str, Any], ContextRule]:
 def test_a_server_of_texts_gives_its_own_losses_too(world: Path) -> None:
     options, rule = text_server_options(world)
     with serve(world / "teacher", **options) as server:
-        engine = connect(settings_of(server), rule, folder=str(world / "data"))
+        engine = connect(settings_of(server), rule, dataset=open_dataset(world / "data"))
         losses, _ = score(engine, world, rule)
         with pytest.raises(EngineError, match="starts or ends within a character, and the server"):
             score(engine, world, rule_of(world))
@@ -126,7 +128,7 @@ def test_a_server_whose_echo_is_one_place_off_is_refused(world: Path) -> None:
 def test_a_server_of_texts_that_tokenizes_otherwise_is_refused_by_document(world: Path) -> None:
     options, rule = text_server_options(world)
     with serve(world / "teacher", **options) as server:
-        engine = connect(settings_of(server), rule, folder=str(world / "data"))
+        engine = connect(settings_of(server), rule, dataset=open_dataset(world / "data"))
         other = byte_level(300)
         probe = server.tokens_of
 
@@ -158,6 +160,12 @@ def nan(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def infinite(answer: dict[str, Any]) -> dict[str, Any]:
+    for entry in answer["choices"][0]["prompt_logprobs"][3].values():
+        entry["logprob"] = -9999.0  # what vLLM writes
+    return answer
+
+
 def other_tokens(answer: dict[str, Any]) -> dict[str, Any]:
     answer["choices"][0]["prompt_logprobs"][2] = {"479000": {"logprob": -1.0}}
     return answer
@@ -166,6 +174,7 @@ def other_tokens(answer: dict[str, Any]) -> dict[str, Any]:
 FAULTS = {
     "no JSON": nan,
     "has the positive log-probability 0.5": positive,
+    "place 3 has -9999.0, which stands for an infinite loss": infinite,
     r"\d+ prompt_logprobs of \d+ tokens": wrong_length,
     "place 2 has no log-probability of token": other_tokens,
     'an answer of model "another"': lambda answer: answer | {"model": "another"},
@@ -250,6 +259,25 @@ def test_a_server_that_comes_back_with_another_model_is_not_believed(
             score(engine, world, rule_of(world))
 
 
+def test_servers_of_two_versions_are_refused(world: Path, server: CompletionsServer) -> None:
+    refusal = r"is vllm 0.21.0, the job's scores are of vllm 0.20.2: their losses are not mixed"
+    with serve(world / "teacher", version="0.21.0") as second:
+        with pytest.raises(EngineError, match=refusal):
+            ask(world, server, second)
+        with pytest.raises(EngineError, match=refusal):
+            ask(world, second, version="0.20.2")  # a worker that comes later than the launcher
+
+
+def test_a_server_that_comes_back_in_another_version_is_not_believed(
+    world: Path, server: CompletionsServer
+) -> None:
+    engine = ask(world, server, attempts=3)
+    server.faults = [lambda answer: 503]
+    server.version = "0.21.0"
+    with pytest.raises(EngineError, match=r"is vllm 0.21.0, the job's scores are of vllm 0.20.2"):
+        score(engine, world, rule_of(world))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -267,7 +295,9 @@ def test_a_server_that_can_t_be_asked_is_refused(
 def test_a_key_opens_a_server_and_a_rate_slows_it(world: Path) -> None:
     with serve(world / "teacher", key="secret") as server:
         settings = settings_of(server, requests_per_second=1e5)
-        engine = connect(settings, rule_of(world), folder=str(world / "data"), api_key="secret")
+        engine = connect(
+            settings, rule_of(world), dataset=open_dataset(world / "data"), api_key="secret"
+        )
     assert engine.dialect is Dialect.PROMPT_LOGPROBS
 
 
@@ -276,10 +306,10 @@ def test_another_name_and_no_server_at_all_are_refused(
 ) -> None:
     other = replace(settings_of(server), model="other")
     with pytest.raises(EngineError, match="serves 'served', not \"other\""):
-        connect(other, rule_of(world), folder=str(world / "data"))
+        connect(other, rule_of(world), dataset=open_dataset(world / "data"))
     gone = replace(other, endpoints=("http://127.0.0.1:9",), attempts=2)
     with pytest.raises(EngineError, match=r"no usable answer in 2 attempts.*ConnectError"):
-        connect(gone, rule_of(world), folder=str(world / "data"))
+        connect(gone, rule_of(world), dataset=open_dataset(world / "data"))
     with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
         base_url("gpu-7:8000")
 
