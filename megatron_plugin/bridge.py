@@ -1,9 +1,9 @@
 """The bridge between the worlds: teacher tokens one way, losses the other, over CPU and gloo.
 
 One process of each student replica (last pipeline stage, first rank of those that share rows or
-layers) talks to one
-process of each teacher replica that serves it. A request holds the teacher's side of some rows, the
-reply one float per teacher token. Requests and replies of a pair keep their order.
+layers), its leader, talks to the leader of each teacher replica that serves it, over a connection
+of their own. A request holds the teacher's side of some rows, the reply one float per teacher
+token. Requests and replies of a pair keep their order.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from torch import distributed as dist
 
 logger = logging.getLogger(__name__)
 
+Role = Literal["student", "teacher"]
+_ENDS: tuple[Role, Role] = ("student", "teacher")
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
 _TRAILER = 3  # numbers of a packed reply after the losses
@@ -156,21 +159,33 @@ class Pairing:
 
 
 class _Link:
-    """Point-to-point messages between the leaders of both worlds."""
+    """A connection of two leaders, one of each world, for point-to-point messages.
 
-    def __init__(self, store: dist.Store, rank: int, pairing: Pairing) -> None:
-        size = pairing.num_students + pairing.num_teachers
-        self._group = dist.ProcessGroupGloo(
-            dist.PrefixStore("bridge", store), rank, size, START_TIMEOUT
-        )
+    Every pair that talks has its own. One group of all leaders would connect all of them with each
+    other, which takes seconds to minutes from hundreds of leaders on (`benchmarks/bridge_mesh.py`).
+    """
+
+    def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:
+        """Connect; returns when the other end has.
+
+        Args:
+            store: what both worlds see.
+            student: replica at one end.
+            teacher: replica at the other.
+            end: which of them this process is.
+        """
+        rank = _ENDS.index(end)
+        own = dist.PrefixStore(f"bridge/{student}-{teacher}", store)
+        self._group = dist.ProcessGroupGloo(own, rank, len(_ENDS), START_TIMEOUT)
+        self._other = 1 - rank
 
     # torch's stubs leave out a backend's own messages.
-    def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
-        work: dist.Work = self._group.send([tensor], to, tag)  # type: ignore[attr-defined]
+    def send(self, tensor: Tensor, tag: int) -> dist.Work:
+        work: dist.Work = self._group.send([tensor], self._other, tag)  # type: ignore[attr-defined]
         return work
 
-    def receive(self, tensor: Tensor, source: int, tag: int) -> dist.Work:
-        work: dist.Work = self._group.recv([tensor], source, tag)  # type: ignore[attr-defined]
+    def receive(self, tensor: Tensor, tag: int) -> dist.Work:
+        work: dist.Work = self._group.recv([tensor], self._other, tag)  # type: ignore[attr-defined]
         return work
 
 
@@ -180,13 +195,16 @@ class StudentBridge:
     def __init__(
         self, store: dist.Store, pairing: Pairing, *, replica: int, timeout_minutes: float
     ) -> None:
-        """Connect; returns when every leader of both worlds has."""
+        """Connect; returns when every teacher replica that serves this one has."""
         self._timeout = timedelta(minutes=timeout_minutes)
         self._replica = replica
-        with peer("the teacher", f"student replica {replica} waited to connect;"):
-            self._link = _Link(store, replica, pairing)
         served_by = pairing.teachers_of(replica)
-        self._teachers = [pairing.num_students + t for t in served_by]
+        self._links = []
+        for teacher in served_by:
+            what = f"student replica {replica} waited to connect to teacher replica {teacher};"
+            with peer("the teacher", what):
+                link = _Link(store, student=replica, teacher=teacher, end="student")
+            self._links.append(link)
         ranks = [store.get(_rank_key(t)).decode() for t in served_by]
         self._names = ", ".join(
             f"teacher replica {t} (rank {rank} of the job)"
@@ -197,7 +215,7 @@ class StudentBridge:
     @property
     def num_parts(self) -> int:
         """Teacher replicas that share a request; they divide its rows."""
-        return len(self._teachers)
+        return len(self._links)
 
     def _peer(self, what: str) -> AbstractContextManager[None]:
         return peer("the teacher", f"student replica {self._replica} {what} {self._names};")
@@ -206,25 +224,25 @@ class StudentBridge:
         """Ask for losses; returns at once."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
-        for part, teacher in enumerate(self._teachers):
+        for part, link in enumerate(self._links):
             share = rows.share(part, self.num_parts)
             num_rows, places = share.input_ids.shape
             header = torch.tensor([_SCORE, num_rows, places, share.cu_seqlens.shape[1]])
             payload = torch.cat((share.input_ids, share.cu_seqlens), 1).contiguous()
             with self._peer("asked"):
-                self._sends.append((self._link.send(header, teacher, _HEADER), header))
-                self._sends.append((self._link.send(payload, teacher, _REQUEST), payload))
+                self._sends.append((link.send(header, _HEADER), header))
+                self._sends.append((link.send(payload, _REQUEST), payload))
                 reply = torch.empty(TeacherReply.packed_size(num_rows, places))
-                replies.append((self._link.receive(reply, teacher, _REPLY), reply))
+                replies.append((link.receive(reply, _REPLY), reply))
         waited = f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"
         return PendingReply(replies, rows.input_ids.shape[1], self._timeout, self._peer(waited))
 
     def close(self) -> None:
         """Tell the teachers that no request follows."""
-        for teacher in self._teachers:
+        for link in self._links:
             with self._peer("said good-bye to"):
                 header = torch.tensor([_STOP, 0, 0, 0])
-                self._link.send(header, teacher, _HEADER).wait(self._timeout)
+                link.send(header, _HEADER).wait(self._timeout)
 
 
 @dataclass(frozen=True)
@@ -259,11 +277,14 @@ class TeacherBridge:
     """The teacher's end: takes one request of each student replica at a time."""
 
     def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int, job_rank: int) -> None:
-        """Connect; returns when every leader of both worlds has."""
+        """Connect; returns when every student replica that this one serves has."""
         store.set(_rank_key(replica), str(job_rank))
-        with peer("the student", f"teacher replica {replica} waited to connect;"):
-            self._link = _Link(store, pairing.num_students + replica, pairing)
-        self._students = pairing.students_of(replica)
+        self._links: dict[int, _Link] = {}
+        for student in pairing.students_of(replica):
+            what = f"teacher replica {replica} waited for student replica {student} to connect;"
+            with peer("the student", what):
+                link = _Link(store, student=student, teacher=replica, end="teacher")
+            self._links[student] = link
         self._asking: list[int] = []
 
     def receive(self) -> list[TeacherRows]:
@@ -273,16 +294,16 @@ class TeacherBridge:
             BridgeError: a student is gone.
         """
         requests, self._asking = [], []
-        for student in list(self._students):
+        for student, link in list(self._links.items()):
             with peer("the student", f"the teacher waited for student replica {student};"):
                 header = torch.empty(4, dtype=torch.int64)
-                self._link.receive(header, student, _HEADER).wait(IDLE_TIMEOUT)
+                link.receive(header, _HEADER).wait(IDLE_TIMEOUT)
                 kind, num_rows, places, bounds = header.tolist()
                 if kind == _STOP:
-                    self._students.remove(student)
+                    del self._links[student]
                     continue
                 payload = torch.empty((num_rows, places + bounds), dtype=torch.int32)
-                self._link.receive(payload, student, _REQUEST).wait(IDLE_TIMEOUT)
+                link.receive(payload, _REQUEST).wait(IDLE_TIMEOUT)
             requests.append(TeacherRows(payload[:, :places], payload[:, places:]))
             self._asking.append(student)
         return requests
@@ -292,7 +313,7 @@ class TeacherBridge:
         for student, reply in zip(self._asking, replies, strict=True):
             message = reply.pack().cpu()
             with peer("the student", f"the teacher answered student replica {student};"):
-                self._link.send(message, student, _REPLY).wait(IDLE_TIMEOUT)
+                self._links[student].send(message, _REPLY).wait(IDLE_TIMEOUT)
 
 
 def _rank_key(teacher: int) -> str:

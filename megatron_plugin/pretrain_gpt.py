@@ -19,13 +19,6 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from megatron.core.enums import ModelType
-from megatron.training import pretrain
-from megatron.training.arguments import (
-    add_megatron_arguments,
-    parse_and_validate_args,
-    parse_args,
-)
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -34,6 +27,14 @@ from megatron_plugin.models.arguments import installed_arguments, model_argument
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.student.run import StudentRun
 from megatron_plugin.teacher.world import serve
+from megatron_plugin.upstream import (
+    ModelType,
+    add_megatron_arguments,
+    dataset_utils,
+    parse_and_validate_args,
+    parse_args,
+    pretrain,
+)
 from megatron_plugin.worlds import enter_world
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.packing.mixed_datasets import open_any
@@ -72,7 +73,7 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    dataset = open_any(options.data)
+    dataset = open_any(options.data, view=options.view)
     manifest = choose_conventions(
         dataset,
         student_bos=options.student_bos,
@@ -108,10 +109,8 @@ def skip_missing_makefile() -> None:
     megatron-core 0.19's start-up runs `make` in megatron/core/datasets and exits if that fails; the
     wheel ships the compiled helpers, but no Makefile.
     """
-    from megatron.core.datasets import utils
-
-    if not Path(utils.__file__).with_name("Makefile").exists():
-        utils.compile_helpers = lambda: None
+    if not Path(dataset_utils.__file__).with_name("Makefile").exists():
+        dataset_utils.compile_helpers = lambda: None
 
 
 def _derived_arguments(options: VocagOptions) -> list[str]:

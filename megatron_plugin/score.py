@@ -23,8 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from megatron.core import parallel_state
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from numpy.typing import NDArray
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -40,6 +38,7 @@ from megatron_plugin.teacher.replica import (
 )
 from megatron_plugin.teacher.score_rows import pack_pieces, place_losses
 from megatron_plugin.teacher.setup import load_teacher
+from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.contexts import ContextRule
@@ -53,6 +52,7 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
+from schemas.viewed import identity_of_view
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank of the job."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = _parser().parse_args(argv)
-    dataset = open_dataset(options.output)
+    dataset = open_dataset(options.output, view=options.view)
     manifest = choose_conventions(
         dataset,
         student_bos=options.student_bos,
@@ -86,7 +86,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     _initialise(options)
     tokenizer = dataset.manifest.teacher.sha256
-    rule = TeacherRule(_common_digest(found), _DTYPES[options.dtype], tokenizer, context.to_json())
+    rule = TeacherRule(
+        _common_digest(found),
+        _DTYPES[options.dtype],
+        tokenizer,
+        context.to_json(),
+        view=identity_of_view(dataset.manifest),
+    )
     teacher = load_teacher(
         _teacher_options(options, found, context),
         dataset.manifest,
@@ -230,6 +236,8 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("megatron_plugin.score", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("output", metavar="OUTPUT", help="folder of a finished dataset, seen by all ranks")
+    add("--view", default="", metavar="VIEW",
+        help="score it through this view: another teacher's or student's tokens")  # fmt: skip
     add("--teacher", required=True, metavar="MODEL", help="Hugging Face folder or repository")
     add("--seq-length", type=int, required=True, help="student tokens per training row")
     add("--teacher-seq-length", type=int,

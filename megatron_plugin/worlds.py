@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal
 
 from torch import distributed as dist
 
 from megatron_plugin.arguments import ArgumentError
-
-Role = Literal["student", "teacher"]
-_START_TIMEOUT = timedelta(minutes=30)
+from megatron_plugin.bridge import START_TIMEOUT, Role
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def enter_world(num_teacher_ranks: int) -> World:
             "lower it"
         )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store, _, _ = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
+    store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
     shared = dist.PrefixStore(f"vocag/{attempt}", store)
     role: Role = "student" if rank < num_student_ranks else "teacher"
     first, own_size = {

@@ -22,16 +22,18 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from megatron_plugin.models.places import WHOLE_ROWS, RowShare, gather_places
+from megatron_plugin.upstream import (
+    AttnMaskType,
+    MegatronModule,
+    PackedSeqParams,
+    ProcessGroupCollection,
+    TransformerConfig,
+    parallel_state,
+)
 
 try:
     from torch.nn.attention.varlen import varlen_attn

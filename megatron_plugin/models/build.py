@@ -7,17 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_block import (
-    LayerNormImpl,
-    TransformerBlockSubmodules,
-    get_num_layers_to_build,
-)
-from megatron.core.utils import get_te_version
-from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec
 
 from megatron_plugin.models.attention import PackedAttention, describe_attention
 from megatron_plugin.models.norm import PartedNorm, replace_norms
@@ -25,6 +14,19 @@ from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import megatron_layout
 from megatron_plugin.models.weight_rules import load_weights
 from megatron_plugin.models.weights import Weights
+from megatron_plugin.upstream import (
+    Float16Module,
+    GPTModelBuilder,
+    GPTModelConfig,
+    LayerNormImpl,
+    ProcessGroupCollection,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    default_layer_spec,
+    get_num_layers_to_build,
+    get_te_version,
+    parallel_state,
+)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import TransformerLayerSubmodules
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_plugin.upstream import (
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    TransformerLayerSubmodules,
+    WrappedTorchNorm,
+)
 
 _KINDS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm}
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch import distributed as dist
+
+from megatron_plugin.upstream import gather_from_sequence_parallel_region, parallel_state
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def newest_iteration(folder: Path) -> Path:
 def checkpoint_args(folder: Path) -> Namespace:
     """Return the arguments of the run that saved one iteration's folder."""
     with _one_process():
-        from megatron.core.dist_checkpointing import load_common_state_dict
+        from megatron_plugin.upstream import load_common_state_dict
 
         args: Namespace = load_common_state_dict(folder)["args"]
         return args

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
@@ -15,9 +14,12 @@ from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import MicroBatch, Origin, micro_batch
 from megatron_plugin.student.meeting import meet_before_steps
 from megatron_plugin.student.requests import Connection, GuidedBatches, computes_loss
+from megatron_plugin.student.run_identity import saved_stream
+from megatron_plugin.upstream import parallel_state
 from pipeline.packing.mixture_file import is_mixture
 from pipeline.packing.rules import Convention
 from pipeline.streaming import MixedRows, RunRows, StreamConfig, load_batches, open_rows
+from pipeline.streaming.generations import parse_generation
 from schemas.manifest import Manifest
 
 # Two global batches: one that is scored while one is computed, and one in hand.
@@ -123,7 +125,10 @@ class StudentData:
                 cache_bytes=options.cache_gigabytes << 30,
                 stored_losses=losses,
                 where=options.where if path == options.data else "",
-            )
+                view=options.view if path == options.data else options.validation_view,
+                generation=parse_generation(options.generation) if path == options.data else None,
+            ),
+            saved_stream(args) if path == options.data else None,
         )
         return self._opened[path]
 

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from torch import Tensor
 from torch import distributed as dist
 
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.student.batch import MicroBatch
+from megatron_plugin.upstream import parallel_state
 from pipeline.guidance import (
     Expectation,
     LossResult,

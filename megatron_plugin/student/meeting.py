@@ -13,6 +13,7 @@ from datetime import timedelta
 from torch import distributed as dist
 
 from megatron_plugin.bridge import peer
+from megatron_plugin.star_group import star_group
 from megatron_plugin.student.batch import MicroBatch
 
 
@@ -24,18 +25,24 @@ class StudentMeeting:
     `checks.require_service` refuses a sum that a teacher doesn't wait for.
     """
 
-    def __init__(self, *, teacher_minutes: float, distributed_minutes: float) -> None:
+    def __init__(
+        self, store: dist.Store, *, teacher_minutes: float, distributed_minutes: float
+    ) -> None:
         """Make the group; every student rank does.
 
         Args:
+            store: that all of them see.
             teacher_minutes: that a leader waits for losses; then it ends the job, and says why.
             distributed_minutes: that ranks may be apart when they come here, one saving a
                 checkpoint, another done with its part.
         """
         self._timeout = timedelta(minutes=teacher_minutes + distributed_minutes)
-        group = dist.new_group(backend="gloo", timeout=self._timeout)
-        assert isinstance(group, dist.ProcessGroup), "every rank is a member"
-        self._group = group
+        self._group = star_group(
+            dist.PrefixStore("meeting", store),
+            dist.get_rank(),
+            dist.get_world_size(),
+            self._timeout,
+        )
 
     def wait(self) -> None:
         """Return when every student rank is here.
@@ -45,7 +52,8 @@ class StudentMeeting:
         """
         what = f"student rank {dist.get_rank()} waited for the leaders that ask over the bridge;"
         with peer("the teacher", what):
-            dist.monitored_barrier(self._group, self._timeout)
+            # torch's stubs leave out a backend's own collectives.
+            self._group.monitored_barrier(self._timeout)  # type: ignore[attr-defined]
 
 
 def meet_before_steps(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-from megatron.core import parallel_state
 from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions
@@ -23,6 +22,7 @@ from megatron_plugin.bridge import (
 from megatron_plugin.student.batch import MicroBatch, guide, teacher_rows
 from megatron_plugin.student.meeting import StudentMeeting
 from megatron_plugin.student.step_schedule import read_steps_ahead
+from megatron_plugin.upstream import parallel_state
 from pipeline.guidance import Aggregation
 
 
@@ -51,6 +51,7 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Conn
         BridgeError: the teacher's world does not answer.
     """
     meeting = StudentMeeting(
+        store,
         teacher_minutes=teacher.timeout_minutes,
         distributed_minutes=args.distributed_timeout_minutes,
     )

@@ -11,11 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.training import get_args
-from megatron.training.argument_utils import (
-    gpt_config_from_args,
-    pretrain_cfg_container_from_args,
-)
 from torch import Tensor
 from torch import distributed as dist
 
@@ -32,6 +27,11 @@ from megatron_plugin.student.full_disks import explain_full_disks
 from megatron_plugin.student.requests import Connection, connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
 from megatron_plugin.student.skipped_steps import take_over_skipping
+from megatron_plugin.upstream import (
+    get_args,
+    gpt_config_from_args,
+    pretrain_cfg_container_from_args,
+)
 from megatron_plugin.worlds import World
 from pipeline.streaming import MixedRows, RunRows
 from schemas.manifest import Manifest
@@ -143,7 +143,9 @@ class StudentRun:
         weights = open_weights(source)
         require_model(args, weights.shape)
         weights.shape.require_window(args.seq_length, what="student")
-        checks.require_own_tokenizer(weights.folder, data=self._options.data, side="student")
+        checks.require_own_tokenizer(
+            weights.folder, self._manifest, data=self._options.data, side="student"
+        )
         return weights
 
     def _load_student(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:

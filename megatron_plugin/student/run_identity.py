@@ -31,6 +31,14 @@ class RunIdentity:
     guidance: dict[str, Any]
 
 
+def saved_stream(args: Namespace) -> StreamState | None:
+    """Return what the checkpoint that Megatron has loaded keeps of the data; None of a new run."""
+    if not args.iteration:
+        return None
+    saved = getattr(checkpoint_args(newest_iteration(Path(args.load))), "vocag_run", None)
+    return None if saved is None else StreamState(**saved["stream"])
+
+
 def require_same_run(args: Namespace, identity: RunIdentity, rows: RunRows) -> None:
     """Check that the checkpoint which Megatron has loaded goes on in this run.
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megatron.core.num_microbatches_calculator import get_num_microbatches
-from megatron.core.rerun_state_machine import get_rerun_state_machine
-from megatron.training import training
+from megatron_plugin.upstream import get_num_microbatches, get_rerun_state_machine, training
 
 BatchIterator = Iterator[Any]
 

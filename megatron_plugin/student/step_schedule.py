@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from megatron.training import training
-
 from megatron_plugin.student.batch import MicroBatch
+from megatron_plugin.upstream import training
 
 Schedule = Callable[..., Any]
 Guide = Callable[[list[MicroBatch]], list[MicroBatch]]

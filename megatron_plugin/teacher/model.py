@@ -12,12 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.pipeline_parallel.schedules import (
-    forward_backward_no_pipelining,
-    forward_backward_pipelining_without_interleaving,
-)
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
@@ -28,6 +22,12 @@ from megatron_plugin.models.build import Precision, build_frozen_model
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
 from megatron_plugin.teacher.replica import all_losses, own_rows
+from megatron_plugin.upstream import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+    gather_from_sequence_parallel_region,
+    parallel_state,
+)
 from pipeline.guidance import has_context
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 

@@ -8,11 +8,11 @@ one replica, which shares out a request's rows.
 from __future__ import annotations
 
 import torch
-from megatron.core import parallel_state
 from torch import Tensor
 from torch import distributed as dist
 
 from megatron_plugin.bridge import TeacherRows
+from megatron_plugin.upstream import parallel_state
 
 
 def replica_group() -> dist.ProcessGroup:

@@ -11,8 +11,6 @@ from functools import partial
 from math import prod
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed as dist
 
 from megatron_plugin import checks
@@ -21,6 +19,7 @@ from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, Teacher
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.replica import replica_index, replica_ranks
 from megatron_plugin.teacher.setup import load_teacher
+from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
 from megatron_plugin.worlds import World
 from schemas.manifest import Manifest
 
@@ -50,8 +49,7 @@ def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespa
         seq_length=checks.teacher_seq_length(teacher_options, manifest, args.seq_length),
         device=device,
     )
-    # First, because its making waits as long as Megatron's collectives do; ranks without a bridge
-    # then wait in it for those that connect.
+    # First: ranks without a bridge then wait in it for those that connect.
     group, bridge = _waiting_group(), None
     if _is_leader():
         pairing = Pairing(_student_replicas(args, world), teacher_options.num_replicas)
@@ -102,15 +100,12 @@ def _waiting_group() -> dist.ProcessGroup:
     They wait here for requests. NCCL's watchdog would take a student that validates or saves for a
     hang, and burn a core of the GPU meanwhile.
     """
-    ranks_of_replicas: list[list[int] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks_of_replicas, replica_ranks())
-    found: dist.ProcessGroup | None = None
-    for ranks in sorted({tuple(ranks) for ranks in ranks_of_replicas if ranks}):
-        group = dist.new_group(list(ranks), timeout=IDLE_TIMEOUT, backend="gloo")
-        if isinstance(group, dist.ProcessGroup):  # others than its members get a number
-            found = group
-    assert found is not None
-    return found
+    # Made by its own ranks alone; no other has to know of it.
+    group = dist.new_group(
+        replica_ranks(), timeout=IDLE_TIMEOUT, backend="gloo", use_local_synchronization=True
+    )
+    assert isinstance(group, dist.ProcessGroup), "this rank is a member"
+    return group
 
 
 def _answer_requests(

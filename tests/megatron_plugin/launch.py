@@ -1,4 +1,7 @@
-"""Start torchrun jobs for tests and return what they said."""
+"""Start torchrun jobs for tests and return what they said.
+
+VOCAG_TEST_MEGATRON_NEXT: a checkout of Megatron-LM, whose Megatron the jobs' ranks run.
+"""
 
 import os
 import subprocess
@@ -45,5 +48,6 @@ def torchrun_command(num_ranks, *command):
 
 def job_environment(**changes):
     """Return the environment of a job: one thread per process, this checkout importable."""
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join(filter(None, [os.environ.get("VOCAG_TEST_MEGATRON_NEXT"), str(ROOT)]))
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     return {**os.environ, **own, **changes}

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -85,6 +86,24 @@ def test_replies_come_to_their_requests(students, teachers):
     # Each teacher serves `together` students at once, or has a share of one student's four rows.
     together, sharing = max(1, students // teachers), max(1, teachers // students)
     assert sizes == [[[4 // sharing] * together] * 3] * teachers
+
+
+def test_a_pair_connects_without_the_others(monkeypatch):
+    """Of four students and two teachers, whom nobody else waits for."""
+    monkeypatch.setattr(bridges, "START_TIMEOUT", timedelta(minutes=5))
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        for student, teacher in ((0, 0), (3, 1)):
+            ends = [
+                pool.submit(bridges._Link, store, student=student, teacher=teacher, end=end)
+                for end in ("student", "teacher")
+            ]
+            links = [end.result(timeout=300) for end in ends]
+            message, found = torch.tensor([student]), torch.tensor([-1])
+            works = [links[0].send(message, 1), links[1].receive(found, 1)]
+            for work in works:
+                work.wait(timedelta(minutes=5))
+            assert found.tolist() == [student]
 
 
 def test_a_silent_teacher_is_an_error(monkeypatch):

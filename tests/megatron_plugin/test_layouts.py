@@ -20,6 +20,7 @@ from tests.megatron_plugin.launch import ROOT, torchrun
 from tests.megatron_plugin.models import FAMILIES, save_model
 from tests.megatron_plugin.reference_step import reference_gradients
 from tests.megatron_plugin.training_job import (
+    CONTEXT,
     GLOBAL_BATCH,
     INTERLEAVED,
     MICRO_BATCH,
@@ -47,8 +48,12 @@ LAYOUTS = {
 } | {
     "interleaved-one": (2, INTERLEAVED, TEACHERS["one"]),
     "sequence-colocated": (2, {**TENSOR, "sequence_parallel": ""}, None),
-    "context-colocated": (2, {"context_parallel_size": 2}, None),
-    "context-one": (2, {"context_parallel_size": 2}, TEACHERS["one"]),
+    "context-colocated": (2, CONTEXT, None),
+    "context-one": (2, CONTEXT, TEACHERS["one"]),
+    "context-pipeline-colocated": (4, {**CONTEXT, **PIPELINE}, None),
+    "context-pipeline-one": (4, {**CONTEXT, **PIPELINE}, TEACHERS["one"]),
+    "context-tensor-colocated": (4, {**CONTEXT, **TENSOR, "sequence_parallel": ""}, None),
+    "context-tensor-one": (4, {**CONTEXT, **TENSOR}, TEACHERS["one"]),
 }
 
 
@@ -92,7 +97,12 @@ def test_replicas_can_choose_together(tmp_path, inputs, references):
     require_equal(tmp_path, inputs, references[2 * MICRO_BATCH][0])
 
 
-def test_unmapped_tokens_take_the_average_of_all_teacher_losses(tmp_path, inputs, references):
+@pytest.mark.parametrize(
+    ("num_ranks", "student"), [(2, ONE), (4, CONTEXT)], ids=["rows", "parts of rows"]
+)
+def test_unmapped_tokens_take_the_average_of_all_teacher_losses(
+    tmp_path, inputs, references, num_ranks, student
+):
     """Of two replicas' teacher tokens, padding left out, which a teacher scores as well."""
     expected, _ = reference_gradients(
         inputs,
@@ -101,7 +111,7 @@ def test_unmapped_tokens_take_the_average_of_all_teacher_losses(tmp_path, inputs
         rows_per_choice=2 * MICRO_BATCH,
         unmapped="mean",
     )
-    train_forked(inputs, 2, tmp_path, vocag_scope="group", vocag_unmapped="mean")
+    train_forked(inputs, num_ranks, tmp_path, vocag_scope="group", vocag_unmapped="mean", **student)
     require_equal(tmp_path, inputs, expected)
     with pytest.raises(AssertionError):
         require_equal(tmp_path, inputs, references[2 * MICRO_BATCH][0])

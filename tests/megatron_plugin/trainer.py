@@ -3,8 +3,10 @@
 VOCAG_TEST_DUMP: folder for the first step's gradients, the last step's weights and the last
 validation's losses. VOCAG_TEST_SCRIPT: run this file instead of our own main.
 VOCAG_TEST_CUT_BRIDGE: the teacher's end drops its connections after so many replies.
+VOCAG_TEST_SLEEP: the arguments of `sleepers.sleep_instead` as JSON: both models sleep.
 """
 
+import json
 import os
 import runpy
 import socket
@@ -22,6 +24,7 @@ from torch import distributed as dist
 from megatron_plugin import bridge, pretrain_gpt
 from megatron_plugin.models.weight_rules import whole_model_names
 from megatron_plugin.student import forward_step
+from tests.megatron_plugin.sleepers import sleep_instead
 
 
 def dump_steps(folder):
@@ -79,9 +82,9 @@ def cut_bridge(after):
     connect, reply = bridge._Link.__init__, bridge.TeacherBridge.reply
     links, replies = [], []
 
-    def connect_and_note(self, *given):
+    def connect_and_note(self, *given, **named):
         before = open_sockets()
-        connect(self, *given)
+        connect(self, *given, **named)
         links.extend(open_sockets() - before)
 
     def reply_and_cut(self, scores):
@@ -119,6 +122,8 @@ def main():
         dump_validation(Path(os.environ["VOCAG_TEST_DUMP"]))
     if "VOCAG_TEST_CUT_BRIDGE" in os.environ:
         cut_bridge(after=int(os.environ["VOCAG_TEST_CUT_BRIDGE"]))
+    if "VOCAG_TEST_SLEEP" in os.environ:
+        sleep_instead(**json.loads(os.environ["VOCAG_TEST_SLEEP"]))
     if "VOCAG_TEST_SCRIPT" in os.environ:
         runpy.run_path(os.environ["VOCAG_TEST_SCRIPT"], run_name="__main__")
     else:

@@ -17,6 +17,7 @@ SEQ_LENGTH, MICRO_BATCH, GLOBAL_BATCH = 64, 2, 8
 ONE = {}
 PIPELINE = {"pipeline_model_parallel_size": 2}
 TENSOR = {"tensor_model_parallel_size": 2}
+CONTEXT = {"context_parallel_size": 2}
 INTERLEAVED = {**PIPELINE, "num_layers_per_virtual_pipeline_stage": 1}
 TRAINER = ROOT / "tests/megatron_plugin/trainer.py"
 

@@ -1,0 +1,90 @@
+"""Every name of Megatron that this plugin touches; its other modules import them from here.
+
+Megatron-Core promises little: the names below have moved, changed their parameters or been
+deprecated between releases. `tests/megatron_plugin/test_upstream.py` says what another version has
+changed of them, and of how we call them; docs/megatron.md says what was found, and what is planned.
+Three more are attributes that we replace: `training.get_forward_backward_func`,
+`training.dummy_train_step` and `dataset_utils.compile_helpers`.
+"""
+
+# Which ranks share what. Its functions are found by their use, as `parallel_state.NAME`.
+from megatron.core import parallel_state
+from megatron.core.datasets import utils as dataset_utils
+from megatron.core.dist_checkpointing import load_common_state_dict
+from megatron.core.enums import ModelType
+
+# Models: what GPTModel is made of, and where our attention and norms go in.
+from megatron.core.models.gpt.gpt_layer_specs import TransformerLayerSubmodules
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.attention import SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import (
+    LayerNormImpl,
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_te_version
+
+# The trainer, and the builders that it brings.
+from megatron.training import get_args, pretrain, training
+from megatron.training.argument_utils import (
+    gpt_config_from_args,
+    pretrain_cfg_container_from_args,
+)
+from megatron.training.arguments import (
+    add_megatron_arguments,
+    parse_and_validate_args,
+    parse_args,
+)
+from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec
+
+__all__ = [
+    "AttnMaskType",
+    "Float16Module",
+    "GPTModel",
+    "GPTModelBuilder",
+    "GPTModelConfig",
+    "LayerNormImpl",
+    "MegatronModule",
+    "ModelType",
+    "PackedSeqParams",
+    "ProcessGroupCollection",
+    "SelfAttentionSubmodules",
+    "TransformerBlockSubmodules",
+    "TransformerConfig",
+    "TransformerLayerSubmodules",
+    "WrappedTorchNorm",
+    "add_megatron_arguments",
+    "dataset_utils",
+    "default_layer_spec",
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "gather_from_sequence_parallel_region",
+    "get_args",
+    "get_num_layers_to_build",
+    "get_num_microbatches",
+    "get_rerun_state_machine",
+    "get_te_version",
+    "gpt_config_from_args",
+    "load_common_state_dict",
+    "model_parallel_cuda_manual_seed",
+    "parallel_state",
+    "parse_and_validate_args",
+    "parse_args",
+    "pretrain",
+    "pretrain_cfg_container_from_args",
+    "training",
+]
