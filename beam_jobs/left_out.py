@@ -7,7 +7,7 @@ import orjson
 
 from beam_jobs import storage
 from pipeline.drawing.formatting import format_count, format_share
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, totals_of
 
 EXIT_STATUS = 3
 """What `vocag align` ends with where too many documents are dead letters."""
@@ -82,7 +82,7 @@ def require_few_losses(
     """
     reasons_of = dict(manifest.dead_letters.by_reason)
     left_out = manifest.dead_letters.count - reasons_of.pop(ASKED_FOR, 0)
-    num_documents = manifest.totals["num_documents"] + left_out
+    num_documents = totals_of(manifest.newest_shards)["num_documents"] + left_out
     if left_out <= max_share * num_documents:
         return
     by_reason = sorted(reasons_of.items(), key=lambda item: (-item[1], item[0]))

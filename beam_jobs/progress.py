@@ -126,17 +126,26 @@ def run_with_bar(
 
 
 def run_with_token_bar(
-    folder: str, work: Callable[[], None], *, num_tokens: int, quiet: bool = False
+    folder: str,
+    work: Callable[[], None],
+    *,
+    num_tokens: int,
+    quiet: bool = False,
+    verbs: tuple[str, str] = ("scoring", "scored"),
+    side: str = "teacher",
 ) -> None:
-    """Run `work` while a thread shows how many of a dataset's teacher tokens are scored.
+    """Run `work` while a thread shows how many of a dataset's tokens are done.
 
     Args:
         folder: the run's folder, local.
         work: blocks until the job has ended.
-        num_tokens: teacher tokens of the dataset.
+        num_tokens: of the dataset.
         quiet: show nothing.
+        verbs: what is done with them, and was.
+        side: whose tokens they are.
     """
-    _run_beside(partial(_draw_tokens, folder, num_tokens, _Screen(quiet)), work)
+    draw = partial(_draw_tokens, folder, num_tokens, _Screen(quiet), verbs, f"{side} tokens")
+    _run_beside(draw, work)
 
 
 class _Screen:
@@ -207,8 +216,15 @@ def _draw(folder: str, text_bytes: int, screen: _Screen, finished: threading.Eve
     bar.close()
 
 
-def _draw_tokens(folder: str, num_tokens: int, screen: _Screen, finished: threading.Event) -> None:
-    bar = screen.bar("scoring", " tokens", num_tokens)
+def _draw_tokens(
+    folder: str,
+    num_tokens: int,
+    screen: _Screen,
+    verbs: tuple[str, str],
+    what: str,
+    finished: threading.Event,
+) -> None:
+    bar = screen.bar(verbs[0], " tokens", num_tokens)
     started = time.monotonic()
     for counts in _poll(folder, finished):
         # Bundles that run twice count twice; the bar must not overflow.
@@ -216,7 +232,7 @@ def _draw_tokens(folder: str, num_tokens: int, screen: _Screen, finished: thread
         bar.n = min(bar.total, counts.scored_tokens)
         bar.set_postfix_str(f"{counts.scored_documents} documents", refresh=False)
         seconds = time.monotonic() - started
-        screen.beat(partial(_describe_share, "scored", bar.n, bar.total, "teacher tokens", seconds))
+        screen.beat(partial(_describe_share, verbs[1], bar.n, bar.total, what, seconds))
         bar.refresh()
     bar.close()
 

@@ -60,3 +60,14 @@ def configure_logging(command: str, options: RunOptions) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         for name in ("apache_beam", "grpc"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    for handler in logging.getLogger().handlers:
+        (handler.removeFilter if options.verbose else handler.addFilter)(_is_not_beams)
+
+
+def _is_not_beams(record: logging.LogRecord) -> bool:
+    """Return whether none of Beam's code said it, in whichever logger's name.
+
+    What a job service reports, stack traces of its own among it, is logged by the root logger, and
+    what a job server prints by one that is named after a class.
+    """
+    return "apache_beam/" not in record.pathname

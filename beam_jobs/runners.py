@@ -21,6 +21,7 @@ from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from beam_jobs import left_out, storage
+from beam_jobs.causes import cause_of
 from beam_jobs.clusters import require_tried_runner
 from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.run_options import HERE, RunOptions
@@ -183,9 +184,7 @@ def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> Job
     """Return one sentence about a failure, and leave the rest in the run's folder."""
     has_died = isinstance(error, WorkerDiedError)
     details = error.log if isinstance(error, WorkerDiedError) else traceback.format_exc()
-    cause = (str(error).strip() or repr(error)).splitlines()[-1]
-    if not has_died:
-        cause = f"the job failed: {cause}"
+    cause = str(error) if has_died else f"the job failed: {cause_of(str(error)) or repr(error)}"
     shortage = explain_shortage(details, os.path.dirname(run_folder), disk_bytes)
     if shortage is not None:
         cause = f"{cause}: {shortage}" if has_died else shortage

@@ -19,6 +19,7 @@ from schemas.manifest import (
     Manifest,
     decode_manifest,
 )
+from schemas.records import RecordError, read_record
 
 BLOCKS_PREFIX = "blocks-"
 """How the files begin that blocks wait in."""
@@ -56,6 +57,8 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     if storage.num_bytes_of(path) is not None:
         manifest = decode_manifest(storage.read_bytes(path), where=path)
         _require_same(output, "a dataset", manifest.configuration, configuration)
+        if manifest.generation:  # what grew can't be made again
+            require_all_files(output, manifest)
         return None if find_lost_files(output, manifest) else manifest
     runs = _find_runs(output)
     for run in runs:
@@ -65,6 +68,19 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     if not runs:
         _require_no_shards(output, str(configuration["name"]))
     return None
+
+
+def require_all_files(output: str, manifest: Manifest) -> None:
+    """Check that a dataset has lost no file.
+
+    Raises:
+        OptionsError: it has; one is named.
+    """
+    lost = find_lost_files(output, manifest)
+    if lost:
+        raise OptionsError(
+            f"{len(lost)} files of {output} are gone or cut, such as {lost[0]}: restore them first"
+        )
 
 
 def find_lost_files(output: str, manifest: Manifest) -> list[str]:
@@ -101,6 +117,25 @@ def open_run(folder: str, configuration: Mapping[str, Any]) -> None:
         storage.delete_files(folder, left)  # texts, as large as the corpus
 
 
+def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
+    """Return the commit record that an earlier attempt left, or None: the work is done again.
+
+    Args:
+        path: of the record.
+        kind: of record; one that another release wrote with other fields is none.
+
+    Example:
+        >>> read_commit("/nowhere/commit-000000.json", dict) is None
+        True
+    """
+    if storage.num_bytes_of(path) is None:
+        return None
+    try:
+        return read_record(storage.read_bytes(path), kind)
+    except RecordError:
+        return None
+
+
 def require_shared(folder: str) -> None:
     """Check, on a worker, that it sees the run's folder that the launcher has opened.
 
@@ -128,14 +163,25 @@ def _require_same(
 ) -> None:
     if theirs == ours:
         return
-    differences = [
+    others = "add to it by --append, " if what == "a dataset" else ""
+    raise OptionsError(
+        f"--output {output} holds {what} of another configuration: "
+        f"{describe_differences(theirs, ours)}; choose another --output, {others}or delete that "
+        "folder"
+    )
+
+
+def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return what two configurations differ in, "" for nothing.
+
+    Example:
+        >>> describe_differences({"name": "a"}, {"name": "b"})
+        "name is 'a' there and 'b' here"
+    """
+    return "; ".join(
         f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here"
         for name in sorted(theirs.keys() | ours.keys())
         if theirs.get(name) != ours.get(name)
-    ]
-    raise OptionsError(
-        f"--output {output} holds {what} of another configuration: {'; '.join(differences)}; "
-        "choose another --output, or delete that folder"
     )
 
 

@@ -13,24 +13,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from measure import Report, measure
 from streaming import simulated_index
 
-from pipeline.dataset.files import open_dataset
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.selection import select_documents
 from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
-from pipeline.packing.plan import plan_rows
+from pipeline.packing.plan import plan_chosen_rows
 from pipeline.packing.rules import Convention, PackingRules
 from pipeline.streaming import RunRows, StreamConfig, open_rows
-from schemas.index import ShardIndex, decode_index, encode_index
+from schemas.index import encode_index
 from schemas.manifest import encode_manifest
 
 BATCH = 8
 WEIGHTS = (0.4, 0.3, 0.15, 0.1, 0.05)
+DOCUMENTS_PER_SHARD = 10_000
 FAR = 10**9
 """A row that no run of these datasets would reach in days."""
 
@@ -80,32 +83,44 @@ def rows_per_second(options: argparse.Namespace, report: Report) -> None:
 
 
 def plan(options: argparse.Namespace, report: Report) -> None:
-    """Plan many datasets from simulated indices, each really decoded, and their mixture."""
-    per_shard, started = 10_000, time.perf_counter()
-    encoded = encode_index(simulated_index(per_shard))
-    shards = int(options.documents / options.datasets / per_shard)
+    """Plan many datasets from simulated indices, each read and decoded, and their mixture."""
+    shards = int(options.documents / options.datasets / DOCUMENTS_PER_SHARD)
     rules = PackingRules(options.seq_length, 1792, Convention(1, 1, 2), Convention(3, 3, None))
-
-    def indices() -> Iterator[ShardIndex]:
-        for _ in range(shards):
-            yield decode_index(encoded, with_names=False)
-
-    sources = []
-    tokens = shards * int(decode_index(encoded, with_names=False).num_student_tokens.sum())
-    for number in range(options.datasets):
-        planned = plan_rows(indices(), rules)
-        sources.append(Source(f"d{number}", len(planned), tokens, None if number % 2 else 3))
+    sources, started = [], time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = simulate_dataset(options, Path(folder), shards)
+        for number in range(options.datasets):
+            planned = plan_chosen_rows(select_documents(dataset).shards(), rules)
+            tokens = planned.num_text_tokens[0]
+            sources.append(Source(f"d{number}", len(planned), tokens, None if number % 2 else 3))
     first = {source.name: 1 / len(sources) for source in sources}
     later = {source.name: 2 / len(sources) for source in sources if source.max_epochs is None}
     started_mixing = time.perf_counter()
-    mixed = plan_mixture(sources, [Stage(0, first), Stage(tokens, later)])
+    mixed = plan_mixture(sources, [Stage(0, first), Stage(sources[0].num_tokens, later)])
     mixed.locate(FAR)
     ended = time.perf_counter()
-    report.say("documents, datasets", f"{shards * per_shard * len(sources)}, {len(sources)}")
+    documents = shards * DOCUMENTS_PER_SHARD * len(sources)
+    report.say("documents, datasets, cores", f"{documents}, {len(sources)}, {os.cpu_count()}")
     report.say("… of it the mixture itself", f"{ended - started_mixing:.2f} s")
+    used = os.times()
+    report.say("CPU time of this process so far", f"{used.user + used.system:.0f} s")
     report.check("planning", ended - started, most=60, unit="s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     report.check("peak memory", peak, most=4, unit="GB")
+
+
+def simulate_dataset(options: argparse.Namespace, folder: Path, num_shards: int) -> Dataset:
+    """Return a dataset of many shards with one simulated index, each read as if it were its own."""
+    encoded = encode_index(simulated_index(DOCUMENTS_PER_SHARD))
+    (folder / "index.parquet").write_bytes(encoded)
+    manifest = open_dataset(options.dataset).manifest
+    record = replace(
+        manifest.shards[0],
+        index_file="index.parquet",
+        index_sha256=sha256(encoded).hexdigest(),
+        num_documents=DOCUMENTS_PER_SHARD,
+    )
+    return Dataset(str(folder), replace(manifest, shards=(record,) * num_shards))
 
 
 def resume(options: argparse.Namespace, report: Report) -> None:

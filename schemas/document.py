@@ -252,7 +252,7 @@ def check_document(document: AlignedDocument) -> None:
 
 
 def decode_spans(
-    advance: NDArray[np.unsignedinteger[Any]], width: NDArray[np.unsignedinteger[Any]]
+    advance: NDArray[np.integer[Any]], width: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
     """Return teacher_spans, int64 [T, 2], from the stored advances and widths.
 
@@ -267,6 +267,22 @@ def decode_spans(
     np.cumsum(advance, out=spans[:, 0])
     np.add(spans[:, 0], width, out=spans[:, 1])
     return spans
+
+
+def span_columns(
+    teacher_spans: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each span's start less the one before it, and its width: `decode_spans` reads them.
+
+    Raises:
+        ValueError: starts decrease.
+    """
+    width = teacher_spans[:, 1] - teacher_spans[:, 0]
+    mapped_starts = np.where(width > 0, teacher_spans[:, 0], 0)
+    starts = np.maximum.accumulate(mapped_starts) if len(width) else mapped_starts
+    if np.any((width > 0) & (starts != teacher_spans[:, 0])):
+        raise ValueError("teacher_spans starts decrease; offsets of one side are not monotone")
+    return np.diff(starts, prepend=0), width
 
 
 def narrow(array: NDArray[Any], name: str) -> NDArray[np.unsignedinteger[Any]]:
@@ -310,15 +326,9 @@ def _token_tensors(
 
 
 def _span_tensors(teacher_spans: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    width = teacher_spans[:, 1] - teacher_spans[:, 0]
-    mapped_starts = np.where(width > 0, teacher_spans[:, 0], 0)
-    starts = np.maximum.accumulate(mapped_starts) if len(width) else mapped_starts
-    if np.any((width > 0) & (starts != teacher_spans[:, 0])):
-        raise ValueError("teacher_spans starts decrease; offsets of one side are not monotone")
-    return {
-        "span.advance": narrow(np.diff(starts, prepend=0), "span.advance"),
-        "span.width": narrow(width, "span.width"),
-    }
+    names = ("span.advance", "span.width")
+    columns = span_columns(teacher_spans)
+    return {name: narrow(column, name) for name, column in zip(names, columns, strict=True)}
 
 
 def _decode_tokens(

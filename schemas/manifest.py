@@ -1,8 +1,9 @@
 """What a dataset holds: `manifest.json`, written last, so a dataset without one is unfinished."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,10 @@ FORMAT = Format("vocag.aligned_dataset", READ_VERSIONS, "beam_jobs.align")
 
 MetadataType = Literal["string", "int64", "float64", "bool"]
 """Types that a document's metadata may have; every value may be missing."""
+
+# Python's `$` would let a line end follow.
+ViewName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)]
+"""It is part of file names."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class ShardRecord:
     num_teacher_tokens: Count
 
 
+_GENERATION = re.compile(r"g(\d{3,})-\d{6}-of-\d{6}\.")
 _TOTALS = [entry.name for entry in fields(ShardRecord) if entry.name.startswith("num_")]
 
 
@@ -195,6 +201,73 @@ class RemovedRecord:
 
 
 @dataclass(frozen=True)
+class ViewFileRecord:
+    """What a view holds of one shard, in two files; `schemas/README.md` describes them.
+
+    Attributes:
+        shard: the tar that it belongs to.
+        shard_sha256: of that tar.
+        file: the tokens, lengths and spans of its documents; a path relative to the manifest.
+        num_bytes: that file's size.
+        sha256: of it.
+        index_file: where each document lies in it.
+        index_num_bytes: the index's size.
+        index_sha256: of the index.
+        num_tokens: of the view's own side.
+        num_left_out: documents that the view's tokenizer can't tokenize, and that a reader of the
+            view leaves out.
+    """
+
+    shard: FilePath
+    shard_sha256: Sha256
+    file: FilePath
+    num_bytes: Count
+    sha256: Sha256
+    index_file: FilePath
+    index_num_bytes: Count
+    index_sha256: Sha256
+    num_tokens: Count
+    num_left_out: Count
+
+
+@dataclass(frozen=True)
+class ViewRecord:
+    """Another teacher's, or another student's, tokens of the dataset's documents.
+
+    Attributes:
+        name: by which it is chosen.
+        side: whose tokens it has in place of the shards' own.
+        tokenizer: that side's.
+        files: one for each shard that was there when the view was made, in the manifest's order.
+        statistics: as the manifest's, of the other pair of tokenizers.
+    """
+
+    name: ViewName
+    side: Literal["student", "teacher"]
+    tokenizer: TokenizerRecord
+    files: tuple[ViewFileRecord, ...]
+    statistics: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits; equal for views that give the same rows of the same shards."""
+        files = [[f.shard_sha256, f.sha256, f.index_sha256] for f in self.files]
+        return sha256(
+            json.dumps({**self._maker, "files": files}, sort_keys=True).encode()
+        ).hexdigest()
+
+    @property
+    def identity(self) -> str:
+        """64 hex digits; equal for views by one tokenizer, whichever shards there are by now."""
+        return sha256(json.dumps(self._maker, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _maker(self) -> dict[str, Any]:
+        tokenizer = [self.tokenizer.sha256, self.tokenizer.special_strings]
+        return {"side": self.side, "tokenizer": tokenizer}
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a reader may trust about a dataset.
 
@@ -211,6 +284,7 @@ class Manifest:
         generation: counts the dataset's states from 0.
         generations: the earlier ones, in order.
         removed: documents that a reader leaves out, None where there are none.
+        views: other tokenizers' tokens of the same documents, by name.
     """
 
     name: Name
@@ -225,6 +299,7 @@ class Manifest:
     generation: Count = 0
     generations: tuple[GenerationRecord, ...] = ()
     removed: RemovedRecord | None = None
+    views: tuple[ViewRecord, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -242,7 +317,15 @@ class Manifest:
     @property
     def totals(self) -> dict[str, int]:
         """Documents, bytes and tokens over all shards."""
-        return {name: sum(getattr(s, name) for s in self.shards) for name in _TOTALS}
+        return totals_of(self.shards)
+
+    @property
+    def newest_shards(self) -> tuple[ShardRecord, ...]:
+        """Those that came last: of a dataset that never grew, all."""
+        numbers = [generation_of(shard.file, name=self.name) for shard in self.shards]
+        newest = max(numbers, default=0)
+        pairs = zip(self.shards, numbers, strict=True)
+        return tuple(shard for shard, number in pairs if number == newest)
 
     def require_tokenizers(
         self, *, student_sha256: str | None = None, teacher_sha256: str | None = None
@@ -260,6 +343,55 @@ class Manifest:
                     f'"{made_with.source}" ({made_with.sha256[:16]}…); use that tokenizer or run '
                     "beam_jobs.align again"
                 )
+
+
+def totals_of(shards: Iterable[ShardRecord]) -> dict[str, int]:
+    """Return documents, bytes and tokens over some shards."""
+    listed = tuple(shards)
+    return {name: sum(getattr(shard, name) for shard in listed) for name in _TOTALS}
+
+
+def kept_manifest_file(generation: int) -> str:
+    """Return where a generation's manifest stays once another has taken its place.
+
+    Example:
+        >>> kept_manifest_file(7)
+        'manifests/007.json'
+    """
+    return f"manifests/{generation:03d}.json"
+
+
+def generation_of(file: str, *, name: str) -> int:
+    """Return the generation that a shard came with, by its name.
+
+    Args:
+        file: the shard's tar or index.
+        name: of the dataset.
+
+    Example:
+        >>> generation_of("corpus-g002-000000-of-000001.tar", name="corpus")
+        2
+    """
+    found = _GENERATION.match(file.removeprefix(f"{name}-"))
+    return int(found[1]) if found else 0
+
+
+def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
+    """Return what follows a manifest: the same with changes, and with a record of the one before.
+
+    Example:
+        >>> next_generation(manifest, removed=record).generation
+        1
+    """
+    number = manifest.generation
+    before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
+    return replace(
+        manifest,
+        schema_version=SCHEMA_VERSION,
+        generation=number + 1,
+        generations=(*manifest.generations, before),
+        **changes,
+    )
 
 
 @dataclass(frozen=True)
@@ -293,6 +425,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for side in ("student", "teacher"):
         if body[side].convention is None:  # an older dataset's manifest keeps its bytes
             body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
+    if not manifest.views:
+        del body["views"]
     if manifest.schema_version == 1:
         body = {name: value for name, value in body.items() if name not in _SINCE_VERSION_2}
     elif manifest.removed is None:

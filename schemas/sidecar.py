@@ -79,6 +79,10 @@ class TeacherRule:
         context: where each token's left context starts, see
             `pipeline.scoring.contexts.ContextRule`.
         engine: what ran it; None for transformers and Megatron, whose rules name no engine.
+        where: documents that it is not true of were not scored, see `pipeline.dataset.selection`;
+            "": all were, and such rules name no condition.
+        view: identity of the view through which the dataset was scored, None where it was as
+            it was aligned.
     """
 
     weights_sha256: Sha256
@@ -86,6 +90,8 @@ class TeacherRule:
     tokenizer_sha256: Sha256
     context: Mapping[str, Any]
     engine: EngineRecord | None = None
+    where: str = ""
+    view: Sha256 | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -93,21 +99,20 @@ class TeacherRule:
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without an engine where there is none to name."""
+        """Return plain values, without an engine, view or condition where there is none to name."""
         body = asdict(self)
-        if self.engine is None:
-            del body["engine"]
-        return body
+        return {name: value for name, value in body.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, eq=False)
 class ShardLosses:
-    """The losses of every teacher token of one shard.
+    """The losses of every teacher token of one shard's documents that were scored.
 
     Attributes:
         losses: float16 [M], nats, documents in the index's order; NaN where a token has no
             context and so no loss.
-        starts: int64 [N + 1]; document i owns losses starts[i]:starts[i + 1].
+        starts: int64 [N + 1]; document i owns losses starts[i]:starts[i + 1], none where it was not
+            scored.
         teacher: fingerprint of the `TeacherRule`.
         shard_sha256: the tar that was scored.
     """
@@ -127,7 +132,7 @@ class SidecarRecord:
         num_bytes: its size.
         sha256: 64 hex digits of the file.
         shard: the tar it belongs to.
-        num_tokens: the shard's teacher tokens.
+        num_tokens: teacher tokens of the shard's documents that were scored.
         num_losses: those of them that have a loss.
         loss_sum: nats over them, of the stored values.
         num_split_documents: documents whose tokens don't all see the document's start.

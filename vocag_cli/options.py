@@ -43,6 +43,7 @@ Folder = Annotated[str, Option("FOLDER")]
 ModelSource = Annotated[str, Option("MODEL")]
 TokenName = Annotated[str, Option("TOKEN")]
 TokenizerSource = Annotated[str, Option("TOKENIZER")]
+ViewName = Annotated[str, Option("VIEW")]
 Rest = Annotated[tuple[str, ...], Option(form="rest")]
 
 _METAVARS = {int: "N", float: "X", Path: "FILE"}

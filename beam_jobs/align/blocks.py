@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from beam_jobs import storage
 from beam_jobs.align.metadata import encode_values
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, Reason
+from beam_jobs.align.taken_ids import TakenId
 from beam_jobs.runs import BLOCKS_PREFIX
 from schemas.document import document_key
 
@@ -28,28 +29,38 @@ BUFFER_BYTES = 64 << 20
 """All blocks are handed over once a reader holds this much."""
 
 _INLINE, _REFERENCE = b"B", b"R"
-_DOCUMENT, _DEAD_LETTER = 0, 1
+_DOCUMENT, _DEAD_LETTER, _TAKEN_ID = 0, 1, 2
 _LAYOUT = struct.Struct("<16sQBIIII")
 
 
 class Record(NamedTuple):
-    """One document or dead letter on its way to its bucket; `body` is a view of its block.
+    """A document, dead letter or taken id on its way to its bucket; `body` is a view of its block.
 
-    `metadata` is what `encode_values` made of the document's.
+    `kind` says which of them, `metadata` is what `encode_values` made of the document's.
     """
 
     key: bytes
     source: bytes
     position: int
-    is_dead: int
+    kind: int
     document_id: bytes
     metadata: bytes
     body: memoryview
 
     @property
-    def order(self) -> tuple[bytes, bytes, int]:
-        """The order of a shard: documents of one id together, as they come in the input."""
-        return self.key, self.source, self.position
+    def is_dead(self) -> bool:
+        """Whether it is a dead letter."""
+        return self.kind == _DEAD_LETTER
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it is an id that the dataset has already."""
+        return self.kind == _TAKEN_ID
+
+    @property
+    def order(self) -> tuple[bytes, bool, bytes, int]:
+        """The order of a shard: one id together, a taken one first, then as in the input."""
+        return self.key, not self.is_taken, self.source, self.position
 
     @property
     def place(self) -> str:
@@ -110,9 +121,11 @@ class BlockStore:
 
 
 def pack_blocks(
-    outcomes: Iterable[PlacedDocument | DeadLetter], num_buckets: int
+    outcomes: Iterable[PlacedDocument | DeadLetter | TakenId], num_buckets: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket, block): documents and dead letters packed by the bucket that they hash to.
+    """Yield (bucket, block): what was read, packed by the bucket that it hashes to.
+
+    Taken ids are read by themselves, so that a block holds nothing else if it holds one.
 
     Example:
         >>> [bucket for bucket, _ in pack_blocks([document], num_buckets=1)]
@@ -138,11 +151,17 @@ def pack_blocks(
     yield from _drain(parts)
 
 
+def holds_taken_ids(block: memoryview) -> bool:
+    """Whether a block is one of taken ids."""
+    kind: int = _LAYOUT.unpack_from(block)[2]
+    return kind == _TAKEN_ID
+
+
 def unpack_block(block: memoryview) -> Iterator[Record]:
     """Yield the records of a block in the order they were packed."""
     start, end = 0, len(block)
     while start < end:
-        key, position, is_dead, *lengths = _LAYOUT.unpack_from(block, start)
+        key, position, kind, *lengths = _LAYOUT.unpack_from(block, start)
         source_start = start + _LAYOUT.size
         id_start = source_start + lengths[0]
         metadata_start = id_start + lengths[1]
@@ -152,18 +171,21 @@ def unpack_block(block: memoryview) -> Iterator[Record]:
             key,
             bytes(block[source_start:id_start]),
             position,
-            is_dead,
+            kind,
             bytes(block[id_start:metadata_start]),
             bytes(block[metadata_start:body_start]),
             block[body_start:start],
         )
 
 
-def _pack(outcome: PlacedDocument | DeadLetter) -> tuple[bytes, tuple[bytes, ...]]:
+def _pack(outcome: PlacedDocument | DeadLetter | TakenId) -> tuple[bytes, tuple[bytes, ...]]:
     source = outcome.source.encode()
     if isinstance(outcome, PlacedDocument):
         kind, name, body = _DOCUMENT, outcome.document_id, outcome.text
         metadata = encode_values(outcome.metadata)
+        key = bytes.fromhex(document_key(name))
+    elif isinstance(outcome, TakenId):
+        kind, name, metadata, body = _TAKEN_ID, outcome.document_id, b"", b""
         key = bytes.fromhex(document_key(name))
     else:
         kind, name, metadata = _DEAD_LETTER, outcome.document_id or "", b""

@@ -11,19 +11,19 @@ from typing import BinaryIO, Self
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.blocks import BlockStore, Record, unpack_block
+from beam_jobs.align.blocks import BlockStore, Record, holds_taken_ids, unpack_block
 from beam_jobs.align.job import BucketRecord, Job, Part
 from beam_jobs.align.metadata import columns_of, decode_values
 from beam_jobs.align.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.reading import DeadLetter, Reason
-from beam_jobs.align.tokenizer_files import load_stored
 from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.progress import worker_progress
+from beam_jobs.runs import read_commit
+from beam_jobs.tokenizer_files import load_stored
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import ShardWriter, shard_record
 from schemas.index import encode_index
-from schemas.records import RecordError
 
 BATCH_BYTES = 2 << 20
 """Text of one call to the library; twice as much is 5 % faster, for twice the memory."""
@@ -43,7 +43,7 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
         The bucket's commit record, which is also written to the run's folder.
     """
     store = BlockStore(job.shuffle, job.run_folder)
-    records = [r for block in store.fetch(elements) for r in unpack_block(block)]
+    records = _unpack(list(store.fetch(elements)))
     records.sort(key=lambda record: record.order)
     digest = _digest(records)
     record = find_commit(bucket, digest, job)
@@ -59,11 +59,8 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
 def find_commit(bucket: int, digest: str, job: Job) -> BucketRecord | None:
     """Return what an earlier attempt made of the same documents, if it is still whole."""
     path = storage.join(job.run_folder, _commit_name(bucket))
-    if storage.num_bytes_of(path) is None:
-        return None
-    try:
-        record = BucketRecord.from_json(storage.read_bytes(path))
-    except RecordError:  # another release's: the bucket is made again
+    record = read_commit(path, BucketRecord)
+    if record is None:
         return None
     sizes = {n: storage.num_bytes_of(storage.join(job.run_folder, n)) for n in record.files}
     return record if record.digest == digest and sizes == record.files else None
@@ -129,6 +126,17 @@ class _Parts:
         return storage.join(self._job.run_folder, f"{self._stem}-{part:04d}.{suffix}")
 
 
+def _unpack(blocks: Sequence[memoryview]) -> list[Record]:
+    """Return a bucket's records, and of the taken ids those that one of its documents meets.
+
+    A dataset may have a million ids for each of a few new documents.
+    """
+    records = [r for block in blocks if not holds_taken_ids(block) for r in unpack_block(block)]
+    keys = {record.key for record in records}
+    taken = (r for block in blocks if holds_taken_ids(block) for r in unpack_block(block))
+    return records + [record for record in taken if record.key in keys]
+
+
 def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job) -> BucketRecord:
     documents, letters = _separate(records)
     progress = worker_progress(job.run_folder)
@@ -163,15 +171,17 @@ def _separate(records: Sequence[Record]) -> tuple[list[Record], list[DeadLetter]
     """Return the usable documents, and dead letters for the others; of one id the first stays."""
     documents: list[Record] = []
     letters: list[DeadLetter] = []
+    first: Record | None = None  # that has the id, in the dataset or in the input
     for record in records:
         if record.is_dead:
             letters.append(record.dead_letter())
-        elif documents and documents[-1].key == record.key:
+        elif first is not None and first.key == record.key:
             source, name = record.source.decode(), record.document_id.decode()
-            detail = f"{DUPLICATE_OF}{documents[-1].place}"
+            detail = f"{DUPLICATE_OF}{first.place}"
             letters.append(DeadLetter(source, record.position, name, Reason.DUPLICATE_ID, detail))
         else:
-            documents.append(record)
+            first = record
+            documents += [] if record.is_taken else [record]
     return documents, letters
 
 
@@ -238,7 +248,7 @@ def _digest(records: Iterable[Record]) -> str:
             *(len(record.source), len(record.document_id)),
             *(len(record.metadata), len(record.body)),
         )
-        digest.update(repr((record.position, record.is_dead, *lengths)).encode())
+        digest.update(repr((record.position, record.kind, *lengths)).encode())
         digest.update(record.source + record.document_id)
         digest.update(record.metadata)
         digest.update(record.body)

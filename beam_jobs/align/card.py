@@ -38,6 +38,7 @@ def render_card(manifest: Manifest, groups: Mapping[str, Sequence[GroupCounts]])
         "left out": f"{format_count(letters.count)} "
         f"({format_share(letters.count, documents + letters.count)}), "
         f"named in `{letters.file}`",
+        **_growth(manifest),
         "fingerprint": f"`{manifest.fingerprint}`",
     }
     lines = [*_front_matter(manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
@@ -46,6 +47,16 @@ def render_card(manifest: Manifest, groups: Mapping[str, Sequence[GroupCounts]])
         rows, remark = table_of_groups(name, own)
         lines += ["", f"## By {_cell(name)}", "", *_table(rows), *(["", remark] if remark else [])]
     return "\n".join([*lines, "", _USE])
+
+
+def _growth(manifest: Manifest) -> dict[str, str]:
+    """Return what there is to say of a dataset that has grown, or lost documents."""
+    if not manifest.generation:
+        return {}
+    told = {"generation": format_count(manifest.generation)}
+    if manifest.removed is not None:
+        told["removed"] = f"{format_count(manifest.removed.count)} documents, never read"
+    return told
 
 
 def may_write(existing: bytes | None) -> bool:

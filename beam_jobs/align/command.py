@@ -13,6 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
+from beam_jobs.align.append import append_configuration, find_appended, rules_of
 from beam_jobs.align.dry_run import describe_job
 from beam_jobs.align.input_identity import (
     INPUTS_FILE,
@@ -45,8 +46,9 @@ from beam_jobs.align.steps import (
     WriteManifest,
 )
 from beam_jobs.align.summary import library_versions, read_summary, summarise, write_report
-from beam_jobs.align.tokenizer_files import store_tokenizer
+from beam_jobs.align.taken_ids import plan_taken_ids
 from beam_jobs.clusters import require_cluster
+from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import Losses, read_losses, require_few_losses
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.progress import reset_progress, run_with_bar
@@ -59,8 +61,9 @@ from beam_jobs.runners import (
     run_to_end,
 )
 from beam_jobs.runs import SUMMARY_FILE, find_finished, open_run, run_folder_of, warn_of_lost_files
+from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
-from pipeline.dataset.conventions import NOTHING, describe_convention, name_tokens
+from pipeline.dataset.conventions import NOTHING, describe_convention, describe_tokenizer
 from pipeline.dataset.reading import read_manifest
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import SCHEMA_VERSION
@@ -123,13 +126,14 @@ def _align(
     options: AlignOptions, beam_options: PipelineOptions, *, started: float, clock: float
 ) -> Manifest:
     files, tokenizers = _open_inputs(options)
-    configuration = configure(options, files, tokenizers)
+    configuration = configure(options, files, tokenizers)  # refuses what can't be appended to
     if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
         finished = _find_finished(options, configuration, files)
         if finished is not None:
             return finished
     with hold_lock(storage.join(options.output, OUTPUT_LOCK), options.output):
-        # Who held the lock until now may have finished the same dataset.
+        # Who held the lock until now may have finished the same dataset, or let it grow.
+        configuration = configure(options, files, tokenizers)
         finished = _find_finished(options, configuration, files)
         return finished or _make(
             options, beam_options, files, tokenizers, configuration, started=started, clock=clock
@@ -148,16 +152,20 @@ def describe(options: AlignOptions) -> str:
         )
     options, _ = _settle(options)
     files, tokenizers = _open_inputs(options)
-    find_finished(options.output, configure(options, files, tokenizers))  # refuses what align would
+    _find_made(options, configure(options, files, tokenizers))  # refuses what align would
     return describe_job(options, files, plan_tasks(files), tokenizers)
 
 
 def configure(
     options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Any]:
-    """Return everything that determines the dataset, and nothing else."""
+    """Return everything that determines the dataset, and nothing else.
+
+    Raises:
+        OptionsError: --append, and there is no dataset, or one made with other options.
+    """
     buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
-    return {
+    configuration = {
         "schema_version": SCHEMA_VERSION,
         "name": options.name,
         "num_buckets": buckets,
@@ -173,6 +181,7 @@ def configure(
         **_chosen_conventions(options, tokenizers),
         **_excluded(options),
     }
+    return append_configuration(options.output, configuration) if options.append else configuration
 
 
 def prepare_job(
@@ -182,6 +191,7 @@ def prepare_job(
     *,
     rules: ReadingRules,
     started: float,
+    generation: int = 0,
 ) -> Job:
     """Put both tokenizers into the dataset and return what the workers need to know."""
     run_folder = run_folder_of(options.output, configuration)
@@ -205,6 +215,7 @@ def prepare_job(
         configuration=configuration,
         attempt=uuid.uuid4().hex,
         started=started,
+        generation=generation,
     )
 
 
@@ -218,9 +229,13 @@ def tokenizer_records(
     """
     student, teacher = tokenizers
     return (
-        _tokenizer_record(student, "student", options.student_bos, options.student_eos),
+        describe_tokenizer(
+            student, "tokenizers/student", before=options.student_bos, after=options.student_eos
+        ),
         # Rows end a teacher's text with nothing.
-        _tokenizer_record(teacher, "teacher", options.teacher_context, NOTHING),
+        describe_tokenizer(
+            teacher, "tokenizers/teacher", before=options.teacher_context, after=NOTHING
+        ),
     )
 
 
@@ -282,7 +297,7 @@ def _find_finished(
     options: AlignOptions, configuration: Mapping[str, Any], files: Sequence[InputFile]
 ) -> Manifest | None:
     """Return the dataset if nothing is left to do, and say so."""
-    manifest = find_finished(options.output, configuration)
+    manifest = _find_made(options, configuration)
     summary = storage.join(run_folder_of(options.output, configuration), SUMMARY_FILE)
     if manifest is None or storage.num_bytes_of(summary) is not None:
         return None
@@ -293,6 +308,12 @@ def _find_finished(
     )
     _require_few_losses(manifest, read_losses(options.output, manifest), options)
     return manifest
+
+
+def _find_made(options: AlignOptions, configuration: Mapping[str, Any]) -> Manifest | None:
+    """Return what the same input and options have made: a dataset, or its newest generation."""
+    find = find_appended if options.append else find_finished
+    return find(options.output, configuration)
 
 
 def _make(
@@ -307,26 +328,10 @@ def _make(
 ) -> Manifest:
     """Make the dataset, or what an attempt that died last has left to do."""
     run_folder = run_folder_of(options.output, configuration)
-    manifest = find_finished(options.output, configuration)
+    manifest = _find_made(options, configuration)
     seconds = None
     if manifest is None:
-        tasks = plan_tasks(files)
-        probes = probe_documents(tasks, options.rules)
-        rules = settle_metadata(options.rules, probes)
-        for tokenizer in tokenizers:
-            tokenizer.check_fast_path(usable_texts(probes))
-        shuffle = choose_shuffle(options)
-        text_bytes = _text_bytes(files)
-        disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=shuffle)
-        disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
-        require_disk(options.output, run_folder, disk)
-        warn_of_lost_files(options.output)
-        open_run(run_folder, configuration)
-        path = storage.join(run_folder, INPUTS_FILE)
-        storage.write_atomically(path, encode_inputs(files), scratch=run_folder)
-        job = prepare_job(options, configuration, tokenizers, rules=rules, started=started)
-        run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
-        manifest = _read_result(options.output, run_folder)
+        manifest = _run(options, beam_options, files, tokenizers, configuration, started=started)
         seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
     losses = read_losses(options.output, manifest)
     run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers, losses)
@@ -337,6 +342,45 @@ def _make(
     options.run.say(summarise(manifest, run, output=options.output, report=report))
     _require_few_losses(manifest, losses, options)
     return manifest
+
+
+def _run(
+    options: AlignOptions,
+    beam_options: PipelineOptions,
+    files: Sequence[InputFile],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    configuration: dict[str, Any],
+    *,
+    started: float,
+) -> Manifest:
+    """Run the job to its end, and return what it made."""
+    output, run_folder = options.output, run_folder_of(options.output, configuration)
+    before = read_newest(output) if options.append else None
+    tasks = plan_tasks(files)
+    probes = probe_documents(tasks, options.rules)
+    if before is None:
+        rules = settle_metadata(options.rules, probes)
+        warn_of_lost_files(output)
+    else:
+        rules = rules_of(before, options.rules)
+        tasks = [*plan_taken_ids(before, output), *tasks]
+    for tokenizer in tokenizers:
+        tokenizer.check_fast_path(usable_texts(probes))
+    text_bytes = _text_bytes(files)
+    disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=choose_shuffle(options))
+    disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
+    require_disk(output, run_folder, disk)
+    open_run(run_folder, configuration)
+    path = storage.join(run_folder, INPUTS_FILE)
+    storage.write_atomically(path, encode_inputs(files), scratch=run_folder)
+    generation = 0 if before is None else before.generation + 1
+    if before is not None:
+        keep_manifest(output, before, scratch=run_folder)
+    job = prepare_job(
+        options, configuration, tokenizers, rules=rules, started=started, generation=generation
+    )
+    run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
+    return _read_result(job)
 
 
 def _read_overlap(options: AlignOptions) -> dict[str, str]:
@@ -377,12 +421,20 @@ def _text_bytes(files: Sequence[InputFile]) -> int:
     return round(sum(file.estimated_text_bytes for file in files))
 
 
-def _read_result(output: str, run_folder: str) -> Manifest:
-    path = storage.join(output, MANIFEST_FILE)
-    if storage.num_bytes_of(path) is None:
-        storage.remove_folder(run_folder)
-        raise InputError("the input holds no document: every file is empty or blank")
-    return read_manifest(output)
+def _read_result(job: Job) -> Manifest:
+    if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
+        manifest = read_manifest(job.output)
+        if manifest.generation == job.generation:
+            return manifest
+        letters = storage.join(job.output, job.dead_letters_file)
+        if storage.num_bytes_of(letters):
+            storage.remove_folder(job.run_folder)
+            raise InputError(
+                f"the input holds no document that {job.output} has not: {letters} names each with "
+                f"its reason; the dataset stays at generation {manifest.generation}"
+            )
+    storage.remove_folder(job.run_folder)
+    raise InputError("the input holds no document: every file is empty or blank")
 
 
 def _chosen_conventions(
@@ -393,25 +445,6 @@ def _chosen_conventions(
     own, chosen = (tokenizer_records(o, tokenizers) for o in (plain, options))
     pairs = zip(("student", "teacher"), own, chosen, strict=True)
     return {f"{side}_convention": asdict(b.around_text) for side, a, b in pairs if a != b}
-
-
-def _tokenizer_record(
-    tokenizer: Tokenizer, side: str, before: str | None, after: str | None
-) -> TokenizerRecord:
-    return TokenizerRecord(
-        source=tokenizer.source,
-        file=f"tokenizers/{side}/{tokenizer.file_name}",
-        sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        special_strings=tokenizer.special_strings,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        adds_bos=tokenizer.adds_bos,
-        adds_eos=tokenizer.adds_eos,
-        convention=name_tokens(
-            tokenizer.around_text, lambda: tokenizer, before=before, after=after
-        ),
-    )
 
 
 def _describe_run(

@@ -6,8 +6,8 @@ from typing import Any
 
 from beam_jobs.align.blocks import Shuffle
 from beam_jobs.align.reading import ReadingRules
-from beam_jobs.align.tokenizer_files import StoredTokenizer
-from schemas.manifest import ShardRecord, TokenizerRecord
+from beam_jobs.tokenizer_files import StoredTokenizer
+from schemas.manifest import DEAD_LETTERS_FILE, ShardRecord, TokenizerRecord
 from schemas.records import Count, read_record, write_record
 
 
@@ -31,6 +31,8 @@ class Job:
         configuration: what determines the shards' bytes; goes into the manifest.
         attempt: names this start of the command, to tell its work from an earlier attempt's.
         started: when that was, in seconds since 1970.
+        generation: that the job makes; 0: a new dataset. Others add to the one before, whose
+            manifest is kept.
     """
 
     output: str
@@ -48,6 +50,19 @@ class Job:
     configuration: Mapping[str, Any]
     attempt: str
     started: float
+    generation: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """How its shards' names begin."""
+        return f"{self.name}-g{self.generation:03d}" if self.generation else self.name
+
+    @property
+    def dead_letters_file(self) -> str:
+        """The name of its dead letters."""
+        stem, suffix = DEAD_LETTERS_FILE.split(".")
+        part = f"-g{self.generation:03d}" if self.generation else ""
+        return f"{stem}{part}.{suffix}"
 
 
 @dataclass(frozen=True)
@@ -116,8 +131,8 @@ class BucketRecord:
         return read_record(data, BucketRecord)
 
 
-def number_shards(records: Iterable[BucketRecord], name: str) -> list[BucketRecord]:
-    """Return all records in bucket order, with the final names i-of-n in their shards.
+def number_shards(records: Iterable[BucketRecord], prefix: str) -> list[BucketRecord]:
+    """Return all records in bucket order, with the final names PREFIX-i-of-n in their shards.
 
     Example:
         >>> number_shards(records, "corpus")[0].parts[0].shard.file
@@ -130,7 +145,7 @@ def number_shards(records: Iterable[BucketRecord], name: str) -> list[BucketReco
     for record in ordered:
         parts = []
         for part in record.parts:
-            stem = f"{name}-{number:06d}-of-{total:06d}"
+            stem = f"{prefix}-{number:06d}-of-{total:06d}"
             shard = replace(part.shard, file=f"{stem}.tar", index_file=f"{stem}.index.parquet")
             parts.append(replace(part, shard=shard))
             number += 1

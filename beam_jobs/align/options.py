@@ -11,9 +11,9 @@ from beam_jobs.align.inputs import Format
 from beam_jobs.align.metadata import parse_metadata
 from beam_jobs.align.reading import ReadingRules
 from beam_jobs.align.templates import parse_template
-from beam_jobs.align.tokenizer_files import SpecialStrings
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import HERE, RunOptions
+from beam_jobs.tokenizer_files import SpecialStrings
 from vocag_cli import options
 from vocag_cli.options import Folder, Option, Rest, TokenizerSource, TokenName
 
@@ -49,6 +49,10 @@ examples:
   vocag align --input 'web/*.jsonl.zst' --metadata source,language,meta.score --output aligned \\
       --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
 
+  # more documents of the same kind, later: a document whose id is there already is left out
+  vocag align --append --input 'web-new/*.jsonl.zst' --metadata source,language,meta.score \\
+      --output aligned --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
+
   # what would that take? (nothing is written)
   vocag align --dry-run --input 'corpus/*.jsonl.zst' --output aligned \\
       --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
@@ -65,6 +69,11 @@ read stops the job.
 
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
+
+--append writes shards NAME-g001-000000-of-000003.tar beside those that are there, and
+dead_letters-g001.jsonl. A run that was started before goes on with exactly its rows. Ids that the
+dataset has, removed ones too, become dead letters of reason duplicate_id; they count for
+--max-dead-letters. vocag score then scores what is new.
 
 exit status: 0 done; 1 the job failed, run it again to resume; 2 asked for wrongly; 3 done, but more
 documents are left out than --max-dead-letters allows.
@@ -131,6 +140,8 @@ class AlignOptions:
         student: the student's tokenizer: Hugging Face repository, folder, tokenizer.json or
             SentencePiece model.
         teacher: the teacher's, likewise.
+        append: add the input's documents to the finished dataset in OUTPUT, as its next
+            generation, with the dataset's own tokenizers and options.
         format: what the input files are (default: what their names say).
         text_field: field or column of the text; a.b for nested ones.
         text_template: join the text from several fields, such as '{question}\n{answer}'; a document
@@ -165,6 +176,7 @@ class AlignOptions:
     output: Folder
     student: TokenizerSource
     teacher: TokenizerSource
+    append: bool = False
     format: Format | None = None
     text_field: Annotated[str, Option("FIELD", once=_ONE_TEXT)] = "text"
     text_template: Annotated[str, Option("TEMPLATE", once=_ONE_TEXT)] = ""

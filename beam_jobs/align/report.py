@@ -19,7 +19,7 @@ from pipeline.drawing.formatting import (
 )
 from pipeline.drawing.group_table import GroupCounts, table_of_groups
 from pipeline.drawing.web_page import Child, render_page, tag
-from schemas.manifest import Manifest, ShardRecord, TokenizerRecord
+from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
 
 OPEN_SHARDS = 20
 """Longer tables of shards start collapsed."""
@@ -153,9 +153,10 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
     text = totals["num_text_bytes"]
     stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
-    speed = totals["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
+    added = totals_of(manifest.newest_shards)
+    speed = added["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
     left_out = manifest.dead_letters.count
-    seen = totals["num_documents"] + left_out
+    seen = added["num_documents"] + left_out
     cards = [
         (
             "Documents",
@@ -176,6 +177,10 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
         ("Throughput", f"{format_short(speed)}/s", "student tokens, start-up included"),
         ("Left out", format_count(left_out), f"{format_share(left_out, seen)} of the input"),
     ]
+    if manifest.generation:
+        documents, tokens = added["num_documents"], added["num_student_tokens"]
+        note = f"{format_count(documents)} documents, {format_short(tokens)} student tokens"
+        cards.append(("Generation", format_count(manifest.generation), f"added {note}"))
     return tag("div", *(_card(*card) for card in cards), class_="cards")
 
 

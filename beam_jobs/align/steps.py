@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 
 import apache_beam as beam
@@ -20,27 +20,31 @@ from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.input_identity import INPUTS_FILE
-from beam_jobs.align.job import BucketRecord, Job, number_shards
+from beam_jobs.align.job import BucketRecord, Job, Part, number_shards
 from beam_jobs.align.metadata import columns_of
 from beam_jobs.align.overlap import exclude_overlap
 from beam_jobs.align.pieces import decode_task
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
+from beam_jobs.align.taken_ids import TAKEN_IDS, TakenId, read_taken_ids
+from beam_jobs.generations import read_kept
 from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
 from beam_jobs.runs import CONFIGURATION_FILE, LOCK_FILE, SUMMARY_FILE, require_shared
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (
-    DEAD_LETTERS_FILE,
     MANIFEST_FILE,
     DeadLetterRecord,
     Manifest,
     decode_manifest,
     encode_manifest,
+    next_generation,
 )
 
 _KEPT_FILES = re.compile(
     rf"{SUMMARY_FILE}|{CONFIGURATION_FILE}|{INPUTS_FILE}|{PROGRESS_PREFIX}.*|{LOCK_FILE}"
 )
 _PROGRESS_DOCUMENTS = 1000
+
+Outcome = PlacedDocument | DeadLetter | TakenId
 
 
 class _JobStep(beam.DoFn):
@@ -70,17 +74,18 @@ class ReadBlocks(_JobStep):
         """Show the last counts."""
         worker_progress(self._job.run_folder).flush()
 
-    def _read(self, task: str, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+    def _read(self, task: str, rules: ReadingRules) -> Iterator[Outcome]:
         for piece in decode_task(task):
-            yield from exclude_overlap(read_piece(piece, rules), self._job.overlap)
+            if piece.format == TAKEN_IDS:
+                yield from read_taken_ids(piece)
+            else:
+                yield from exclude_overlap(read_piece(piece, rules), self._job.overlap)
 
-    def _count(
-        self, outcomes: Iterable[PlacedDocument | DeadLetter]
-    ) -> Iterator[PlacedDocument | DeadLetter]:
+    def _count(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         progress = worker_progress(self._job.run_folder)
         num_documents = num_bytes = 0
         for outcome in outcomes:
-            num_documents += 1
+            num_documents += not isinstance(outcome, TakenId)
             num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
             if num_documents == _PROGRESS_DOCUMENTS:
                 progress.add(read_documents=num_documents, read_bytes=num_bytes)
@@ -116,7 +121,7 @@ class NumberShards(_JobStep):
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
         """Yield the records in bucket order."""
-        records = number_shards(map(BucketRecord.from_json, element[1]), self._job.name)
+        records = number_shards(map(BucketRecord.from_json, element[1]), self._job.prefix)
         yield from (record.to_json() for record in records)
 
 
@@ -145,13 +150,17 @@ class WriteManifest(_JobStep):
     """(0, all records) -> the manifest's path, once the dataset is complete."""
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Write dead letters, the run's summary and, last, the manifest."""
+        """Write dead letters, the run's summary and, last, the manifest.
+
+        Without a new document there is no new generation: the manifest stays.
+        """
         records = [BucketRecord.from_json(record) for record in element[1]]
         records.sort(key=lambda record: record.bucket)
         dead_letters = self._write_dead_letters(records)
         self._write(self._job.run_folder, SUMMARY_FILE, self._summary(records))
-        manifest = make_manifest(records, dead_letters, self._job)
-        self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
+        if not self._job.generation or any(record.parts for record in records):
+            manifest = make_manifest(records, dead_letters, self._job)
+            self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
         yield storage.join(self._job.output, MANIFEST_FILE)
 
     def _write_dead_letters(self, records: Iterable[BucketRecord]) -> DeadLetterRecord:
@@ -165,9 +174,10 @@ class WriteManifest(_JobStep):
                 lines += storage.read_bytes(path).splitlines(keepends=True)
         lines.sort(key=_place_of)
         data = b"".join(lines)
-        self._write(self._job.output, DEAD_LETTERS_FILE, data)
+        file = self._job.dead_letters_file
+        self._write(self._job.output, file, data)
         counts = dict(sorted(by_reason.items()))
-        return DeadLetterRecord(DEAD_LETTERS_FILE, sha256(data).hexdigest(), len(lines), counts)
+        return DeadLetterRecord(file, sha256(data).hexdigest(), len(lines), counts)
 
     def _summary(self, records: list[BucketRecord]) -> bytes:
         summary = {
@@ -189,7 +199,10 @@ class RemoveTemporaries(_JobStep):
         """Remove what the finished dataset does not need."""
         manifest = decode_manifest(storage.read_bytes(element), where=element)
         named = {name for shard in manifest.shards for name in (shard.file, shard.index_file)}
-        ours = re.compile(rf"{re.escape(self._job.name)}-\d{{6}}-of-\d{{6}}\.(tar|index\.parquet)")
+        # Shards of earlier generations are in the manifest, too.
+        generation = r"(g\d{3,}-)?" if self._job.generation else ""
+        name = rf"{re.escape(self._job.name)}-{generation}\d{{6}}-of-\d{{6}}"
+        ours = re.compile(rf"{name}\.(tar|index\.parquet)")
         found = storage.list_folder(self._job.output)
         stale = [name for name in found if ours.fullmatch(name) and name not in named]
         storage.delete_files(self._job.output, stale)
@@ -206,6 +219,8 @@ def make_manifest(
     retries.
     """
     parts = [part for record in records for part in record.parts]
+    if job.generation:
+        return _extend_manifest(parts, dead_letters, job)
     student, teacher = job.tokenizer_records
     statistics = AlignmentStatistics.merge(
         AlignmentStatistics.from_json(part.statistics) for part in parts
@@ -219,6 +234,20 @@ def make_manifest(
         configuration=job.configuration,
         statistics=statistics.to_json(),
         metadata=columns_of(job.rules.metadata),
+    )
+
+
+def _extend_manifest(parts: Sequence[Part], dead_letters: DeadLetterRecord, job: Job) -> Manifest:
+    """Return the manifest of the generation before, and new shards behind its own."""
+    before = read_kept(job.output, job.generation - 1)
+    told = (before.statistics, *(part.statistics for part in parts))
+    statistics = AlignmentStatistics.merge(AlignmentStatistics.from_json(each) for each in told)
+    return next_generation(
+        before,
+        shards=(*before.shards, *(part.shard for part in parts)),
+        dead_letters=dead_letters,
+        configuration=job.configuration,
+        statistics=statistics.to_json(),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -9,7 +10,7 @@ from beam_jobs import storage
 from beam_jobs.align.card import CARD_FILE, may_write, render_card
 from beam_jobs.align.report import RunSummary, render_report
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.groups import count_by
+from pipeline.dataset.groups import Group, count_by
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -17,7 +18,7 @@ from pipeline.drawing.formatting import (
     format_share,
     format_short,
 )
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, totals_of
 
 REPORT_FILE = "report.html"
 
@@ -42,15 +43,16 @@ def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: s
     A `README.md` that a person wrote stays as it is.
     """
     path = storage.join(output, REPORT_FILE)
-    dataset = Dataset(output, manifest)
-    groups = {entry.name: count_by(dataset, entry.name) for entry in manifest.metadata}
+    groups = _groups(manifest, output)
     report = render_report(manifest, run, groups)
     storage.write_atomically(path, report.encode(), scratch=scratch)
-    card = storage.join(output, CARD_FILE)
-    existing = None if storage.num_bytes_of(card) is None else storage.read_bytes(card)
-    if may_write(existing):
-        storage.write_atomically(card, render_card(manifest, groups).encode(), scratch=scratch)
+    _write_card(manifest, groups, output=output, scratch=scratch)
     return path
+
+
+def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
+    """Write the dataset card, unless a person wrote a `README.md` of their own."""
+    _write_card(manifest, _groups(manifest, output), output=output, scratch=scratch)
 
 
 def read_summary(path: str) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
     Example:
         >>> print(summarise(manifest, run, output="aligned", report="aligned/report.html"))
     """
-    totals = manifest.totals
+    totals = totals_of(manifest.newest_shards)
     lost = manifest.dead_letters
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
     speed = student_tokens / max(run.elapsed_seconds, 1e-9)
@@ -76,17 +78,35 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
         f"  teacher tokens  {format_count(totals['num_teacher_tokens'])}",
         f"  student text    {run.student_convention}",
         f"  teacher text    {run.teacher_convention}",
-        f"  shards          {len(manifest.shards)}, {format_bytes(totals['num_bytes'])}, "
+        f"  shards          {len(manifest.newest_shards)}, {format_bytes(totals['num_bytes'])}, "
         f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
         f"  dead letters    {_dead_letters(manifest)}",
         f"  reference path  {_reference_path(run, documents)}",
     ]
     if run.reused_buckets:
         lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
+    if manifest.generation:
+        whole = format_count(manifest.totals["num_documents"])
+        told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
+        lines.append(f"  generation      {told}")
     if not documents:
         lines.append(f"WARNING: no document could be used; see {output}/{lost.file}")
     lines += [f"report: {report}", f"next:   vocag validate {output}"]
     return "\n".join(lines)
+
+
+def _groups(manifest: Manifest, output: str) -> dict[str, list[Group]]:
+    dataset = Dataset(output, manifest)
+    return {entry.name: count_by(dataset, entry.name) for entry in manifest.metadata}
+
+
+def _write_card(
+    manifest: Manifest, groups: Mapping[str, Sequence[Group]], *, output: str, scratch: str
+) -> None:
+    card = storage.join(output, CARD_FILE)
+    existing = None if storage.num_bytes_of(card) is None else storage.read_bytes(card)
+    if may_write(existing):
+        storage.write_atomically(card, render_card(manifest, groups).encode(), scratch=scratch)
 
 
 def _dead_letters(manifest: Manifest) -> str:

@@ -34,8 +34,10 @@ from beam_jobs.score.teachers import (
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import Selection, require_documents, select_documents
 from pipeline.packing.mixture_file import is_mixture
 from pipeline.scoring.comparison import compare_scores
+from pipeline.scoring.sidecars import scored_lengths
 from schemas.manifest import Manifest
 from schemas.sidecar import ScoreManifest, score_manifest_name
 
@@ -47,11 +49,13 @@ class _Prepared:
     Attributes:
         job: for its workers.
         manifest: the dataset's, with the conventions that were asked for.
+        scored: the same with the counts of those documents only that are scored, to be told.
         beam_options: how it runs.
     """
 
     job: ScoreJob
     manifest: Manifest
+    scored: Manifest
     beam_options: PipelineOptions
 
 
@@ -85,18 +89,19 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
     """
     if options.compare is not None:
         first, second = options.compare
-        print(describe_comparison(compare_scores(options.output, first, second)))
+        print(describe_comparison(compare_scores(options.output, first, second, view=options.view)))
         return None
     clock = time.monotonic()
     prepared = _prepare(options)
-    job, manifest = prepared.job, prepared.manifest
+    job, manifest, scored = prepared.job, prepared.manifest, prepared.scored
     if options.dry_run:
-        print(describe_job(job.output, manifest, job.rule))
+        print(describe_job(job.output, scored, job.rule))
         return None
     if options.limit is not None:
         from beam_jobs.score.trial import try_teacher
 
-        print(try_teacher(job, limit=options.limit))
+        num_tokens = scored.totals["num_teacher_tokens"]
+        print(try_teacher(job, limit=options.limit, num_tokens=num_tokens))
         return None
     finished = find_finished(job.output, manifest, job.rule)
     if finished is not None:
@@ -105,7 +110,7 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
             f"{name} is finished: the same teacher, rule and data made it; nothing to do"
         )
         return finished
-    require_disk(job.output, estimate_disk(job.output, manifest, job.rule.fingerprint))
+    require_disk(job.output, estimate_disk(job.output, scored, job.rule.fingerprint))
     return _run(prepared, options.run, clock)
 
 
@@ -121,8 +126,10 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     require_cluster(beam_options, places)
     options = replace(options, output=storage.absolute(options.output))
     FileSystems.set_options(beam_options)
+    dataset = open_dataset(options.output, view=options.view)
+    selection = select_documents(dataset, options.where)
     manifest = choose_conventions(
-        open_dataset(options.output),
+        dataset,
         student_bos=options.student_bos,
         student_eos=options.student_eos,
         teacher_context=options.teacher_context,
@@ -132,6 +139,7 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     rule = teacher_rule(options, manifest, teacher)
     job = ScoreJob(
         output=options.output,
+        view=options.view,
         run_folder=run_folder_of(options.output, run_configuration(rule, manifest)),
         dataset=manifest.fingerprint,
         source=teacher.source,
@@ -141,7 +149,25 @@ def _prepare(options: ScoreOptions) -> _Prepared:
         allow_untrained=options.allow_untrained_teacher,
         started=started,
     )
-    return _Prepared(job, manifest, beam_options)
+    return _Prepared(job, manifest, _count_scored(selection, manifest), beam_options)
+
+
+def _count_scored(selection: Selection, manifest: Manifest) -> Manifest:
+    """Return a manifest whose shards have as many documents and tokens as are scored.
+
+    Raises:
+        WhereError: that is none.
+    """
+    if not selection.where:
+        return manifest
+    records = []
+    for number, record in enumerate(manifest.shards):
+        index, kept = selection.read(number, with_removed=True)
+        num_documents = len(index) if kept is None else int(kept.sum())
+        num_tokens = int(scored_lengths(index, kept).sum())
+        records.append(replace(record, num_documents=num_documents, num_teacher_tokens=num_tokens))
+    require_documents(sum(record.num_documents for record in records), selection)
+    return replace(manifest, shards=tuple(records))
 
 
 def _run(prepared: _Prepared, run: RunOptions, clock: float) -> ScoreManifest:
@@ -149,7 +175,7 @@ def _run(prepared: _Prepared, run: RunOptions, clock: float) -> ScoreManifest:
     job, manifest = prepared.job, prepared.manifest
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.output):
         open_run(job.run_folder, run_configuration(job.rule, manifest))
-        run_job(job, prepared.beam_options, manifest, run=run)
+        run_job(job, prepared.beam_options, prepared.scored, run=run)
         scores = find_finished(job.output, manifest, job.rule)
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
@@ -161,7 +187,7 @@ def _run(prepared: _Prepared, run: RunOptions, clock: float) -> ScoreManifest:
 
 
 def run_job(
-    job: ScoreJob, beam_options: PipelineOptions, manifest: Manifest, *, run: RunOptions
+    job: ScoreJob, beam_options: PipelineOptions, scored: Manifest, *, run: RunOptions
 ) -> None:
     """Run the pipeline to its end.
 
@@ -170,8 +196,8 @@ def run_job(
     """
     reset_progress(job.run_folder)
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
-    build_pipeline(pipeline, len(manifest.shards), job)
-    num_tokens = manifest.totals["num_teacher_tokens"]
+    build_pipeline(pipeline, len(scored.shards), job)
+    num_tokens = scored.totals["num_teacher_tokens"]
     bar = partial(run_with_token_bar, job.run_folder, num_tokens=num_tokens, quiet=run.quiet)
     run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
 

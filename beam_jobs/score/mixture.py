@@ -45,7 +45,8 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     done: list[ScoreManifest] = []
     for entry in mixture.datasets:
         options.run.say(f"{entry.name}: {entry.path}")
-        scores = score(replace(options, output=entry.path))
+        own = replace(options, output=entry.path, view=entry.view, where=entry.where)
+        scores = score(own)
         if scores is not None:
             done.append(scores)
             # A machine may try dtypes only once: losses of one run are of one teacher.

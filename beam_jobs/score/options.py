@@ -7,8 +7,17 @@ from typing import Annotated, Literal, get_args
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import HERE, RunOptions
 from beam_jobs.score.engine_options import EngineOptions
+from pipeline.packing.mixture_file import is_mixture
 from vocag_cli import options
-from vocag_cli.options import DatasetSource, ModelSource, Option, Rest, TokenName
+from vocag_cli.options import (
+    Condition,
+    DatasetSource,
+    ModelSource,
+    Option,
+    Rest,
+    TokenName,
+    ViewName,
+)
 
 Dtype = Literal["", "float32", "bfloat16", "float16"]
 
@@ -22,6 +31,12 @@ examples:
 
   # what would it take? a hundred documents, nothing written
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --limit 100
+
+  # a teacher that was added as a view
+  vocag score aligned --view qwen --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
+
+  # only what a run with the same --where reads
+  vocag score aligned --teacher models/teacher --seq-length 2048 --where "language == 'en'"
 
   # overlapping windows for documents that are longer than the teacher's window
   vocag score aligned --teacher models/teacher --teacher-seq-length 4096 --stride 2048
@@ -84,8 +99,13 @@ class ScoreOptions:
         batch_tokens: teacher tokens per batch (default: 2048 on a CPU, 32768 elsewhere).
         threads: of each worker on a CPU; state it to get equal bytes on unequal machines (default:
             torch's).
+        where: score those documents only that this is true of, such as "language == 'en' and score
+            > 0.5"; any condition of DuckDB over the metadata. Rows that hold others don't take the
+            losses. A mixture's datasets are scored by their own conditions.
         limit: score the first N documents in this process, say how fast and how well, and write
             nothing.
+        view: score the dataset as seen through this view: another teacher's or student's tokens, by
+            the name that vocag add-teacher or add-student gave them.
         dry_run: say what the job would read and write, without loading the teacher; write nothing.
         compare: score nothing, but tell what two teachers' stored losses differ by; each is named
             as --stored-losses names it.
@@ -107,7 +127,9 @@ class ScoreOptions:
     device: Annotated[str, Option("NAME")] = ""
     batch_tokens: int = 0
     threads: int = 0
+    where: Condition = ""
     limit: int | None = None
+    view: ViewName = ""
     dry_run: bool = False
     compare: Annotated[tuple[str, ...] | None, Option("SCORES")] = None
     engine: EngineOptions = TRANSFORMERS
@@ -134,6 +156,11 @@ class ScoreOptions:
         if self.stride is not None and self.teacher_seq_length is None:
             raise OptionsError(
                 f"--stride {self.stride} needs --teacher-seq-length, the tokens of a window"
+            )
+        if self.where.strip() and is_mixture(self.output):
+            raise OptionsError(
+                f"--where {self.where} is of one dataset, and {self.output} a mixture of several: "
+                'give its datasets a "where" there'
             )
         if self.dtype not in get_args(Dtype):
             raise OptionsError(f"--dtype {self.dtype} is none of{', '.join(get_args(Dtype))[1:]}")

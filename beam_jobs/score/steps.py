@@ -23,13 +23,15 @@ from beam_jobs import storage
 from beam_jobs.progress import worker_progress
 from beam_jobs.score.engine_options import api_key
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.scoring.contexts import ContextRule
+from pipeline.dataset.selection import Kept, Selection, select_documents
+from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines import load_engine
 from pipeline.scoring.engines.interface import Engine, require_trained_engine
 from pipeline.scoring.engines.settings import EngineSettings, ServedSettings
 from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
 from pipeline.scoring.teacher_files import find_teacher
+from schemas.index import ShardIndex
 from schemas.records import read_record, write_record
 from schemas.sidecar import (
     ScoreManifest,
@@ -55,6 +57,7 @@ class ScoreJob:
 
     Attributes:
         output: the dataset's folder.
+        view: through which it is seen, "" for none.
         run_folder: temporary dataset of this teacher's run, inside `output`.
         dataset: fingerprint of the dataset.
         source: the teacher as the user named it.
@@ -66,6 +69,7 @@ class ScoreJob:
     """
 
     output: str
+    view: str
     run_folder: str
     dataset: str
     source: str
@@ -84,7 +88,7 @@ class ShardScored:
         shard: its number.
         record: of the sidecar.
         reused: whether an earlier run had written it.
-        num_documents: in the shard.
+        num_documents: of the shard, that were scored.
         work: cost of scoring, as in `pipeline.scoring.engines.interface.Work`.
         matmul_rate: operations a second that the worker's own products reach.
     """
@@ -112,15 +116,29 @@ class ReadyTeacher:
 
     Attributes:
         engine: ready.
-        dataset: what it scores.
+        selection: which documents it scores, where the job's rule has a condition.
         context: of the job's rule.
         matmul_rate: as in `ShardScored`.
     """
 
     engine: Engine
-    dataset: Dataset
+    selection: Selection
     context: ContextRule
     matmul_rate: float
+
+    @property
+    def dataset(self) -> Dataset:
+        """What it scores."""
+        return self.selection.dataset
+
+    def to_score(self, shard: int, index: ShardIndex) -> tuple[Pieces, Kept]:
+        """Return a shard's pieces, and of which documents they are; None: of all of them."""
+        pieces = self.context.pieces(index)
+        if not self.selection.where:
+            return pieces, None
+        kept = self.selection.read(shard, with_removed=True)[1]
+        assert kept is not None, "a condition always gives a mask"
+        return pieces.of_documents(kept), kept
 
 
 class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
@@ -139,7 +157,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             UntrainedTeacherError: the weights did not load.
         """
         job = self._job
-        dataset = open_dataset(job.output)
+        dataset = open_dataset(job.output, view=job.view)
         _require_same("dataset", job.output, dataset.manifest.fingerprint, job.dataset)
         context = ContextRule.from_json(job.rule.context)
         path = ""
@@ -152,13 +170,14 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             context,
             source=path,
             dtype=job.rule.dtype,
-            folder=job.output,
+            dataset=dataset,
             api_key=api_key(),
         )
         if not job.allow_untrained:
             probe = probe_tokens(dataset)
             require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
-        return ReadyTeacher(engine, dataset, context, engine.matmul_rate())
+        selection = select_documents(dataset, job.rule.where)
+        return ReadyTeacher(engine, selection, context, engine.matmul_rate())
 
     def run_inference(
         self,
@@ -207,7 +226,8 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
     dataset, fingerprint = teacher.dataset, job.rule.fingerprint
     shard_record = dataset.manifest.shards[shard]
     index = dataset.read_index(shard, with_names=True)
-    pieces = teacher.context.pieces(index)
+    pieces, kept = teacher.to_score(shard, index)
+    num_documents = len(index) if kept is None else int(kept.sum())
     progress = worker_progress(job.run_folder)
     path = storage.join(job.output, sidecar_name(shard_record.file, fingerprint))
     if storage.num_bytes_of(path) is not None:
@@ -217,12 +237,13 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
             index=index,
             pieces=pieces,
             teacher=fingerprint,
+            kept=kept,
         )
         if earlier is not None:
-            progress.add(reused_tokens=shard_record.num_teacher_tokens)
-            return ShardScored(shard, earlier, True, len(index), {}, 0.0)
+            progress.add(reused_tokens=earlier.num_tokens)
+            return ShardScored(shard, earlier, True, num_documents, {}, 0.0)
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
-    tokens = read_teacher_tokens(dataset, shard, index)
+    tokens = read_teacher_tokens(dataset, shard, index, kept=kept)
     scored = teacher.engine.score(
         tokens,
         pieces,
@@ -233,9 +254,10 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
         scored.losses, tokens.starts, shard_record=shard_record, pieces=pieces, teacher=fingerprint
     )
     _write(job, path, data)
-    progress.add(scored_documents=len(index))
+    progress.add(scored_documents=num_documents)
     progress.flush()
-    return ShardScored(shard, record, False, len(index), asdict(scored.work), teacher.matmul_rate)
+    work, rate = asdict(scored.work), teacher.matmul_rate
+    return ShardScored(shard, record, False, num_documents, work, rate)
 
 
 def _require_same(what: str, name: str, found: str, expected: str) -> None:

@@ -38,6 +38,7 @@ def describe_job(output: str, manifest: Manifest, rule: TeacherRule) -> str:
             f"{format_plural(manifest.totals['num_documents'], 'document')}",
             f"  teacher         {_describe_engine(rule)}; its scores are "
             f"{score_manifest_name(rule.fingerprint)}, {format_plural(done, 'sidecar')} there",
+            *([f"  where           {rule.where}"] if rule.where else []),
             f"  context         {_describe_context(context)}",
             f"  disk            {format_bytes(estimate_disk(output, manifest, rule.fingerprint))}"
             f"{free}",
@@ -85,6 +86,8 @@ def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> 
         f"{num_bytes / max(1, num_tokens):.3f} bytes a teacher token",
         *_describe_work(scores.rule, run),
     ]
+    if scores.rule.where:
+        lines.append(f"  where           {scores.rule.where}: other documents have no losses")
     if run["num_reused_shards"]:
         lines.append(f"  resumed         {run['num_reused_shards']} shards were taken over")
     return "\n".join([*lines, f"next: train with --stored-losses {path}"])

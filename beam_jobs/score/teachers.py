@@ -24,6 +24,7 @@ from schemas.sidecar import (
     decode_score_manifest,
     score_manifest_name,
 )
+from schemas.viewed import identity_of_view
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def teacher_rule(options: ScoreOptions, manifest: Manifest, teacher: JobTeacher)
         tokenizer_sha256=manifest.teacher.sha256,
         context=context_rule(options, manifest).to_json(),
         engine=teacher.engine,
+        where=options.where.strip(),
+        view=identity_of_view(manifest),
     )
 
 
@@ -162,7 +165,10 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
         digest, weights_of = files.sha256, "files"
     settings = chosen.served_settings()
     engine = connect(
-        settings, context_rule(options, manifest), folder=options.output, api_key=api_key()
+        settings,
+        context_rule(options, manifest),
+        dataset=Dataset(options.output, manifest),
+        api_key=api_key(),
     )
     told = engine.info.version
     if chosen.engine_version and told and chosen.engine_version != told:
@@ -188,7 +194,8 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
         f"{len(settings.endpoints)} of {len(settings.endpoints)} servers answer: "
         f"{engine.info.kind or 'a server'} {version}, asked by {engine.dialect}"
     )
-    return JobTeacher(source, digest, record, settings)
+    # Workers ask again, and find the same version or stop.
+    return JobTeacher(source, digest, record, replace(settings, version=told))
 
 
 def _in_vllm(options: ScoreOptions, manifest: Manifest) -> JobTeacher:

@@ -89,11 +89,7 @@ def align_batch(
     texts = [document.text for document in documents]
     student = student_tokenizer.tokenize_batch(texts)
     teacher = teacher_tokenizer.tokenize_batch(texts)
-    failures: dict[int, str] = {}
-    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
-        bare = dict.fromkeys(_without_offsets(tokens, others), "its tokens cover no byte")
-        for place, reason in {**bare, **tokens.failures}.items():
-            failures.setdefault(place, f"{side}: {reason}")
+    failures = find_failures(student, teacher)
     if failures:
         kept = [document for place, document in enumerate(documents) if place not in failures]
         aligned = align_batch(kept, student_tokenizer, teacher_tokenizer, unit=unit)
@@ -104,6 +100,16 @@ def align_batch(
     else:
         spans = align_tokens(student, teacher)
     return AlignedBatch(documents, student, teacher, spans)
+
+
+def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
+    """Return why documents can't be aligned, by their place in the batch."""
+    failures: dict[int, str] = {}
+    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
+        bare = dict.fromkeys(_without_offsets(tokens, others), "its tokens cover no byte")
+        for place, reason in {**bare, **tokens.failures}.items():
+            failures.setdefault(place, f"{side}: {reason}")
+    return failures
 
 
 def chunk_of_token(num_tokens: int, num_chunks: int) -> NDArray[np.int64]:

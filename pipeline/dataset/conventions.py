@@ -58,6 +58,40 @@ def choose_conventions(
     return replace(dataset.manifest, student=student, teacher=teacher)
 
 
+def describe_tokenizer(
+    tokenizer: Tokenizer, folder: str, *, before: str | None = None, after: str | None = None
+) -> TokenizerRecord:
+    """Return what a manifest says of a tokenizer.
+
+    Args:
+        tokenizer: the tokenizer.
+        folder: of its copy, within the dataset.
+        before: stands before a text, as in `name_tokens`.
+        after: stands after a document, likewise.
+
+    Raises:
+        ValueError: no such token.
+
+    Example:
+        >>> describe_tokenizer(tokenizer, "tokenizers/student").file
+        'tokenizers/student/tokenizer.json'
+    """
+    return TokenizerRecord(
+        source=tokenizer.source,
+        file=f"{folder}/{tokenizer.file_name}",
+        sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        special_strings=tokenizer.special_strings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        adds_bos=tokenizer.adds_bos,
+        adds_eos=tokenizer.adds_eos,
+        convention=name_tokens(
+            tokenizer.around_text, lambda: tokenizer, before=before, after=after
+        ),
+    )
+
+
 def name_tokens(
     own: ConventionRecord,
     load: Callable[[], Tokenizer],

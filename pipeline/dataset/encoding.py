@@ -98,14 +98,14 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
         cu_tokens, offsets = tokens.cu_tokens, tokens.byte_offsets
         id_sizes = _narrowest(tokens.input_ids, cu_tokens)
         fields.append(_Field(f"{side}.input_ids", tokens.input_ids, cu_tokens, id_sizes))
-        lengths, sizes = _widths(offsets, cu_tokens)
+        lengths, sizes = range_widths(offsets, cu_tokens)
         fields.append(_Field(f"{side}.token_bytes", lengths, cu_tokens, sizes * tokens.tiles))
         if not tokens.tiles.all():
             values, starts = offsets.reshape(-1), 2 * cu_tokens
             sizes = _narrowest(values, starts) * ~tokens.tiles
             fields.append(_Field(f"{side}.byte_offsets", values, starts, sizes, columns=2))
     cu_tokens = batch.student.cu_tokens
-    for name, column in (("advance", _advances), ("width", _widths)):
+    for name, column in (("advance", range_advances), ("width", range_widths)):
         numbers, sizes = column(batch.teacher_spans, cu_tokens)
         fields.append(_Field(f"span.{name}", numbers, cu_tokens, sizes))
     return sorted(fields, key=lambda field: field.name)
@@ -224,7 +224,7 @@ def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.in
 
 
 @njit(cache=True, nogil=True)
-def _widths(
+def range_widths(
     ranges: Ranges, cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return each range's end less its start, and the bytes that each document's need."""
@@ -242,7 +242,7 @@ def _widths(
 
 
 @njit(cache=True, nogil=True)
-def _advances(
+def range_advances(
     spans: Ranges, cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return each span's start less the one before it, and the bytes that each document's need."""

@@ -11,7 +11,6 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import orjson
 from transformers import AutoTokenizer
 
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.texts import find_text
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
@@ -326,16 +326,5 @@ def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocum
 
 def _text(document: AlignedDocument, own: Tokenizer) -> str | None:
     """Return a document's text: kept, or spelled by its student tokens and proven by its hash."""
-    text = document.text
-    if text is None:
-        parts = []
-        rows = zip(
-            document.student.input_ids.tolist(), document.student.byte_offsets.tolist(), strict=True
-        )
-        for token_id, (start, end) in rows:
-            # A dummy prefix is in the vocabulary and not in the text.
-            parts.append(own.token_bytes(token_id)[-(end - start) :] if end > start else b"")
-        text = b"".join(parts)
-        if sha256(text).hexdigest() != document.text_sha256:
-            return None
-    return text.decode()
+    text = find_text(document, {"student": own})
+    return None if text is None else text.decode()

@@ -5,21 +5,25 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import BinaryIO, cast
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.reading import read_manifest, read_samples
+from pipeline.dataset.reading import read_generation, read_manifest, read_samples
+from pipeline.dataset.views import see_samples
 from schemas.errors import DamagedShardError, DatasetError
-from schemas.index import ShardIndex, decode_index
-from schemas.manifest import MANIFEST_FILE, Manifest
+from schemas.index import ShardIndex, decode_ids, decode_index
+from schemas.manifest import MANIFEST_FILE, Manifest, ViewFileRecord, ViewRecord
 from schemas.removed import RemovedDocuments, decode_removed
+from schemas.view_index import ViewIndex, decode_view_index, see_through
+from schemas.viewed import own_fingerprint, seen_fingerprint, view_manifest, view_of
 
 _REMEDY = "restore it or run beam_jobs.align again"
 _CHUNK_BYTES = 4 << 20
@@ -32,16 +36,34 @@ class Dataset:
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.
-        manifest: what it holds.
+        manifest: what it holds, of one of its generations.
+        fingerprints: of all its generations, later ones too, as far as they are known.
     """
 
     location: str
     manifest: Manifest
+    fingerprints: frozenset[str] = frozenset()
 
     @property
     def is_local(self) -> bool:
         """Whether the files lie on a file system of this machine."""
         return isinstance(fsspec.core.url_to_fs(self.location)[0], LocalFileSystem)
+
+    def has_generation(self, fingerprint: str) -> bool:
+        """Whether this dataset has, or had, a generation of a fingerprint.
+
+        Example:
+            >>> dataset.has_generation(dataset.manifest.fingerprint)
+            True
+        """
+        earlier = {entry.fingerprint for entry in self.manifest.generations}
+        known = {own_fingerprint(self.manifest), *earlier, *self.fingerprints}
+        if self.view is not None:
+            # As seen through it: of generations with these very shards, or of the newest.
+            name = self.view.name
+            views = [self.view, *(view for view in self.manifest.views if view.name == name)]
+            known = {seen_fingerprint(each, view) for each in known for view in views}
+        return fingerprint in known
 
     def shard(self, shard_index: int) -> ListedFile:
         """Return a shard's tar as the manifest describes it; a local url is a plain path."""
@@ -54,11 +76,16 @@ class Dataset:
         Raises:
             DamagedShardError: it is missing.
         """
-        url = self.shard(shard_index).url
-        try:
-            return cast(BinaryIO, fsspec.open(url, "rb").open())
-        except FileNotFoundError as error:
-            raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
+        return _open(self.shard(shard_index).url)
+
+    def open_view_file(self, shard_index: int) -> BinaryIO:
+        """Open a shard's file of the view, likewise.
+
+        Raises:
+            DamagedShardError: it is missing.
+            ValueError: the dataset is seen through no view.
+        """
+        return _open(self.view_file(shard_index).url)
 
     def samples(
         self, shard_index: int, index: ShardIndex, *, documents: Iterable[int] | None = None
@@ -86,7 +113,13 @@ class Dataset:
         """
         with self.open_shard(shard_index) as file:
             name = self.manifest.shards[shard_index].file
-            yield from read_samples(file, index, shard=name, documents=documents)
+            samples = read_samples(file, index, shard=name, documents=documents)
+            if self.view is None:
+                yield from samples
+                return
+            index_of_view, name = self.read_view_index(shard_index), self.view_file(shard_index).url
+            with self.open_view_file(shard_index) as view:
+                yield from see_samples(samples, view, index_of_view, self.view.side, name=name)
 
     def read_index(
         self,
@@ -106,29 +139,95 @@ class Dataset:
             DamagedShardError: the index is missing or is not the manifest's.
         """
         record = self.manifest.shards[shard_index]
-        url, data = self._read_named(record.index_file, record.index_sha256, "index")
+        data = self.index_bytes(shard_index)
         index = decode_index(data, with_names=with_names, metadata=metadata)
         if len(index) != record.num_documents:
             raise DamagedShardError(
-                f"{url} has {len(index)} documents, the manifest says {record.num_documents}: "
-                f"{_REMEDY}"
+                f"{self._url(record.index_file)} has {len(index)} documents, the manifest says "
+                f"{record.num_documents}: {_REMEDY}"
             )
-        return index
+        if self.view is None:
+            return index
+        return see_through(index, self.read_view_index(shard_index), self.view.side)
+
+    @property
+    def view(self) -> ViewRecord | None:
+        """The view that the dataset is seen through, None where it is none."""
+        return view_of(self.manifest)
+
+    def view_file(self, shard_index: int) -> ListedFile:
+        """Return a shard's file of the view as the manifest describes it.
+
+        Raises:
+            ValueError: the dataset is seen through no view.
+        """
+        record = self._view_record(shard_index)
+        return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
+
+    def read_view_index(self, shard_index: int) -> ViewIndex:
+        """Return a shard's index of the view, verified by its hash.
+
+        Raises:
+            DamagedShardError: it is missing or is not the manifest's.
+            ValueError: the dataset is seen through no view.
+        """
+        record = self._view_record(shard_index)
+        _, data = self._read_named(record.index_file, record.index_sha256, "view's index")
+        return decode_view_index(data)
+
+    def _view_record(self, shard_index: int) -> ViewFileRecord:
+        if self.view is None:
+            raise ValueError(f"{self.location} is not seen through a view")
+        return self.view.files[shard_index]
+
+    def read_ids(self, shard_index: int) -> pa.ChunkedArray:
+        """Return the ids of a shard's documents, in the index's order, verified by its hash.
+
+        Raises:
+            DamagedShardError: the index is missing or is not the manifest's.
+        """
+        return decode_ids(self.index_bytes(shard_index))
+
+    def index_bytes(self, shard_index: int) -> bytes:
+        """Return a shard's index as it is stored, verified by its hash.
+
+        Raises:
+            DamagedShardError: it is missing or is not the manifest's.
+        """
+        record = self.manifest.shards[shard_index]
+        return self._read_named(record.index_file, record.index_sha256, "index")[1]
 
     def removed_of(self, shard_index: int) -> NDArray[np.int64]:
         """Return the places in a shard's index of documents that must not be read, ascending.
 
+        These are the removed ones, and those that the view's tokenizer can't tokenize.
+
         Raises:
             DamagedShardError: the list is missing or is not the manifest's.
         """
-        return self._removed.of_shard(shard_index) if self._removed else np.empty(0, np.int64)
+        removed = self._removed.of_shard(shard_index) if self._removed else np.empty(0, np.int64)
+        if self.view is None or not self.view.files[shard_index].num_left_out:
+            return removed
+        return np.union1d(removed, self.read_view_index(shard_index).left_out)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every document in its shards is read."""
+        left_out = self.view is not None and any(file.num_left_out for file in self.view.files)
+        return self.manifest.removed is None and not left_out
 
     @cached_property
     def _removed(self) -> RemovedDocuments | None:
         record = self.manifest.removed
         if record is None:
             return None
-        return decode_removed(self._read_named(record.file, record.sha256, "list")[1])
+        url, data = self._read_named(record.file, record.sha256, "list")
+        removed = decode_removed(data)
+        if len(removed) != record.count:
+            raise DamagedShardError(
+                f"{url} lists {len(removed)} documents, the manifest says {record.count}: {_REMEDY}"
+            )
+        return removed
 
     def _read_named(self, name: str, sha256: str, what: str) -> tuple[str, bytes]:
         """Return where a small file of the manifest lies, and its bytes, hash compared."""
@@ -160,7 +259,12 @@ class Dataset:
             return {number: error for number, error in zip(numbers, errors, strict=True) if error}
 
     def _compare(self, shard_index: int, hashes: bool) -> DamagedShardError | None:
-        claim = self.shard(shard_index)
+        claims = [self.shard(shard_index)]
+        claims += [] if self.view is None else [self.view_file(shard_index)]
+        errors = (self._compare_file(claim, hashes) for claim in claims)
+        return next((error for error in errors if error is not None), None)
+
+    def _compare_file(self, claim: ListedFile, hashes: bool) -> DamagedShardError | None:
         filesystem, path = fsspec.core.url_to_fs(claim.url)
         try:
             num_bytes = filesystem.size(path)
@@ -178,7 +282,7 @@ class Dataset:
                     digest.update(chunk)
             if digest.hexdigest() != claim.sha256:
                 return DamagedShardError(
-                    f"{claim.url} is not the shard that the manifest names (SHA-256 differs): "
+                    f"{claim.url} is not the file that the manifest names (SHA-256 differs): "
                     f"{_REMEDY}"
                 )
         return None
@@ -187,14 +291,26 @@ class Dataset:
         return f"{self.location}/{name}"
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+def _open(url: str) -> BinaryIO:
+    try:
+        return cast(BinaryIO, fsspec.open(url, "rb").open())
+    except FileNotFoundError as error:
+        raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
+
+
+def open_dataset(
+    path: str | os.PathLike[str], *, generation: int | None = None, view: str = ""
+) -> Dataset:
     """Return the files of a dataset.
 
     Args:
         path: its folder or its manifest: a path, or a URL that `fsspec` reads.
+        generation: an earlier state of the dataset, counted from 0; None: the newest.
+        view: see it through this one of its views, with another tokenizer on one side; "": as it
+            was aligned.
 
     Raises:
-        DatasetError: no finished dataset, or a shard is listed twice.
+        DatasetError: no finished dataset, no such generation or view, or a shard is listed twice.
         SchemaVersionError: written by another version of the format.
 
     Example:
@@ -206,6 +322,11 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     filesystem, local_path = fsspec.core.url_to_fs(location)
     if isinstance(filesystem, LocalFileSystem):
         location = local_path
+    fingerprints = {manifest.fingerprint, *(entry.fingerprint for entry in manifest.generations)}
+    if generation is not None:
+        earlier = read_generation(location, manifest, generation)
+        # Views are of shards, whichever generation was the newest when they were made.
+        manifest = replace(earlier, views=manifest.views)
     for name in ("file", "sha256"):
         counts = Counter(getattr(record, name) for record in manifest.shards)
         twice = [value for value, count in counts.items() if count > 1]
@@ -214,4 +335,5 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
                 f"{path}: the manifest lists shard {name} {twice[0]} {counts[twice[0]]} times; its "
                 "documents would be read twice: restore the manifest"
             )
-    return Dataset(location, manifest)
+    manifest = view_manifest(manifest, view) if view else manifest
+    return Dataset(location, manifest, frozenset(fingerprints))

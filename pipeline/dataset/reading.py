@@ -39,6 +39,48 @@ def read_manifest(dataset: str) -> Manifest:
     return decode_manifest(data, where=path)
 
 
+def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
+    """Read the manifest of one of a dataset's generations.
+
+    Args:
+        location: the dataset's folder.
+        newest: its manifest.
+        number: of the generation.
+
+    Raises:
+        DatasetError: no such generation, or its manifest is gone or another.
+
+    Example:
+        >>> read_generation("aligned", read_manifest("aligned"), 0).generation  # doctest: +SKIP
+        0
+    """
+    if number == newest.generation:
+        return newest
+    record = next((entry for entry in newest.generations if entry.number == number), None)
+    if record is None:
+        raise DatasetError(
+            f"{location} has no generation {number}: its generations are 0 … {newest.generation}"
+        )
+    manifest = read_manifest(f"{location}/{record.file}")
+    if manifest.fingerprint != record.fingerprint:
+        raise DatasetError(
+            f"{location}/{record.file} has fingerprint {manifest.fingerprint[:16]}…, generation "
+            f"{number} had {record.fingerprint[:16]}…: restore the file"
+        )
+    return manifest
+
+
+def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
+    """Return the generation of a dataset that has a fingerprint, None where none has.
+
+    Example:
+        >>> find_generation(manifest, manifest.fingerprint) == manifest.generation
+        True
+    """
+    numbers = {entry.fingerprint: entry.number for entry in manifest.generations}
+    return (numbers | {manifest.fingerprint: manifest.generation}).get(fingerprint)
+
+
 def read_samples(
     file: BinaryIO, index: ShardIndex, *, shard: str, documents: Iterable[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:

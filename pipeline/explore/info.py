@@ -113,8 +113,11 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
     stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
     text = totals["num_text_bytes"]
     unmapped = student - statistics.num_mapped
+    removed = manifest.removed
+    left_out = f", of which {format_count(removed.count)} are removed" if removed else ""
     return {
-        "documents": format_count(totals["num_documents"]),
+        "generation": format_count(manifest.generation),
+        "documents": format_count(totals["num_documents"]) + left_out,
         "text": format_bytes(text),
         "student tokens": f"{format_count(student)}, {format_ratio(text, student)} bytes each",
         "teacher tokens": f"{format_count(teacher)}, {format_ratio(text, teacher)} bytes each",

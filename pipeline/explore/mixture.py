@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import select_documents
+from pipeline.dataset.selection import require_documents
 from pipeline.drawing.charts import Line, line_chart, write_figure
 from pipeline.drawing.formatting import (
     format_count,
@@ -16,10 +19,15 @@ from pipeline.drawing.formatting import (
     format_table,
     printable,
 )
-from pipeline.packing.mixed_datasets import mixture_rules, open_datasets
-from pipeline.packing.mixture_file import Mixture, read_mixture
+from pipeline.packing.mixed_datasets import (
+    mixture_rules,
+    open_datasets,
+    require_no_overlap,
+    select_of,
+)
+from pipeline.packing.mixture_file import MixedDataset, Mixture, read_mixture
 from pipeline.packing.mixture_plan import PERIOD, MixturePlan, Source, plan_mixture
-from pipeline.packing.plan import plan_chosen_rows
+from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 
 _BAR_COLUMNS = 24
@@ -79,10 +87,14 @@ def plan_mixture_file(
         student_eos=student_eos,
         teacher_context=teacher_context,
     )
-    sources = [
-        _source(entry.name, dataset, rules, entry.max_epochs)
-        for entry, dataset in zip(mixture.datasets, datasets, strict=True)
-    ]
+    sources: list[Source] = []
+    documents: list[NDArray[np.uint32]] = []
+    for entry, dataset in zip(mixture.datasets, datasets, strict=True):
+        rows = _plan(mixture, entry, dataset, rules)
+        sources.append(Source(entry.name, len(rows), rows.num_text_tokens[0], entry.max_epochs))
+        # Of whole datasets they are not asked for, and would take gigabytes.
+        documents.append(np.unique(rows.segments["document"] if entry.where else ()))
+    require_no_overlap(mixture, datasets, documents)
     plan = plan_mixture(sources, mixture.stages)
     last = plan.num_rows or _once_more(plan)
     if num_rows is not None and plan.num_rows is not None and num_rows > plan.num_rows:
@@ -105,6 +117,9 @@ def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iter
         f"{planned.mixture.path}: rows of {format_count(rules.seq_length)} student and "
         f"{format_count(rules.teacher_seq_length)} teacher tokens"
     )
+    for entry in planned.mixture.datasets:
+        if entry.where:
+            yield printable(f"{entry.name}: where {entry.where}")
     for start, stop in pairwise(_bounds(planned)):
         yield ""
         yield from _stretch(planned, start, stop)
@@ -147,9 +162,11 @@ def draw_mixture(planned: PlannedMixture, output: Path) -> None:
     write_figure(chart, output, notes=list(describe_mixture(planned, global_batch_size=1)))
 
 
-def _source(name: str, dataset: Dataset, rules: PackingRules, max_epochs: int | None) -> Source:
-    plan = plan_chosen_rows(select_documents(dataset).shards(), rules)
-    return Source(name, len(plan), plan.num_text_tokens[0], max_epochs)
+def _plan(mixture: Mixture, entry: MixedDataset, dataset: Dataset, rules: PackingRules) -> RowPlan:
+    selection = select_of(mixture, entry, dataset)
+    plan = plan_chosen_rows(selection.shards(), rules)
+    require_documents(len(plan), selection)
+    return plan
 
 
 def _once_more(plan: MixturePlan) -> int:

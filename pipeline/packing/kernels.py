@@ -11,57 +11,53 @@ Place = tuple[int, int]
 """A student token and a teacher token of one document."""
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def split_documents(
     num_student: NDArray[np.int64],
     num_teacher: NDArray[np.int64],
     cut_starts: NDArray[np.int64],
-    cut_student: NDArray[np.int64],
-    cut_teacher: NDArray[np.int64],
+    cut_student: NDArray[np.integer],
+    cut_teacher: NDArray[np.integer],
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return int64 [G, 6], the segments of D documents in order, columns as in `SEGMENT`.
+) -> NDArray[np.uint32]:
+    """Return uint32 [G, 6], the segments of D documents in order, columns as in `SEGMENT`.
 
     Args:
         num_student: int64 [D], student tokens per document.
         num_teacher: int64 [D], teacher tokens per document.
         cut_starts: int64 [D + 1], as in `ShardIndex`.
-        cut_student: int64 [C], as in `ShardIndex`.
-        cut_teacher: int64 [C], as in `ShardIndex`.
+        cut_student: integers [C], as in `ShardIndex`.
+        cut_teacher: integers [C], as in `ShardIndex`.
         student_room: int64 [4], tokens per row, and tokens added first, continued and at the end.
         teacher_room: int64 [4], the same for the teacher.
     """
-    out = np.empty((len(num_student) + 16, 6), np.int64)
+    whole_s = student_room[0] - student_room[1] - student_room[3]
+    whole_t = teacher_room[0] - teacher_room[1] - teacher_room[3]
+    out = np.zeros((len(num_student) + 16, 6), np.uint32)
     size = 0
     for document in range(len(num_student)):
-        end = (num_student[document], num_teacher[document])
-        cuts = slice(cut_starts[document], cut_starts[document + 1])
-        document_cuts = (cut_student[cuts], cut_teacher[cuts])
-        here, cut = (0, 0), 0
+        here, end = (0, 0), (num_student[document], num_teacher[document])
+        # Most documents fit: calls and cuts cost more than all else.
+        if size < len(out) and end != here and end[0] <= whole_s and end[1] <= whole_t:
+            out[size, 0], out[size, 2], out[size, 4] = document, end[0], end[1]
+            out[size, 5] = STARTS | ENDS
+            size += 1
+            continue
+        cut, cut_end = cut_starts[document], cut_starts[document + 1]
         while here != end:
             stop, pieces, cut = _next_stop(
-                here, end, document_cuts, cut, student_room, teacher_room
+                here, end, cut_student, cut_teacher, cut, cut_end, student_room, teacher_room
             )
-            start = here
-            for piece in range(1, pieces + 1):
-                if size == len(out):
-                    out = np.concatenate((out, np.empty_like(out)))
-                until = (
-                    start[0] + (stop[0] - start[0]) * piece // pieces,
-                    start[1] + (stop[1] - start[1]) * piece // pieces,
-                )
-                out[size, 0] = document
-                out[size, 1], out[size, 2] = here[0], until[0]
-                out[size, 3], out[size, 4] = here[1], until[1]
-                out[size, 5] = STARTS * (here == (0, 0)) + ENDS * (until == end)
-                out[size, 5] += FORCED * (pieces > 1)
-                size += 1
-                here = until
+            while size + pieces > len(out):
+                out = np.concatenate((out, np.zeros_like(out)))
+            _write_pieces(out, size, pieces, document, here, stop, end)
+            size += pieces
+            here = stop
     return out[:size]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def fit_segments(
     student: NDArray[np.int64], teacher: NDArray[np.int64], seq_length: int, teacher_seq_length: int
 ) -> NDArray[np.int64]:
@@ -72,7 +68,7 @@ def fit_segments(
     Args:
         student: int64 [n], student tokens of each segment, at most `seq_length`.
         teacher: int64 [n], teacher tokens of each segment, at most `teacher_seq_length`.
-        seq_length: student tokens per row.
+        seq_length: student tokens per row, below 2**31.
         teacher_seq_length: teacher tokens per row.
     """
     row = np.empty(len(student), np.int64)
@@ -81,28 +77,29 @@ def fit_segments(
     open_row = np.empty(len(student), np.int64)
     num_rows, num_open = 0, 0
     least_s, least_t = student.min(), teacher.min()
+    none = np.iinfo(np.int64).max
     for segment in range(len(student)):
         need_s, need_t = student[segment], teacher[segment]
-        best, best_left = -1, seq_length + 1
-        for place in range(num_open):
-            left = free_s[place] - need_s
-            if 0 <= left < best_left and free_t[place] >= need_t:
-                best, best_left = place, left
-                if left == 0:
-                    break
-        if best < 0:
-            best = num_open
-            free_s[best], free_t[best] = seq_length, teacher_seq_length
-            open_row[best] = num_rows
+        # What is left and the place in one word: the least is found without a branch, by SIMD.
+        best = none
+        for candidate in range(num_open):
+            left = free_s[candidate] - need_s
+            fits = (left >= 0) & (free_t[candidate] >= need_t)
+            best = min(best, (left << 32) + candidate if fits else none)
+        place = best & 0xFFFFFFFF
+        if best == none:
+            place = num_open
+            free_s[place], free_t[place] = seq_length, teacher_seq_length
+            open_row[place] = num_rows
             num_rows += 1
             num_open += 1
-        row[segment] = open_row[best]
-        free_s[best] -= need_s
-        free_t[best] -= need_t
-        if free_s[best] < least_s or free_t[best] < least_t:
+        row[segment] = open_row[place]
+        free_s[place] -= need_s
+        free_t[place] -= need_t
+        if free_s[place] < least_s or free_t[place] < least_t:
             num_open -= 1
-            free_s[best], free_t[best] = free_s[num_open], free_t[num_open]
-            open_row[best] = open_row[num_open]
+            free_s[place], free_t[place] = free_s[num_open], free_t[num_open]
+            open_row[place] = open_row[num_open]
     return row
 
 
@@ -110,32 +107,73 @@ def fit_segments(
 def _next_stop(
     here: Place,
     end: Place,
-    cuts: tuple[NDArray[np.int64], NDArray[np.int64]],
+    cut_student: NDArray[np.integer],
+    cut_teacher: NDArray[np.integer],
     cut: int,
+    cut_end: int,
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> tuple[Place, int, int]:
     """Return where the segment from `here` stops, in how many forced pieces, and the next cut."""
-    cut_student, cut_teacher = cuts
     context = 1 if here == (0, 0) else 2
     room_s = here[0] + student_room[0] - student_room[context]
     room_t = here[1] + teacher_room[0] - teacher_room[context]
     if end[0] + student_room[3] <= room_s and end[1] + teacher_room[3] <= room_t:
         return end, 1, cut
     # A cut at the document's own edge divides nothing.
-    last_cut = np.searchsorted(cut_student, end[0])
+    last_cut = _first_above(cut_student, cut, cut_end, end[0] - 1)
     while cut < last_cut and cut_student[cut] <= here[0]:
         cut += 1
-    fitting = cut
-    while fitting < last_cut and cut_student[fitting] <= room_s and cut_teacher[fitting] <= room_t:
-        fitting += 1
+    fitting = min(
+        _first_above(cut_student, cut, last_cut, room_s),
+        _first_above(cut_teacher, cut, last_cut, room_t),
+    )
     if fitting > cut:
-        return (cut_student[fitting - 1], cut_teacher[fitting - 1]), 1, fitting
-    stop = (cut_student[cut], cut_teacher[cut]) if cut < last_cut else end
+        return (int(cut_student[fitting - 1]), int(cut_teacher[fitting - 1])), 1, fitting
+    stop = (int(cut_student[cut]), int(cut_teacher[cut])) if cut < last_cut else end
     sure_s = student_room[0] - max(student_room[1], student_room[2]) - student_room[3]
     sure_t = teacher_room[0] - max(teacher_room[1], teacher_room[2]) - teacher_room[3]
     pieces = max(-(-(stop[0] - here[0]) // sure_s), -(-(stop[1] - here[1]) // sure_t))
     return stop, pieces, cut
+
+
+@njit(cache=True)
+def _first_above(values: NDArray[np.integer], start: int, stop: int, limit: int) -> int:
+    """Return the first place from `start` on whose value exceeds a limit; values rise."""
+    while start < stop:
+        middle = (start + stop) // 2
+        if values[middle] > limit:
+            stop = middle
+        else:
+            start = middle + 1
+    return start
+
+
+@njit(cache=True)
+def _write_pieces(
+    out: NDArray[np.uint32],
+    size: int,
+    pieces: int,
+    document: int,
+    start: Place,
+    stop: Place,
+    end: Place,
+) -> None:
+    """Write a stretch of a document that ends at `end` after `size` segments, in equal pieces."""
+    here = start
+    for piece in range(1, pieces + 1):
+        until = stop
+        if piece < pieces:
+            until = (
+                start[0] + (stop[0] - start[0]) * piece // pieces,
+                start[1] + (stop[1] - start[1]) * piece // pieces,
+            )
+        out[size, 0] = document
+        out[size, 1], out[size, 2] = here[0], until[0]
+        out[size, 3], out[size, 4] = here[1], until[1]
+        out[size, 5] = STARTS * (here == (0, 0)) + ENDS * (until == end) + FORCED * (pieces > 1)
+        here = until
+        size += 1
 
 
 @njit(cache=True)

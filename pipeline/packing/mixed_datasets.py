@@ -3,41 +3,105 @@
 import json
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import combinations, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.packing.mixture_file import Mixture, is_mixture, read_mixture
-from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
+from pipeline.dataset.selection import Selection, WhereError, select_documents
+from pipeline.packing.mixture_file import MixedDataset, Mixture, is_mixture, read_mixture
+from pipeline.packing.rules import (
+    Convention,
+    PackingRules,
+    suggest_teacher_seq_length,
+    teacher_share,
+)
 from schemas.errors import DatasetError, ForeignTokenizerError
+from schemas.manifest import Manifest
+from schemas.viewed import own_fingerprint, view_of
 
 
-def open_datasets(mixture: Mixture) -> tuple[Dataset, ...]:
+def open_datasets(mixture: Mixture, generations: Sequence[int] = ()) -> tuple[Dataset, ...]:
     """Return a mixture's datasets, in the file's order.
 
+    Args:
+        mixture: the mixture.
+        generations: of each dataset, in the same order; the newest where there are none.
+
     Raises:
-        DatasetError: one is no finished dataset, or stands in the mixture twice.
+        DatasetError: one is no finished dataset, or stands in the mixture twice, without conditions
+            that tell its documents apart.
         ForeignTokenizerError: one was made with other tokenizers than the first.
+        WhereError: a condition can't be understood; it lists the columns that there are.
 
     Example:
         >>> open_datasets(read_mixture("mixture.toml"))[0].location  # doctest: +SKIP
         '/data/aligned/web'
     """
-    datasets = tuple(open_dataset(entry.path) for entry in mixture.datasets)
-    seen: dict[str, str] = {}
-    for entry, dataset in zip(mixture.datasets, datasets, strict=True):
-        first = seen.setdefault(dataset.manifest.fingerprint, entry.name)
-        if first != entry.name:
+    datasets = tuple(
+        open_dataset(entry.path, generation=generation, view=entry.view)
+        for entry, generation in zip_longest(mixture.datasets, generations)
+    )
+    for (first, dataset), (entry, other) in combinations(
+        zip(mixture.datasets, datasets, strict=True), 2
+    ):
+        same = own_fingerprint(dataset.manifest) == own_fingerprint(other.manifest)
+        if same and not (first.where and entry.where):
             raise DatasetError(
-                f'{mixture.path}: "{first}" and "{entry.name}" are one dataset (fingerprint '
+                f'{mixture.path}: "{first.name}" and "{entry.name}" are one dataset (fingerprint '
                 f"{dataset.manifest.fingerprint[:16]}…), whose documents would be read twice: "
-                "leave one out"
+                'leave one out, or give both a "where" that no document is true of in both'
             )
+    for entry, dataset in zip(mixture.datasets, datasets, strict=True):
         _require_tokenizers(mixture, entry.name, dataset, datasets[0])
+        select_of(mixture, entry, dataset)
     return datasets
 
 
-def open_any(path: str) -> Dataset:
-    """Return a dataset, or one that can stand for all of a mixture.
+def select_of(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> Selection:
+    """Return which of a dataset's documents a mixture reads.
+
+    Raises:
+        WhereError: its condition can't be understood; it lists the columns that there are.
+    """
+    try:
+        return select_documents(dataset, entry.where)
+    except WhereError as error:
+        raise WhereError(f'{mixture.path}: "{entry.name}": {error}') from error
+
+
+def require_no_overlap(
+    mixture: Mixture, datasets: Sequence[Dataset], documents: Sequence[NDArray[np.uint32]]
+) -> None:
+    """Check that no document is read by two entries of a mixture, which are parts of one dataset.
+
+    Args:
+        mixture: for messages.
+        datasets: of the mixture.
+        documents: uint32 [G] of each, the documents in its rows, some of them more than once.
+
+    Raises:
+        DatasetError: one is.
+    """
+    entries = zip(mixture.datasets, datasets, documents, strict=True)
+    for (first, dataset, own), (second, other, others) in combinations(entries, 2):
+        if own_fingerprint(dataset.manifest) != own_fingerprint(other.manifest):
+            continue
+        is_read = np.zeros(sum(shard.num_documents for shard in dataset.manifest.shards), np.bool_)
+        is_read[own] = True
+        num_twice = len(np.unique(others[is_read[others]]))
+        if num_twice:
+            raise DatasetError(
+                f'{mixture.path}: "{first.name}" (where {first.where}) and "{second.name}" (where '
+                f"{second.where}) are parts of one dataset and share {num_twice} documents, which "
+                "would be read twice: make the conditions exclude each other"
+            )
+
+
+def open_any(path: str, *, view: str = "") -> Dataset:
+    """Return a dataset, seen through a view, or one that can stand for all of a mixture.
 
     Its tokenizers are those of all; of the teacher's tokens it has the most by the student's, so
     that `suggest_teacher_seq_length` gives the mixture's.
@@ -46,8 +110,15 @@ def open_any(path: str) -> Dataset:
         ValueError: see `open_datasets`.
     """
     if not is_mixture(path):
-        return open_dataset(path)
-    return max(open_datasets(read_mixture(path)), key=_teacher_share)
+        return open_dataset(path, view=view)
+    datasets = open_datasets(read_mixture(path))
+    return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
+
+
+def open_as(path: str, manifest: Manifest) -> Dataset:
+    """Return a dataset, or what stands for a mixture, through the view that its manifest is of."""
+    view = view_of(manifest)
+    return open_any(path, view="" if view is None or is_mixture(path) else view.name)
 
 
 def mixture_rules(
@@ -114,8 +185,9 @@ def mixture_fingerprint(mixture: Mixture, datasets: Iterable[Dataset]) -> str:
     names = [entry.name for entry in mixture.datasets]
     told = {
         "seed": mixture.seed,
+        # Without a condition as before there were any, so that older runs go on.
         "datasets": [
-            [dataset.manifest.fingerprint, entry.max_epochs]
+            [dataset.manifest.fingerprint, entry.max_epochs, *filter(None, [entry.where])]
             for entry, dataset in zip(mixture.datasets, datasets, strict=True)
         ],
         "stages": [
@@ -124,11 +196,6 @@ def mixture_fingerprint(mixture: Mixture, datasets: Iterable[Dataset]) -> str:
         ],
     }
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def _teacher_share(dataset: Dataset) -> float:
-    totals = dataset.manifest.totals
-    return totals["num_teacher_tokens"] / max(1, totals["num_student_tokens"])
 
 
 def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Dataset) -> None:

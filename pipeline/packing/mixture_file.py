@@ -6,6 +6,7 @@
     repeat = true
     [datasets.math]
     path = "aligned/math"
+    where = "score > 0.5"     # of its documents those only, see pipeline.dataset.selection
     max_epochs = 4
     [[stages]]
     weights = { web = 0.7, math = 0.3 }
@@ -57,11 +58,15 @@ class MixedDataset:
         name: in the mixture.
         path: its folder or manifest, a path or a URL.
         max_epochs: how often it may be read; None: without end.
+        where: read those documents only that this is true of; "": all.
+        view: through which it is seen, "" for none.
     """
 
     name: str
     path: str
     max_epochs: int | None = 1
+    where: str = ""
+    view: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,8 @@ class _Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(min_length=1)]
     max_epochs: Annotated[int, Meta(ge=1)] | None = None
     repeat: bool = False
+    where: str = ""
+    view: str = ""
 
 
 class _Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,7 +152,8 @@ def _dataset(file: str, name: str, entry: _Dataset) -> MixedDataset:
         folder = file.rpartition("/")[0]
         # A URL's path is joined as text: os.path.join knows no other separator than this system's.
         path = f"{folder}/{path}" if "://" in file else os.path.join(folder, path)
-    return MixedDataset(name, path, None if entry.repeat else entry.max_epochs or 1)
+    max_epochs = None if entry.repeat else entry.max_epochs or 1
+    return MixedDataset(name, path, max_epochs, entry.where.strip(), entry.view)
 
 
 def _require_stages(stages: tuple[Stage, ...], names: set[str]) -> None:

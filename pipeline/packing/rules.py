@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-from schemas.manifest import Manifest, TokenizerRecord
+from schemas.manifest import Manifest, TokenizerRecord, generation_of
 
-__all__ = ["Convention", "PackingRules", "suggest_teacher_seq_length"]
+__all__ = ["Convention", "PackingRules", "suggest_teacher_seq_length", "teacher_share"]
 
 _LENGTH_STEP = 64
 
@@ -137,13 +137,27 @@ class PackingRules:
 def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
     """Return a teacher length with which rows are filled by the student's tokens.
 
-    It is the dataset's mean ratio of teacher to student tokens with 12.5 % to spare, rounded up
-    to a multiple of 64. Too long costs teacher padding, too short costs student padding.
+    It is the dataset's mean ratio of teacher to student tokens (`teacher_share`) with 12.5 % to
+    spare, rounded up to a multiple of 64. Too long costs teacher padding, too short costs student
+    padding.
 
     Example:
         >>> suggest_teacher_seq_length(manifest, 2048)
         1984
     """
-    totals = manifest.totals
-    ratio = totals["num_teacher_tokens"] / max(1, totals["num_student_tokens"])
+    ratio = teacher_share(manifest)
     return max(1, -int(-seq_length * ratio * 1.125 // _LENGTH_STEP)) * _LENGTH_STEP
+
+
+def teacher_share(manifest: Manifest) -> float:
+    """Return a dataset's teacher tokens by its student tokens, of the shards that it began with.
+
+    A dataset that grows keeps it, and with it the length of rows: stored losses stay of use, and
+    runs on its generations comparable.
+    """
+    shards = manifest.shards
+    first = [shard for shard in shards if not generation_of(shard.file, name=manifest.name)]
+    if not any(shard.num_student_tokens for shard in first):
+        first = list(shards)
+    student = sum(shard.num_student_tokens for shard in first)
+    return sum(shard.num_teacher_tokens for shard in first) / max(1, student)

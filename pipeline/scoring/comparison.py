@@ -20,12 +20,13 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.stored_losses import (
     ScoreFiles,
     find_scores,
-    require_dataset,
+    scores_of,
 )
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError, ForeignLossesError
 from schemas.index import ShardIndex
 from schemas.sidecar import ShardLosses, decode_sidecar
+from schemas.viewed import identity_of_view
 
 KEPT = 0.4
 """Share of the mapped tokens that is kept, the paper's."""
@@ -59,13 +60,14 @@ class Comparison:
     num_changed: int = 0
 
 
-def compare_scores(location: str, first: str, second: str) -> Comparison:
+def compare_scores(location: str, first: str, second: str, *, view: str = "") -> Comparison:
     """Return what two scores of a dataset differ by.
 
     Args:
         location: the dataset's folder.
         first: scores, named as in `pipeline.scoring.stored_losses.find_scores`.
         second: others.
+        view: through which the dataset was scored, "" for none.
 
     Raises:
         ForeignLossesError: of other data, or of tokens in other contexts.
@@ -75,9 +77,11 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
         >>> compare_scores("aligned", "Qwen3-30B", "7443cc9f").mean_absolute  # doctest: +SKIP
         0.013
     """
-    dataset = open_dataset(location)
-    scores = [find_scores(name, dataset.location) for name in (first, second)]
-    _require_comparable(scores, dataset)
+    dataset = open_dataset(location, view=view)
+    of_view = identity_of_view(dataset.manifest)
+    found_scores = (find_scores(name, dataset.location, view=of_view) for name in (first, second))
+    scores = [scores_of(each, dataset) for each in found_scores]
+    _require_comparable(scores)
     found, total, absolute = Comparison(), 0.0, 0.0
     histogram = np.zeros(len(_EDGES) - 1, np.int64)
     for number in range(len(dataset.manifest.shards)):
@@ -117,16 +121,19 @@ def kept_tokens(guidance: NDArray[np.float64], share: float = KEPT) -> NDArray[n
     return kept
 
 
-def _require_comparable(scores: list[ScoreFiles], dataset: Dataset) -> None:
+def _require_comparable(scores: list[ScoreFiles]) -> None:
     a, b = (one.manifest.rule for one in scores)
-    for one in scores:
-        require_dataset(one, dataset.manifest)
     if a.fingerprint == b.fingerprint:
         raise ForeignLossesError(f"{scores[0].path} is named twice: name two teachers' scores")
     if a.context != b.context:
         raise ForeignLossesError(
             f"{scores[0].path} and {scores[1].path} were scored in other contexts "
             f"({a.context}, {b.context}): score again with the same lengths and --teacher-context"
+        )
+    if a.where != b.where:
+        raise ForeignLossesError(
+            f"{scores[0].path} and {scores[1].path} hold losses of other documents (where "
+            f"{a.where or 'true'}, where {b.where or 'true'}): score again with the same --where"
         )
 
 
@@ -157,8 +164,9 @@ def _count_kept(
 def _spans(
     dataset: Dataset, number: int, index: ShardIndex, starts: NDArray[np.int64]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield each document's teacher_spans, as ranges of the shard's losses."""
-    for document, (_, sample) in enumerate(dataset.samples(number, index)):
+    """Yield the teacher_spans of each document with losses, as ranges of the shard's losses."""
+    scored = np.flatnonzero(np.diff(starts)).tolist()
+    for document, sample in dataset.samples(number, index, documents=scored):
         yield decode_document(sample).teacher_spans + starts[document]
 
 

@@ -15,7 +15,7 @@ computed earlier can be held against a plan of rows without reading either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 
@@ -50,6 +50,15 @@ class Pieces:
     def __len__(self) -> int:
         """Number of pieces."""
         return len(self.document)
+
+    def of_documents(self, wanted: NDArray[np.bool_]) -> Pieces:
+        """Return the pieces of some documents, which keep their numbers.
+
+        Args:
+            wanted: bool [N], by number in the shard.
+        """
+        own = wanted[self.document]
+        return Pieces(*(getattr(self, entry.name)[own] for entry in fields(self)))
 
     @property
     def num_split_documents(self) -> int:

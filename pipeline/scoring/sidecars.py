@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.selection import Kept
 from pipeline.scoring.contexts import Pieces
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
@@ -37,13 +38,16 @@ class DocumentTokens:
     starts: NDArray[np.int64]
 
 
-def read_teacher_tokens(dataset: Dataset, shard_index: int, index: ShardIndex) -> DocumentTokens:
+def read_teacher_tokens(
+    dataset: Dataset, shard_index: int, index: ShardIndex, *, kept: Kept = None
+) -> DocumentTokens:
     """Return the teacher tokens of a shard's documents, each verified against the index.
 
     Args:
         dataset: the dataset.
         shard_index: its shard.
         index: of the shard, with names.
+        kept: the documents to read; the others get no tokens.
 
     Raises:
         DamagedShardError: the tar is missing or cut.
@@ -53,16 +57,29 @@ def read_teacher_tokens(dataset: Dataset, shard_index: int, index: ShardIndex) -
         >>> read_teacher_tokens(dataset, 0, dataset.read_index(0, with_names=True)).starts[:3]
         array([  0, 152, 331])
     """
-    parts = [np.empty(0, np.int64)]
-    for _, sample in dataset.samples(shard_index, index):
+    parts, lengths = [np.empty(0, np.int64)], np.zeros(len(index), np.int64)
+    documents = None if kept is None else np.flatnonzero(kept).tolist()
+    for place, sample in dataset.samples(shard_index, index, documents=documents):
         parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
-    starts = np.cumsum([0, *map(len, parts[1:])], dtype=np.int64)
-    if not np.array_equal(np.diff(starts), index.num_teacher_tokens):
+        lengths[place] = len(parts[-1])
+    starts = np.append(0, np.cumsum(lengths))
+    if not np.array_equal(lengths, scored_lengths(index, kept)):
         raise DamagedShardError(
             f"the samples of {dataset.shard(shard_index).url} have other numbers of teacher "
             "tokens than its index says: restore the shard or run beam_jobs.align again"
         )
     return DocumentTokens(np.concatenate(parts), starts)
+
+
+def scored_lengths(index: ShardIndex, kept: Kept) -> NDArray[np.int64]:
+    """Return the teacher tokens of each document that are scored, int64 [N].
+
+    Args:
+        index: of the shard.
+        kept: the documents that are; 0 stands for the others.
+    """
+    lengths = index.num_teacher_tokens
+    return lengths if kept is None else np.where(kept, lengths, 0)
 
 
 def make_sidecar(
@@ -88,12 +105,18 @@ def make_sidecar(
 
 
 def accept_sidecar(
-    data: bytes, *, shard_record: ShardRecord, index: ShardIndex, pieces: Pieces, teacher: str
+    data: bytes,
+    *,
+    shard_record: ShardRecord,
+    index: ShardIndex,
+    pieces: Pieces,
+    teacher: str,
+    kept: Kept = None,
 ) -> SidecarRecord | None:
     """Return the record of a sidecar that an earlier run has left, None where it is of no use.
 
-    It must decode, belong to this shard's bytes and this teacher, and hold a loss for every token
-    that has a context.
+    It must decode, belong to this shard's bytes and this teacher, and have a place for every token
+    of the documents that are scored.
     """
     file = sidecar_name(shard_record.file, teacher)
     try:
@@ -102,7 +125,7 @@ def accept_sidecar(
         return None
     if (stored.teacher, stored.shard_sha256) != (teacher, shard_record.sha256):
         return None
-    if not np.array_equal(np.diff(stored.starts), index.num_teacher_tokens):
+    if not np.array_equal(np.diff(stored.starts), scored_lengths(index, kept)):
         return None
     return describe_sidecar(data, stored, shard_record=shard_record, pieces=pieces)
 

@@ -11,8 +11,9 @@ import mmap
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import pairwise
 from typing import BinaryIO
 
 import fsspec
@@ -21,10 +22,10 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.selection import Selection, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
-from schemas.manifest import Manifest
 from schemas.sidecar import (
     ScoreManifest,
     ShardLosses,
@@ -32,6 +33,7 @@ from schemas.sidecar import (
     decode_score_manifest,
     decode_sidecar,
 )
+from schemas.viewed import identity_of_view
 
 _MAX_OPEN_SIDECARS = 64
 _AGAIN = "run beam_jobs.score again"
@@ -85,6 +87,7 @@ class StoredLosses:
 
         Raises:
             DamagedShardError: the sidecar is missing or is not the score manifest's.
+            ForeignLossesError: the document was not scored.
 
         Example:
             >>> losses.read(7, 0, 3)
@@ -92,7 +95,13 @@ class StoredLosses:
         """
         shard_index = bisect_right(self._shard_starts, document_index) - 1
         opened = self._sidecar(shard_index)
-        first = int(opened.starts[document_index - self._shard_starts[shard_index]])
+        place = document_index - self._shard_starts[shard_index]
+        first, end = opened.starts[place : place + 2].tolist()
+        if first + stop > end:
+            raise ForeignLossesError(
+                f"{self.scores.path} has {end - first} losses of document {place} of "
+                f"{self._shards[shard_index].file}, not {stop}: it was not scored"
+            )
         return opened.losses[first + start : first + stop]
 
     def prefetch(self, shards: Iterable[int]) -> None:
@@ -141,7 +150,12 @@ class StoredLosses:
 
 
 def open_stored_losses(
-    source: str, dataset: Dataset, plan: RowPlan, *, cache: ShardCache | None = None
+    source: str,
+    dataset: Dataset,
+    plan: RowPlan,
+    *,
+    cache: ShardCache | None = None,
+    where: str = "",
 ) -> StoredLosses:
     """Return stored losses, checked to be those that an online teacher would give for a plan.
 
@@ -152,23 +166,30 @@ def open_stored_losses(
         dataset: the dataset.
         plan: of the rows that they are for.
         cache: for a remote dataset.
+        where: the condition by which the plan's documents were chosen, "" for none.
 
     Raises:
-        ForeignLossesError: incomplete, or for other data, lengths or conventions.
+        ForeignLossesError: incomplete, or for other data, documents, lengths or conventions.
         DatasetError: no such scores.
 
     Example:
         >>> open_stored_losses("models/teacher", dataset, plan).read(0, 0, 2)
         array([2.5  , 0.125], dtype=float16)
     """
-    scores = find_scores(source, dataset.location)
-    require_dataset(scores, dataset.manifest)
+    view = identity_of_view(dataset.manifest)
+    named = find_scores(source, dataset.location, view=view, where=where)
+    scores = scores_of(named, dataset)
     _require_complete(scores)
-    _require_contexts(scores, dataset, plan)
+    selection = select_documents(dataset, scores.manifest.rule.where)
+    if selection.where not in ("", where):
+        _require_scored(scores, selection, plan)
+    _require_contexts(scores, selection, plan)
     return StoredLosses(scores, dataset, plan, cache)
 
 
-def find_scores(source: str, location: str) -> ScoreFiles:
+def find_scores(
+    source: str, location: str, *, view: str | None = None, where: str = ""
+) -> ScoreFiles:
     """Return the scores that a user names.
 
     Args:
@@ -176,6 +197,9 @@ def find_scores(source: str, location: str) -> ScoreFiles:
             `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
             fingerprint; "": the only ones there are.
         location: the dataset's folder.
+        where: of several that differ in their condition only, take those with this one, or else
+            those of all documents.
+        view: identity of the view that was scored, None for the dataset as it was aligned.
 
     Raises:
         DatasetError: none, or several of that name.
@@ -187,16 +211,25 @@ def find_scores(source: str, location: str) -> ScoreFiles:
     if source.endswith(".json"):
         return _read_scores(source)
     found = list_scores(location)
-    named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
+    named = [
+        scores
+        for scores in found
+        if scores.manifest.rule.view == view and (not source or _is_named(scores.manifest, source))
+    ]
+    if len({replace(scores.manifest.rule, where="").fingerprint for scores in named}) == 1:
+        by_condition = {scores.manifest.rule.where: scores for scores in named}
+        fitting = by_condition.get(where) or by_condition.get("")
+        named = [fitting] if fitting else named
     if len(named) == 1:
         return named[0]
     there = ", ".join(
         f'{s.manifest.rule.fingerprint[:16]} ("{s.manifest.source}", {_describe(s)})' for s in found
     )
     which = f"{len(named)} teachers are named" if named else "no scores are of teacher"
+    seen = "" if view is None else f" through view {view[:16]}…"
     raise DatasetError(
-        f'{which} "{source}" in {location}: name one of {there or "none"} by its first digits, or '
-        "run beam_jobs.score first"
+        f'{which} "{source}" in {location}{seen}: name one of {there or "none"} by its first '
+        "digits, or run beam_jobs.score first"
     )
 
 
@@ -211,32 +244,56 @@ def list_scores(location: str) -> list[ScoreFiles]:
     return [_read_scores(f"{location}/{name}") for name in names]
 
 
-def require_dataset(scores: ScoreFiles, manifest: Manifest) -> None:
-    """Check that scores are of a dataset's shards, all of them.
+def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
+    """Return the scores of a dataset's shards, each of which must have been scored.
+
+    Scores of a later generation hold those of an earlier one, whose shards come first, and a
+    generation that leaves documents out has the shards of the one before. Each sidecar names its
+    tar's SHA-256, which is compared where it is read.
 
     Raises:
-        ForeignLossesError: they are not.
+        ForeignLossesError: they are another dataset's, or a shard is missing.
+
+    Example:
+        >>> len(scores_of(scores, dataset).manifest.sidecars) == len(dataset.manifest.shards)
+        True
     """
+    manifest = dataset.manifest
     found, wanted = scores.manifest.dataset, manifest.fingerprint
-    if found != wanted:
+    if scores.manifest.rule.view != (view := identity_of_view(manifest)):
+        raise ForeignLossesError(
+            f"{scores.path} was made {_describe_view(scores.manifest.rule.view)}, this dataset is "
+            f"seen {_describe_view(view)}: give both the same --view, or {_AGAIN}"
+        )
+    if not dataset.has_generation(found):
         raise ForeignLossesError(
             f"{scores.path} was made for dataset {found[:16]}…, this is {wanted[:16]}…: {_AGAIN} "
             "on this one"
         )
     shards = [shard.file for shard in manifest.shards]
-    scored = [record.shard for record in scores.manifest.sidecars]
-    if scored != shards:
+    sidecars = scores.manifest.sidecars
+    scored = [record.shard for record in sidecars]
+    # What was made for these very shards must list them and no others.
+    own = sidecars if found == wanted else sidecars[: len(shards)]
+    if [record.shard for record in own] != shards:
         missing = sorted(set(shards) - set(scored))
         raise ForeignLossesError(
             f"{scores.path} lists sidecars of {len(scored)} shards, the dataset has {len(shards)}"
             f"{', ' + missing[0] + ' is missing' if missing else ''}: {_AGAIN}"
         )
-    for shard, record in zip(manifest.shards, scores.manifest.sidecars, strict=True):
-        if shard.num_teacher_tokens != record.num_tokens:
+    is_whole = not scores.manifest.rule.where
+    for shard, record in zip(manifest.shards, own, strict=True):
+        num_unscored = shard.num_teacher_tokens - record.num_tokens
+        if num_unscored < 0 or (num_unscored and is_whole):
             raise ForeignLossesError(
                 f"{scores.path} has {record.num_tokens} losses for {shard.file}, which has "
                 f"{shard.num_teacher_tokens} teacher tokens: {_AGAIN}"
             )
+    return replace(scores, manifest=replace(scores.manifest, sidecars=own))
+
+
+def _describe_view(view: str | None) -> str:
+    return "as it was aligned" if view is None else f"through view {view[:16]}…"
 
 
 def _read_scores(path: str) -> ScoreFiles:
@@ -264,7 +321,9 @@ def _is_named(manifest: ScoreManifest, name: str) -> bool:
 def _describe(scores: ScoreFiles) -> str:
     rule = scores.manifest.rule
     engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
-    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}"
+    view = "" if rule.view is None else f", through view {rule.view[:16]}…"
+    which = f", where {rule.where}" if rule.where else ""
+    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{view}{which}"
 
 
 def _require_complete(scores: ScoreFiles) -> None:
@@ -281,7 +340,24 @@ def _require_complete(scores: ScoreFiles) -> None:
             )
 
 
-def _require_contexts(scores: ScoreFiles, dataset: Dataset, plan: RowPlan) -> None:
+def _require_scored(scores: ScoreFiles, selection: Selection, plan: RowPlan) -> None:
+    """Check that every document of a plan is one of those that were scored."""
+    documents = np.unique(plan.segments["document"]).astype(np.int64)
+    bounds = np.searchsorted(documents, plan.shard_document_starts)
+    for shard_index, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        kept = selection.read(shard_index, with_removed=True)[1]
+        own = documents[start:stop] - plan.shard_document_starts[shard_index]
+        missing = own[:0] if kept is None else own[~kept[own]]
+        if len(missing):
+            raise ForeignLossesError(
+                f"{scores.path} holds losses where {selection.where} only, and these rows hold "
+                f"{len(missing)} other documents of {scores.manifest.sidecars[shard_index].shard}, "
+                f"document {missing[0]} first, which were not scored: train with that condition, "
+                f"or {_AGAIN} with the run's own --where or none"
+            )
+
+
+def _require_contexts(scores: ScoreFiles, selection: Selection, plan: RowPlan) -> None:
     """Check that each token was scored with the context that the plan's rows give it.
 
     A plan of some documents only is without the contexts of the others; where digests differ the
@@ -302,7 +378,11 @@ def _require_contexts(scores: ScoreFiles, dataset: Dataset, plan: RowPlan) -> No
     shards = zip(scores.manifest.sidecars, plan_contexts(plan), strict=True)
     for shard_index, (record, context) in enumerate(shards):
         if record.context_sha256 != context:
-            context = online.pieces(dataset.read_index(shard_index)).context_sha256
+            index, kept = selection.read(shard_index, with_removed=True)
+            pieces = online.pieces(index)
+            if selection.where and kept is not None:
+                pieces = pieces.of_documents(kept)
+            context = pieces.context_sha256
         if record.context_sha256 != context:
             raise ForeignLossesError(
                 f"{scores.path} was scored for {scored.describe()}, which splits "

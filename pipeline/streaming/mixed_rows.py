@@ -4,6 +4,7 @@
 rows it is; `AlignedRows` reads it. Nothing else is remembered: a run resumes from a number.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,19 +12,27 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.files import Dataset
-from pipeline.packing.mixed_datasets import mixture_fingerprint, mixture_rules, open_datasets
+from pipeline.packing.mixed_datasets import (
+    mixture_fingerprint,
+    mixture_rules,
+    open_datasets,
+    require_no_overlap,
+)
 from pipeline.packing.mixture_file import Mixture, is_mixture, read_mixture
 from pipeline.packing.mixture_plan import Source, plan_mixture
 from pipeline.packing.rules import PackingRules
 from pipeline.streaming.batch import Rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
+from pipeline.streaming.generations import LATEST, Generation
 from pipeline.streaming.layout import RowLayout
 from pipeline.streaming.rows import AlignedRows, whole_batches
 from pipeline.streaming.state import StreamState
-from schemas.errors import ForeignLossesError
+from schemas.errors import DatasetError, ForeignLossesError
 from schemas.manifest import Manifest
 from schemas.sidecar import TeacherRule
+
+logger = logging.getLogger(__name__)
 
 _NO_END, _MANY_EPOCHS = 1 << 62, 1 << 30
 """More rows and epochs than any run reads, and few enough for `len`."""
@@ -41,20 +50,23 @@ class MixedRows(TorchDataset[Rows]):
         layout: the fields of a row; `source` among them.
     """
 
-    def __init__(self, config: StreamConfig) -> None:
+    def __init__(self, config: StreamConfig, saved: StreamState | None = None) -> None:
         """Open all datasets of a mixture, load or make their plans, and check that they fit.
 
         Args:
             config: its path is the mixture's file, which also says how often each dataset is read
                 and by which seed: `num_epochs` and `seed` are not used.
+            saved: the state of the run that goes on: datasets that have grown since are opened as
+                they were.
 
         Raises:
-            DatasetError: no finished dataset, one that stands there twice, or damage that is not to
-                be quarantined.
+            DatasetError: no finished dataset, one that stands there twice or whose parts share
+                documents, or damage that is not to be quarantined.
             ForeignLossesError: stored losses that are incomplete, don't belong to these rows, or
                 are of several teachers.
             ForeignTokenizerError: datasets of several pairs of tokenizers.
             MixtureFileError: a file that can't be read, or contradicts itself.
+            WhereError: a condition can't be understood, or is true of no document.
             ValueError: impossible configuration.
 
         Example:
@@ -62,7 +74,7 @@ class MixedRows(TorchDataset[Rows]):
         """
         self.config = config
         self.mixture = read_mixture(config.path)
-        datasets = open_datasets(self.mixture)
+        datasets = _open_generations(self.mixture, config.generation, saved)
         rules = mixture_rules(
             self.mixture,
             datasets,
@@ -75,7 +87,9 @@ class MixedRows(TorchDataset[Rows]):
             teacher_context=config.teacher_context,
             window_rows=config.window_rows,
         )
-        self.datasets = _open_all(config, self.mixture, rules)
+        self.datasets = _open_all(config, self.mixture, datasets, rules)
+        documents = [rows.plan.segments["document"] for rows in self.datasets]
+        require_no_overlap(self.mixture, datasets, documents)
         self.plan = plan_mixture(
             [
                 Source(entry.name, len(rows.plan), rows.num_student_tokens, entry.max_epochs)
@@ -170,6 +184,7 @@ class MixedRows(TorchDataset[Rows]):
             shuffle_shards=self.config.shuffle_shards,
             samples_per_epoch=0,
             consumed_samples=consumed_samples,
+            generations=tuple(rows.manifest.generation for rows in self.datasets),
         )
 
     def restore(self, saved: StreamState) -> int:
@@ -182,7 +197,11 @@ class MixedRows(TorchDataset[Rows]):
             >>> rows.restore(rows.state(96))
             96
         """
-        self.state(0).require_same_run(saved, global_batch_size=self.config.global_batch_size)
+        self.state(0).require_same_run(
+            saved,
+            global_batch_size=self.config.global_batch_size,
+            moves_on=self.config.generation == LATEST and _is_of(self.mixture, saved),
+        )
         return saved.consumed_samples
 
     def leave_out(self, run_position: int, segment: int, what: str) -> None:
@@ -208,8 +227,13 @@ RunRows = AlignedRows | MixedRows
 """The rows of a run: what trainers take."""
 
 
-def open_rows(config: StreamConfig) -> RunRows:
+def open_rows(config: StreamConfig, saved: StreamState | None = None) -> RunRows:
     """Return the rows of a dataset, or of a mixture where the path ends in ".toml".
+
+    Args:
+        config: what is read, and how.
+        saved: the state of the run that goes on, None of a new run: where the data have grown
+            since, they are opened as they were. `restore` then says where the run stands.
 
     Raises:
         ValueError: see `AlignedRows` and `MixedRows`.
@@ -219,11 +243,41 @@ def open_rows(config: StreamConfig) -> RunRows:
         >>> rows.layout.sources  # doctest: +SKIP
         ('web', 'math')
     """
-    return MixedRows(config) if is_mixture(config.path) else AlignedRows(config)
+    return MixedRows(config, saved) if is_mixture(config.path) else AlignedRows(config, saved)
+
+
+def _open_generations(
+    mixture: Mixture, generation: Generation, saved: StreamState | None
+) -> tuple[Dataset, ...]:
+    newest = open_datasets(mixture)
+    if generation == LATEST or saved is None or len(saved.generations) != len(newest):
+        return newest
+    now = [dataset.manifest.generation for dataset in newest]
+    if now == list(saved.generations) or not _is_of(mixture, saved):
+        return newest
+    logger.warning(
+        "the datasets of %s are at generations %s now; the run goes on with %s, on which it was "
+        "started (generation latest moves it on)",
+        mixture.path,
+        now,
+        list(saved.generations),
+    )
+    return open_datasets(mixture, saved.generations)
+
+
+def _is_of(mixture: Mixture, saved: StreamState) -> bool:
+    """Whether a state is of a mixture, with its datasets as they were then."""
+    if len(saved.generations) != len(mixture.datasets):
+        return False
+    try:
+        datasets = open_datasets(mixture, saved.generations)
+    except DatasetError:  # a dataset that never had such a generation
+        return False
+    return mixture_fingerprint(mixture, datasets) == saved.fingerprint
 
 
 def _open_all(
-    config: StreamConfig, mixture: Mixture, rules: PackingRules
+    config: StreamConfig, mixture: Mixture, datasets: Sequence[Dataset], rules: PackingRules
 ) -> tuple[AlignedRows, ...]:
     common = replace(
         config,
@@ -238,15 +292,27 @@ def _open_all(
         global_batch_size=1,
     )
     return tuple(
-        AlignedRows(replace(common, path=entry.path, num_epochs=entry.max_epochs or _MANY_EPOCHS))
-        for entry in mixture.datasets
+        AlignedRows(
+            replace(
+                common,
+                path=entry.path,
+                where=entry.where,
+                view=entry.view,
+                num_epochs=entry.max_epochs or _MANY_EPOCHS,
+                generation=dataset.manifest.generation,
+            )
+        )
+        for entry, dataset in zip(mixture.datasets, datasets, strict=True)
     )
 
 
 def _require_one_teacher(mixture: Mixture, datasets: Sequence[AlignedRows]) -> None:
     first, *others = (rows.teacher_rule for rows in datasets)
     for entry, rule in zip(mixture.datasets[1:], others, strict=True):
-        if first is not None and rule is not None and rule.fingerprint != first.fingerprint:
+        if first is None or rule is None:
+            continue
+        # Which documents it has scored is another thing in each dataset.
+        if replace(rule, where="") != replace(first, where=""):
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
                 f'"{mixture.datasets[0].name}" are of two teachers or conventions '

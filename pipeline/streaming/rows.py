@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.cache import ShardCache
-from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.files import Dataset
 from pipeline.guidance import NonFiniteLossError
 from pipeline.packing.order import RowOrder, order_rows
 from pipeline.packing.plan import ENDS, FORCED, STARTS
@@ -54,10 +54,12 @@ from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
 from pipeline.streaming.batch import Rows, collate_rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
+from pipeline.streaming.generations import LATEST, moves_on, open_generation
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
 from pipeline.streaming.samples import SampleReader
 from pipeline.streaming.state import StreamMismatchError, StreamState
+from pipeline.streaming.viewed_samples import ViewedSampleReader
 from schemas.errors import DatasetError
 from schemas.sidecar import TeacherRule
 
@@ -86,8 +88,13 @@ class AlignedRows(TorchDataset[Rows]):
         damage: what was left out in this process, and the file that lists it.
     """
 
-    def __init__(self, config: StreamConfig) -> None:
+    def __init__(self, config: StreamConfig, saved: StreamState | None = None) -> None:
         """Open a dataset, compare its shards with the manifest, and load or make its plan.
+
+        Args:
+            config: what is read, and how.
+            saved: the state of the run that goes on: where the dataset has grown since, it is
+                opened as it was.
 
         Raises:
             DatasetError: no finished dataset, or damage that is not to be quarantined.
@@ -97,7 +104,9 @@ class AlignedRows(TorchDataset[Rows]):
         Example:
             >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
         """
-        self.dataset = dataset = open_dataset(config.path)
+        self.dataset = dataset = open_generation(
+            config.path, config.generation, saved, view=config.view
+        )
         self.manifest = config.choose_conventions(dataset)
         rules, where = config.rules(self.manifest), config.where.strip()
         self.config = config
@@ -115,16 +124,21 @@ class AlignedRows(TorchDataset[Rows]):
             shuffle_shards=config.shuffle_shards,
         )
         self.samples_per_epoch = whole_batches(len(self.plan), config.global_batch_size)
-        if where or self.manifest.removed is not None:
+        if where or not dataset.is_whole:
             self.num_student_tokens, _ = self.plan.num_text_tokens
         else:
             self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, dataset, rules))
         cache = _shard_cache(config, dataset, self.order)
-        self._reader = SampleReader(dataset, table, cache)
+        if dataset.view is None:
+            self._reader = SampleReader(dataset, table, cache)
+        else:
+            self._reader = ViewedSampleReader(dataset, dataset.view, table, cache)
         self._losses: StoredLosses | None = None
         if config.stored_losses is not None:
-            self._losses = open_stored_losses(config.stored_losses, dataset, self.plan, cache=cache)
+            self._losses = open_stored_losses(
+                config.stored_losses, dataset, self.plan, cache=cache, where=where
+            )
         self._prefetched = (-1, -1)
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         for shard, error in dataset.find_damage(hashes=config.check_hashes).items():
@@ -202,6 +216,7 @@ class AlignedRows(TorchDataset[Rows]):
             samples_per_epoch=self.samples_per_epoch,
             consumed_samples=consumed_samples,
             where=self.config.where.strip(),
+            generations=(self.manifest.generation,),
         )
 
     def restore(self, saved: StreamState) -> int:
@@ -214,7 +229,11 @@ class AlignedRows(TorchDataset[Rows]):
             >>> rows.restore(rows.state(96))
             96
         """
-        self.state(0).require_same_run(saved, global_batch_size=self.config.global_batch_size)
+        self.state(0).require_same_run(
+            saved,
+            global_batch_size=self.config.global_batch_size,
+            moves_on=moves_on(self.dataset, saved, may_move=self.config.generation == LATEST),
+        )
         return saved.consumed_samples
 
     def leave_out(
@@ -330,6 +349,8 @@ def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> Sha
     if dataset.is_local:
         return None
     sizes = [record.num_bytes for record in dataset.manifest.shards]
+    if dataset.view is not None:
+        sizes = [size + dataset.view_file(shard).num_bytes for shard, size in enumerate(sizes)]
     largest = max(sum(sizes[shard] for shard in shards) for shards in order.group_shards)
     if 2 * largest > config.cache_bytes:
         raise ValueError(

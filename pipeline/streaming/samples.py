@@ -16,17 +16,23 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import check_crc32
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
-from pipeline.streaming.layout import SampleTensors
+from pipeline.streaming.layout import (
+    ADVANCE,
+    STUDENT_IDS,
+    TEACHER_IDS,
+    WIDTH,
+    SampleTensors,
+)
 from schemas.document import READ_VERSIONS, SAMPLE_VERSIONS
 from schemas.errors import (
     DamagedSampleError,
     DamagedShardError,
     SchemaVersionError,
 )
-from schemas.safetensors_view import read_header, tensor_place
+from schemas.safetensors_view import read_header, vector_place
 
 _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
-_MAX_OPEN_SHARDS = 64
+MAX_OPEN_SHARDS = 64
 _MAX_KNOWN_SAMPLES = 4096
 _REMEDY = "restore the shard or run beam_jobs.align again"
 
@@ -46,6 +52,7 @@ class SampleReader:
         """
         self._dataset = dataset
         self._table = table
+        self._read: tuple[int, ...] = (STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH)
         self._cache = cache
         self._shard_starts: list[int] = table.shard_document_starts.tolist()
         self._open: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
@@ -137,7 +144,7 @@ class SampleReader:
             self._unusable[shard_index] = error
             raise
         self._open[shard_index] = opened
-        if len(self._open) > _MAX_OPEN_SHARDS:
+        if len(self._open) > MAX_OPEN_SHARDS:
             self._open.popitem(last=False)
         return opened
 
@@ -167,12 +174,10 @@ class SampleReader:
         num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)
         tensors = []
-        for name, length in zip(_TENSORS, lengths, strict=True):
-            start, dtype, shape = tensor_place(header[name], body, len(sample))
-            if shape != (length,):
-                raise ValueError(f"{name} has shape {shape}, the index says {length} tokens")
-            tensors.append((start, dtype.itemsize))
-        return tuple(tensors)  # type: ignore[return-value]  # as many as _TENSORS
+        for tensor in self._read:
+            length = lengths[tensor]
+            tensors.append(vector_place(header[_TENSORS[tensor]], length, body, len(sample)))
+        return tuple(tensors)  # type: ignore[return-value]  # as many as are read
 
     def _names(self, document_index: int) -> tuple[str, str, str]:
         """Return a document's shard, key and id, for messages; reads the shard's index.

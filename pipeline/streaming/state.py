@@ -12,7 +12,7 @@ class StreamState:
     """The data's part of a checkpoint; `dataclasses.asdict` makes it JSON.
 
     Attributes:
-        fingerprint: the dataset's, or the mixture's.
+        fingerprint: the dataset's, as seen through the run's view, or the mixture's.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.
@@ -22,6 +22,8 @@ class StreamState:
             give all rows of their epochs.
         consumed_samples: samples that the run has used, over all epochs.
         where: which documents are read, "" for all.
+        generations: of the dataset, or of each of a mixture's, in its file's order; the
+            fingerprint says the same, and is what is compared.
     """
 
     fingerprint: str
@@ -33,14 +35,24 @@ class StreamState:
     samples_per_epoch: int
     consumed_samples: int
     where: str = ""
+    generations: tuple[int, ...] = ()
 
-    def require_same_run(self, saved: "StreamState", *, global_batch_size: int) -> None:
+    def require_same_run(
+        self, saved: "StreamState", *, global_batch_size: int, moves_on: bool = False
+    ) -> None:
         """Check that a saved state continues in this one.
+
+        Args:
+            saved: the checkpoint's.
+            global_batch_size: samples per step.
+            moves_on: whether another generation of the data, which was checked to be one, will do.
 
         Raises:
             StreamMismatchError: with what differs, both values and the remedy.
         """
         for name, remedy in _REMEDIES.items():
+            if moves_on and name in _OF_A_GENERATION:
+                continue
             now, then = getattr(self, name), getattr(saved, name)
             if now != then:
                 raise StreamMismatchError(
@@ -60,7 +72,8 @@ def _told(value: str | int) -> str:
 
 
 _REMEDIES = {
-    "fingerprint": "name the dataset or mixture that the run was started with, or start a new run",
+    "fingerprint": "name the dataset or mixture that the run was started with, seen through the "
+    "same view, or start a new run",
     "seq_length": "use the run's seq_length, or start a new run",
     "teacher_seq_length": "use the run's teacher_seq_length, or start a new run",
     "rules": "use the run's conventions and window_rows, or start a new run",
@@ -69,3 +82,4 @@ _REMEDIES = {
     "where": "use the run's own condition, or start a new run",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }
+_OF_A_GENERATION = ("fingerprint", "samples_per_epoch")

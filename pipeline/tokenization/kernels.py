@@ -183,6 +183,40 @@ def walk_contents(
 
 
 @njit(cache=True, nogil=True)
+def spell_tokens(
+    input_ids: NDArray[np.integer],
+    byte_offsets: Ranges,
+    token_bytes: NDArray[np.uint8],
+    cu_token_bytes: NDArray[np.int64],
+    text: NDArray[np.uint8],
+) -> bool:
+    """Write what tokens that tile a text stand for; return whether each stands for enough bytes.
+
+    Where a token covers fewer bytes than its entry has, the entry's last ones are the text's: a
+    dummy prefix is in the vocabulary and not in the text.
+
+    Args:
+        input_ids: [T].
+        byte_offsets: [T, 2], ranges of the text that they tile.
+        token_bytes: uint8, the bytes of each vocabulary entry, one after another.
+        cu_token_bytes: int64 [V + 1]; entry v is `token_bytes[cu[v]:cu[v + 1]]`.
+        text: uint8, written here.
+    """
+    for i in range(len(input_ids)):
+        start, end = byte_offsets[i, 0], byte_offsets[i, 1]
+        if start == end:
+            continue
+        if input_ids[i] >= len(cu_token_bytes) - 1:
+            return False
+        stop = cu_token_bytes[input_ids[i] + 1]
+        if stop - cu_token_bytes[input_ids[i]] < end - start:
+            return False
+        for b in range(end - start):
+            text[start + b] = token_bytes[stop - (end - start) + b]
+    return True
+
+
+@njit(cache=True, nogil=True)
 def _stands_at(content: NDArray[np.uint8], text: NDArray[np.uint8], position: int) -> bool:
     if position + len(content) > len(text):
         return False

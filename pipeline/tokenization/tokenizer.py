@@ -44,6 +44,7 @@ from pipeline.tokenization.sweep import (
     library_versions,
     remembered_differing,
 )
+from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 
 __all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
@@ -177,6 +178,28 @@ class Tokenizer:
         """
         known = self._vocabulary.entries
         return known[token_id] if 0 <= token_id < len(known) else b""
+
+    def spell_text(
+        self, input_ids: NDArray[np.integer], byte_offsets: Ranges, num_text_bytes: int
+    ) -> bytes | None:
+        """Return the text that tokens spell; whoever knows its hash must compare it.
+
+        Args:
+            input_ids: integers [T].
+            byte_offsets: [T, 2], ranges of the text.
+            num_text_bytes: of the text.
+
+        Returns:
+            None where tokens leave gaps or overlap, or one stands for bytes that are not known.
+
+        Example:
+            >>> tokens = tokenizer.tokenize_batch([b"Hi there"])  # doctest: +SKIP
+            >>> tokenizer.spell_text(tokens.input_ids, tokens.byte_offsets, 8)  # doctest: +SKIP
+            b'Hi there'
+        """
+        if not tiles_text(byte_offsets, num_text_bytes):
+            return None
+        return self._vocabulary.spell_text(input_ids, byte_offsets, num_text_bytes)
 
     def base_vocabulary(self) -> dict[str, bytes]:
         """Return the model's own token strings and the bytes they stand for.

@@ -6,7 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import Ranges
-from pipeline.tokenization.kernels import flatten_bytes, offsets_from_vocabulary, walk_contents
+from pipeline.tokenization.kernels import (
+    flatten_bytes,
+    offsets_from_vocabulary,
+    spell_tokens,
+    walk_contents,
+)
 
 
 class VocabularyTable:
@@ -77,3 +82,14 @@ class VocabularyTable:
     def spell(self, input_ids: NDArray[np.integer]) -> bytes:
         """Return what tokens stand for, one after another."""
         return b"".join([self.entries[token_id] for token_id in input_ids.tolist()])
+
+    def spell_text(
+        self, input_ids: NDArray[np.integer], byte_offsets: Ranges, num_text_bytes: int
+    ) -> bytes | None:
+        """Return the text that tokens tile, None where one stands for too few bytes.
+
+        See `pipeline.tokenization.kernels.spell_tokens`.
+        """
+        text = np.empty(num_text_bytes, np.uint8)
+        known = spell_tokens(input_ids, byte_offsets, self._flat, self._cu_flat, text)
+        return text.tobytes() if known else None

@@ -15,7 +15,7 @@ CHECKPOINT = "checkpoint.pt"
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
     *("tensorboard", "wandb", "num_workers", "device"),
-    "data",  # `StreamState` knows what it holds
+    *("data", "generation"),  # `StreamState` knows what they hold
 )
 
 
@@ -40,6 +40,20 @@ def save_checkpoint(
     temporary = config.output / f"{CHECKPOINT}.tmp"
     torch.save(checkpoint, temporary)
     os.replace(temporary, config.output / CHECKPOINT)
+
+
+def saved_stream(config: TrainConfig) -> StreamState | None:
+    """Return what the run's checkpoint keeps of the data, None of a new run; weights stay on disk.
+
+    Example:
+        >>> saved_stream(config).consumed_samples  # doctest: +SKIP
+        96
+    """
+    path = config.output / CHECKPOINT
+    if not path.exists():
+        return None
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return StreamState(**checkpoint["data"])
 
 
 def load_checkpoint(

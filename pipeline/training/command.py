@@ -1,5 +1,6 @@
 """`vocag train`: the command."""
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from pipeline.training.options import parse_config
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it can't run."""
     who = "vocag train"
+    logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
         config = parse_config(argv)
         # After the options: help needs no transformers.

@@ -6,8 +6,9 @@ from typing import Annotated, Literal, get_args
 
 from pipeline.packing.mixture_file import is_mixture
 from pipeline.streaming import StreamConfig
+from pipeline.streaming.generations import parse_generation
 from pipeline.training.method import NEED_LOSSES, Method
-from vocag_cli.options import Condition, ModelSource, Option, TokenName
+from vocag_cli.options import Condition, ModelSource, Option, TokenName, ViewName
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -35,6 +36,10 @@ class TrainConfig:
         teacher_context: token before a teacher's text, likewise.
         where: train on those documents only that this is true of, such as "language == 'en' and
             score > 0.5"; any condition of DuckDB over the data's metadata.
+        view: train on the data as seen through this view: another teacher's or student's tokens,
+            by the name that vocag add-teacher or add-student gave them.
+        generation: of data that grows, the state to train on, by its number, or latest, to which a
+            run that goes on then moves (default: the newest, and a run that goes on keeps its own).
         num_epochs: how often the data may be read; a mixture says so itself.
         num_workers: processes that read ahead.
         method: how the loss is made.
@@ -73,6 +78,8 @@ class TrainConfig:
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
     where: Condition = ""
+    view: ViewName = ""
+    generation: Annotated[str, Option("N")] = ""
     num_epochs: int = 1
     num_workers: int = 0
     method: Method = field(default_factory=Method)
@@ -102,6 +109,7 @@ class TrainConfig:
             ValueError: with the option, its value and the remedy.
         """
         self._check_teacher()
+        parse_generation(self.generation)
         if self.schedule not in get_args(Schedule):
             raise ValueError(
                 f"--schedule {self.schedule}: choose of {', '.join(get_args(Schedule))}"
@@ -148,6 +156,7 @@ class TrainConfig:
             teacher_context=self.teacher_context,
             seed=self.seed,
             where=self.where,
+            view=self.view,
         )
 
     def _check_teacher(self) -> None:

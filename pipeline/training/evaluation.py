@@ -57,8 +57,10 @@ def bits_per_byte(
         ValueError: the first token of a text has no loss.
     """
     # The held-out set may have another teacher.
-    # Neither a teacher nor a condition on the training data's fields concerns it.
-    stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None, where="")
+    # Neither a teacher, a condition on the training data's fields nor a view of it concerns it.
+    stream = replace(
+        config.stream(path), teacher_seq_length=None, teacher_context=None, where="", view=""
+    )
     rows = AlignedRows(replace(stream, student=convention, student_bos=None, student_eos=None))
     if convention.first_token_id is None:
         raise ValueError(f"{path}: without a context token the first token has no loss")

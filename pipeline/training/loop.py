@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import metric_values
 from pipeline.streaming import MixedRows, Rows, RunRows, load_batches, open_rows
-from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
+from pipeline.streaming.generations import parse_generation
+from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate
 from pipeline.training.export import export_model, prove_tokenizer
@@ -183,8 +184,9 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> RunRows:
         global_batch_size=config.global_batch_size,
         num_epochs=config.num_epochs,
         stored_losses=config.stored_losses,
+        generation=parse_generation(config.generation),
     )
-    rows = open_rows(stream)
+    rows = open_rows(stream, saved_stream(config))
     _require_rows(config, rows)
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:

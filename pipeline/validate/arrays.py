@@ -67,7 +67,8 @@ def stack_cuts(index: ShardIndex, rows: Sequence[int]) -> CutPoints:
     own = [np.arange(*index.cut_starts[row : row + 2]) for row in rows]
     places = np.concatenate([np.empty(0, np.int64), *own])
     starts = np.cumsum([0, *map(len, own)], dtype=np.int64)
-    return CutPoints(starts, index.cut_student[places], index.cut_teacher[places])
+    student, teacher = index.cut_student[places], index.cut_teacher[places]
+    return CutPoints(starts, student.astype(np.int64), teacher.astype(np.int64))
 
 
 def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.validate.findings import Finding, Findings
+from pipeline.validate.generations import check_generations
 from pipeline.validate.scores import check_scores
 from pipeline.validate.shard import (
     Advance,
@@ -27,6 +28,7 @@ from pipeline.validate.shard import (
     open_file,
 )
 from pipeline.validate.tar import digest_file
+from pipeline.validate.views import check_views
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import (
     MANIFEST_FILE,
@@ -103,6 +105,7 @@ def validate_dataset(
     manifest = _read_manifest(folder, findings)
     if manifest is not None:
         _check_side_files(folder, manifest, findings)
+        check_generations(folder, manifest, findings)
         if with_tokenizers:
             with_tokenizers = _can_tokenize(manifest, findings)
         opened = Dataset(folder, manifest)
@@ -110,7 +113,8 @@ def validate_dataset(
         for result in results:
             findings.take_over(result.findings)
         findings.found += _find_duplicate_keys(manifest, results)
-        _check_statistics(manifest, results, findings)
+        _check_statistics(manifest.statistics, [result.statistics for result in results], findings)
+        _check_views(opened, findings, with_tokenizers=with_tokenizers, advance=advance)
         findings.take_over(check_scores(opened, teacher=teacher, seed=seed))
     return ValidationReport(
         dataset=folder,
@@ -273,21 +277,39 @@ def _find_duplicate_keys(manifest: Manifest, results: Sequence[ShardResult]) -> 
         yield Finding("duplicate_keys", shard, key, f"the key is already in {earlier}")
 
 
+def _check_views(
+    dataset: Dataset, findings: Findings, *, with_tokenizers: bool, advance: Advance
+) -> None:
+    """Check the views of a dataset whose own shards are sound."""
+    views = dataset.manifest.views
+    if views and findings.found:
+        findings.note("views were not checked: with other findings they can't agree")
+        return
+    found, measured = check_views(dataset, with_tokenizers=with_tokenizers, advance=advance)
+    findings.take_over(found)
+    for view in views:
+        if view.name in measured:
+            _check_statistics(
+                view.statistics, [measured[view.name]], findings, of=f" of view {view.name}"
+            )
+
+
 def _check_statistics(
-    manifest: Manifest,
-    results: Sequence[ShardResult],
+    claims: Mapping[str, Any],
+    parts: Iterable[AlignmentStatistics],
     findings: Findings,
+    *,
+    of: str = "",
 ) -> None:
     if findings.found:
-        findings.note("statistics were not recomputed: with other findings they can't agree")
+        findings.note(f"statistics{of} were not recomputed: with other findings they can't agree")
         return
-    measured = AlignmentStatistics.merge(result.statistics for result in results).to_json()
-    for name, value in measured.items():
-        if name in OVER_WIDE and name not in manifest.statistics:
+    for name, value in AlignmentStatistics.merge(parts).to_json().items():
+        if name in OVER_WIDE and name not in claims:
             continue  # made before they were counted
-        claim: Any = manifest.statistics.get(name)
+        claim: Any = claims.get(name)
         close = np.shape(claim) == np.shape(value) and np.allclose(
             np.asarray(claim, np.float64), value, rtol=FLOAT_TOLERANCE, atol=0
         )
         if not close:
-            findings.add("statistics", f"{name} is {value}, the manifest says {claim}")
+            findings.add("statistics", f"{name}{of} is {value}, the manifest says {claim}")

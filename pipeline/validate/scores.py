@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import Dataset
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.reading import find_generation, read_generation
+from pipeline.dataset.selection import Kept, Selection, WhereError, select_documents
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.sidecars import DocumentTokens, describe_sidecar, read_teacher_tokens
-from pipeline.scoring.stored_losses import ScoreFiles, list_scores, require_dataset
+from pipeline.scoring.sidecars import (
+    DocumentTokens,
+    describe_sidecar,
+    read_teacher_tokens,
+    scored_lengths,
+)
+from pipeline.scoring.stored_losses import ScoreFiles, list_scores, scores_of
 from pipeline.scoring.teacher_files import find_teacher
 from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe, open_file
@@ -49,7 +59,7 @@ def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = No
         DatasetError: `teacher` is given and none of the scores are its.
 
     Example:
-        >>> check_scores(open_dataset("aligned"), teacher=None).found
+        >>> check_scores(open_dataset("aligned"), teacher=None).found  # doctest: +SKIP
         []
     """
     findings = Findings()
@@ -68,17 +78,25 @@ def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = No
 
 
 def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool:
-    """Check one teacher's scores; return whether sidecars could be read at all."""
+    """Check one teacher's scores; return whether all sidecars are there and could be read."""
     try:
-        require_dataset(scores, dataset.manifest)
+        dataset = _through_view(scores, dataset)
+        scored = _scored_generation(scores, dataset)
+        scores = scores_of(scores, scored)
         rule = ContextRule.from_json(scores.manifest.rule.context)
-    except DatasetError as error:
+        selection = select_documents(dataset, scores.manifest.rule.where)
+    except (DatasetError, WhereError) as error:
         findings.add(CHECK, str(error))
         return False
-    shards = dataset.manifest.shards
+    shards = scored.manifest.shards
+    if len(shards) < len(dataset.manifest.shards):
+        findings.note(
+            f"{scores.path} has losses of {len(shards)} of {len(dataset.manifest.shards)} shards: "
+            "run beam_jobs.score again for those that came since"
+        )
     for number, record in enumerate(scores.manifest.sidecars):
         try:
-            index = dataset.read_index(number)
+            index, kept = _read_index(selection, number)
             data = _read(scores.location, record)
             losses = decode_sidecar(data, where=record.file)
         except OSError as error:
@@ -94,12 +112,21 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
                 scores=scores,
                 shard_record=shards[number],
                 index=index,
-                pieces=rule.pieces(index),
+                kept=kept,
+                pieces=_pieces(rule, index, kept),
                 rule=rule,
             ):
                 of_shard.add(CHECK, f"{record.file}: {message}")
             findings.take_over(of_shard)
-    return True
+    return len(shards) == len(dataset.manifest.shards)
+
+
+def _scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
+    """Return the dataset as it was when it was scored, where it has grown since."""
+    number = find_generation(dataset.manifest, scores.manifest.dataset)
+    if number is None:
+        return dataset
+    return replace(dataset, manifest=read_generation(dataset.location, dataset.manifest, number))
 
 
 def _contradictions(
@@ -110,6 +137,7 @@ def _contradictions(
     scores: ScoreFiles,
     shard_record: ShardRecord,
     index: ShardIndex,
+    kept: Kept,
     pieces: Pieces,
     rule: ContextRule,
 ) -> list[str]:
@@ -121,8 +149,8 @@ def _contradictions(
         found.append(f"the losses are of teacher {losses.teacher[:16]}…")
     if losses.shard_sha256 != shard_record.sha256:
         found.append(f"another tar was scored, of SHA-256 {losses.shard_sha256[:16]}…")
-    if not np.array_equal(np.diff(losses.starts), index.num_teacher_tokens):
-        return [*found, "documents have other numbers of losses than of teacher tokens"]
+    if not np.array_equal(np.diff(losses.starts), scored_lengths(index, kept)):
+        return [*found, "documents have other numbers of losses than of teacher tokens to score"]
     expected = _expected(losses, pieces, rule)
     bad = np.flatnonzero(np.isnan(losses.losses) == expected)
     if len(bad):
@@ -139,6 +167,18 @@ def _contradictions(
     ):
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
+
+
+def _read_index(selection: Selection, shard_index: int) -> tuple[ShardIndex, Kept]:
+    """Return a shard's index, and which documents were to be scored; None: all of them."""
+    if selection.where:
+        return selection.read(shard_index, with_removed=True)
+    return selection.dataset.read_index(shard_index), None
+
+
+def _pieces(rule: ContextRule, index: ShardIndex, kept: Kept) -> Pieces:
+    pieces = rule.pieces(index)
+    return pieces if kept is None else pieces.of_documents(kept)
 
 
 def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray[np.bool_]:
@@ -182,7 +222,8 @@ def _score_again(
         scorer = load_scorer(
             str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype, device=device
         )
-        sampled, message = _compare_sample(scores, dataset, scorer, Random(seed))
+        seen = _through_view(scores, dataset)
+        sampled, message = _compare_sample(scores, seen, scorer, Random(seed))
         if message:
             findings.add(CHECK, f"{scores.path}: {message}")
         findings.note(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")
@@ -192,21 +233,16 @@ def _compare_sample(
     scores: ScoreFiles, dataset: Dataset, scorer: Scorer, choose: Random
 ) -> tuple[str, str]:
     """Score some documents of a random shard again; return which, and what differs."""
-    number = choose.choice([n for n, s in enumerate(dataset.manifest.shards) if s.num_documents])
+    number = choose.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
     record = scores.manifest.sidecars[number]
     index = dataset.read_index(number, with_names=True)
     stored = decode_sidecar(_read(scores.location, record), where=record.file)
-    chosen = sorted(choose.sample(range(len(index)), min(SAMPLED_DOCUMENTS, len(index))))
-    pieces = scorer.rule.pieces(index)
-    kept = np.isin(pieces.document, chosen)
-    sample = Pieces(
-        pieces.document[kept],
-        pieces.start[kept],
-        pieces.scored_from[kept],
-        pieces.stop[kept],
-        pieces.continues[kept],
-    )
-    tokens: DocumentTokens = read_teacher_tokens(dataset, number, index)
+    scored_documents = np.flatnonzero(np.diff(stored.starts)).tolist()
+    chosen = sorted(choose.sample(scored_documents, min(SAMPLED_DOCUMENTS, len(scored_documents))))
+    is_chosen = np.isin(np.arange(len(index)), chosen)
+    sample = scorer.rule.pieces(index).of_documents(is_chosen)
+    kept = np.diff(stored.starts) > 0
+    tokens: DocumentTokens = read_teacher_tokens(dataset, number, index, kept=kept)
     again = scorer.score(tokens, sample, names=index.document_id).losses
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
@@ -220,6 +256,27 @@ def _compare_sample(
         f"{num_bad} of {len(differences)} losses of {sampled} "
         f"differ when they are scored again, by up to {np.nanmax(differences):.3g} nats: another "
         "teacher gave them, or they were altered; run beam_jobs.score again"
+    )
+
+
+def _through_view(scores: ScoreFiles, dataset: Dataset) -> Dataset:
+    """Return the dataset as it was scored.
+
+    Raises:
+        DatasetError: it was through a view that the dataset has no more.
+    """
+    wanted = scores.manifest.rule.view
+    if wanted is None:
+        return dataset
+    names = [view.name for view in dataset.manifest.views if view.identity == wanted]
+    for name, number in product(names, reversed(range(dataset.manifest.generation + 1))):
+        with suppress(DatasetError):  # a generation that the view was not completed for
+            seen = open_dataset(dataset.location, generation=number, view=name)
+            if seen.has_generation(scores.manifest.dataset):
+                return seen
+    raise DatasetError(
+        f"{scores.path} was made through view {wanted[:16]}…, which the dataset has not, or no "
+        "more: run beam_jobs.score again with its --view"
     )
 
 

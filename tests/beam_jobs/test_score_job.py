@@ -166,7 +166,7 @@ def test_shards_that_an_earlier_run_has_scored_are_taken_over(
     read = []
     original = scoring.read_teacher_tokens
     monkeypatch.setattr(
-        scoring, "read_teacher_tokens", lambda *a: read.append(a[1]) or original(*a)
+        scoring, "read_teacher_tokens", lambda *a, **k: read.append(a[1]) or original(*a, **k)
     )
     run_score(world)
     assert sorted(read) == [0, 1]

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs.align import tokenizer_files
-from beam_jobs.align.tokenizer_files import load_stored, store_tokenizer
+from beam_jobs import tokenizer_files
+from beam_jobs.tokenizer_files import load_stored, store_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, load_tokenizer
 from tests.support.corpus import STUDENT, TEACHER
 

@@ -105,6 +105,9 @@ def assert_same(found: AlignedDocument, expected: AlignedDocument) -> None:
     np.testing.assert_array_equal(found.teacher_spans, expected.teacher_spans)
 
 
+INDEX_DTYPES = {"byte_iou_sum": np.float32, "cut_student": np.uint32, "cut_teacher": np.uint32}
+
+
 def assert_same_index(found: ShardIndex, expected: ShardIndex) -> None:
     """Compare every column."""
     for field in fields(ShardIndex):
@@ -117,7 +120,7 @@ def assert_same_index(found: ShardIndex, expected: ShardIndex) -> None:
             found_lists = [column.to_pylist() for column in values.values()]
             assert found_lists == [column.to_pylist() for column in wanted.values()]
         else:
-            assert values.dtype == (np.float32 if field.name == "byte_iou_sum" else np.int64)
+            assert values.dtype == INDEX_DTYPES.get(field.name, np.int64)
             np.testing.assert_array_equal(values, wanted, err_msg=field.name)
 
 

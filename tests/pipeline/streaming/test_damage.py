@@ -123,7 +123,7 @@ def test_a_flipped_tar_header_byte_costs_nothing_and_is_found_by_hash(dataset):
     whole = read_all(open_rows(dataset)).buffer
     flip(shard_path(dataset, 1), offset - 512 + 5)
     assert torch.equal(read_all(open_rows(dataset)).buffer, whole)
-    with pytest.raises(DamagedShardError, match=r"000001-of-000003\.tar is not the shard"):
+    with pytest.raises(DamagedShardError, match=r"000001-of-000003\.tar is not the file"):
         open_rows(dataset, check_hashes=True)
     rows = open_rows(dataset, check_hashes=True, on_damage="quarantine")
     check_quarantined(dataset, rows, set(range(8, 14)))

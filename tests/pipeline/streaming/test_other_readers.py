@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from beam_jobs.align.card import CARD_FILE, render_card
 from pipeline.dataset.files import open_dataset
 from schemas.document import decode_document
 from schemas.index import decode_index
@@ -77,10 +79,24 @@ def test_samples_in_datasets(folder: Path, manifest: Manifest, tmp_path: Path) -
     assert found == f"{totals['num_documents']} {totals['num_student_tokens']}"
 
 
-def test_a_folder_in_datasets_is_its_indices(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_card", [True, False])
+def test_a_folder_in_datasets_is_its_indices(
+    folder: Path, manifest: Manifest, tmp_path: Path, has_card: bool
+) -> None:
     """Why the page warns: no error, and no tokens."""
-    code = f"import datasets; print(datasets.load_dataset({str(folder)!r})['train'].column_names)"
-    columns = run_apart(code, tmp_path)
+    own = tmp_path / "data"
+    shutil.copytree(folder, own)
+    if has_card:
+        (own / CARD_FILE).write_text(render_card(manifest, {}), "utf-8")
+    code = (
+        f"import datasets; found = datasets.load_dataset({str(own)!r})['train']\n"
+        "print(found.config_name, found.num_rows, found.column_names)"
+    )
+    config, num_rows, columns = run_apart(code, tmp_path).split(maxsplit=2)
+    assert (config, int(num_rows)) == (
+        "index" if has_card else "default",
+        manifest.totals["num_documents"],
+    )
     assert "cut_student" in columns
     assert "safetensors" not in columns
 

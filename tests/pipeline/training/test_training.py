@@ -107,6 +107,54 @@ def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, 
     assert sum("heldout_bits_per_byte" in record for record in logs[0]) == 3
 
 
+def test_a_run_goes_on_with_its_rows_when_documents_leave(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command finds its generation by itself, says so, and moves on where it is told to."""
+    remove = pytest.importorskip("beam_jobs.edit.remove").main
+    data = tmp_path / "pair"
+    shutil.copytree(world / "pair", data)
+    method = Method("full")
+    start = _config(world, tmp_path / "three", method, data=str(data), teacher=None)
+    train(replace(start, output=tmp_path / "six"))
+    train(replace(start, exit_after=3))
+    shutil.copytree(tmp_path / "three", tmp_path / "moved")
+    (tmp_path / "ids.txt").write_text("".join(f"doc-0-{n}\n" for n in range(0, 40, 2)))
+    assert remove([str(data), "--ids", str(tmp_path / "ids.txt")]) == 0
+    command = ["--data", str(data), "--student", start.student, "--method", "full"]
+    command += ["--num-steps", "6", "--warmup-steps", "2", "--seq-length", str(SEQ_LENGTH)]
+    command += ["--global-batch-size", "4", "--micro-batch-size", "2", "--num-epochs", "4"]
+    command += ["--learning-rate", "1e-3", "--output"]
+    assert main([*command, str(tmp_path / "three")]) == 0
+    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
+    assert all(torch.equal(six[key], three[key]) for key in six)
+    moved = [*command, str(tmp_path / "moved"), "--generation"]
+    assert main([*moved, "1"]) == 2
+    assert "generation 0 of" in capsys.readouterr().err
+    assert main([*moved, "latest"]) == 0
+    assert not all(torch.equal(six[k], v) for k, v in _weights(tmp_path / "moved").items())
+    assert main([*moved, "newest"]) == 2
+    assert 'generation "newest" is neither a number' in capsys.readouterr().err
+
+
+def test_a_run_through_a_view_trains_and_resumes(world: Path, tmp_path: Path) -> None:
+    """The dataset was made for the teacher's vocabulary on both sides; the view has a student's."""
+    views = pytest.importorskip("beam_jobs.views.command")
+    request = pytest.importorskip("beam_jobs.views.options").ViewRequest
+    data, tokenizer = tmp_path / "data", tmp_path / "tokenizer.json"
+    shutil.copytree(world / "same", data)
+    tokenizer.write_bytes(byte_level(400).file_bytes)
+    views.add_view(request(str(data), "student", str(tokenizer), "small"))
+    changes = {"data": str(data), "view": "small"}
+    train(_config(world, tmp_path / "six", Method("teacher"), **changes))
+    train(_config(world, tmp_path / "three", Method("teacher"), **changes, exit_after=3))
+    train(_config(world, tmp_path / "three", Method("teacher"), **changes))
+    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
+    assert all(torch.equal(six[key], three[key]) for key in six)
+    with pytest.raises(ForeignTokenizerError):
+        train(_config(world, tmp_path / "none", Method("teacher"), data=str(data)))
+
+
 def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path) -> None:
     mixture = tmp_path / "mixture.toml"
     mixture.write_text(
@@ -128,8 +176,12 @@ def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path
             global_batch_size=4,
         )
     )
-    read = {"pair": 0, "more": 0}
+    read, num_held = {"pair": 0, "more": 0}, 0
     for step, record in enumerate(records):
+        if 4 * step + 4 <= rows.plan.stretches[0].stop:
+            tokens = [record[f"tokens/{name}"] for name in read]
+            assert abs(tokens[0] - 0.75 * sum(tokens)) <= SEQ_LENGTH, "the weight to one row"
+            num_held += 1
         for position in range(4 * step, 4 * step + 4):
             read[rows.source_of(position)] += 1
         assert record["epochs/pair"] == read["pair"] / len(rows.datasets[0].plan)
@@ -142,6 +194,7 @@ def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path
         total = sum(count * loss for count, loss in zip(counts, losses, strict=True))
         assert total / sum(counts) == pytest.approx(record["student_loss"], rel=1e-5)
     assert read["more"] > 2
+    assert num_held > 1
 
 
 def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:

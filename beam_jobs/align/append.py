@@ -1,0 +1,67 @@
+"""`--append`: which dataset may grow by which input, and what names such a run."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from beam_jobs.align.metadata import MetadataField
+from beam_jobs.align.reading import ReadingRules
+from beam_jobs.errors import OptionsError
+from beam_jobs.generations import read_newest
+from beam_jobs.runs import describe_differences, require_all_files
+from schemas.manifest import Manifest
+
+_APPEND_TO = "append_to"
+_OF_THE_INPUT = {
+    *("input_files", "input_bytes", "input_sha256", "format", "overlap_sha256"),
+    *("num_buckets", "schema_version", _APPEND_TO, "compacted_from"),
+}
+"""What may differ from generation to generation; all else must stay."""
+
+
+def append_configuration(output: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names a run that adds to a dataset: its own configuration, and the shards there.
+
+    A run that has made the newest generation, or that is interrupted, gets the name it had.
+
+    Raises:
+        OptionsError: no dataset, one that lost files, or one made with other options.
+        DatasetError: its manifest is damaged.
+
+    Example:
+        >>> append_configuration("aligned", configuration)["append_to"]  # doctest: +SKIP
+        '2cb6282faa56bfab13e0bf8cdd844c14045291bdb36b57f46ed7030f568a2a56'
+    """
+    manifest = read_newest(output)
+    require_all_files(output, manifest)
+    made = dict(manifest.configuration)
+    before = made.pop(_APPEND_TO, None)
+    if made != dict(configuration) or before is None:
+        _require_alike(output, manifest, configuration)
+        before = replace(manifest, removed=None).fingerprint  # shards stay when documents leave
+    return {**configuration, _APPEND_TO: before}
+
+
+def find_appended(output: str, configuration: Mapping[str, Any]) -> Manifest | None:
+    """Return the dataset where its newest shards are those of this run."""
+    manifest = read_newest(output)
+    return manifest if manifest.configuration == configuration else None
+
+
+def rules_of(manifest: Manifest, rules: ReadingRules) -> ReadingRules:
+    """Return the reading rules with the types that a dataset's columns have."""
+    columns = tuple(MetadataField(entry.name, entry.type) for entry in manifest.metadata)
+    return replace(rules, metadata=columns)
+
+
+def _require_alike(output: str, manifest: Manifest, configuration: Mapping[str, Any]) -> None:
+    there, here = (
+        {name: value for name, value in each.items() if value and name not in _OF_THE_INPUT}
+        for each in (manifest.configuration, configuration)
+    )
+    differences = describe_differences(there, here)
+    if differences:
+        raise OptionsError(
+            f"--append: {output} was made with other options: {differences}; a dataset's documents "
+            "are made alike: use its options, or another --output"
+        )

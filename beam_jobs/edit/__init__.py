@@ -1,0 +1,1 @@
+"""Take documents out of a finished dataset, and write it anew without them."""

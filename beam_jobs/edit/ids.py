@@ -1,0 +1,107 @@
+"""Lists of document ids, and where in a dataset these documents are."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from beam_jobs import storage
+from beam_jobs.errors import OptionsError
+from pipeline.dataset.files import Dataset
+from schemas.removed import RemovedDocuments
+
+_JSON_LINES = (".jsonl", ".ndjson")
+_FIELDS = ("document_id", "id")
+_READ_AT_ONCE = 8
+
+
+def read_ids(path: str) -> list[str]:
+    """Return the ids that a file lists, each once, in its order.
+
+    Args:
+        path: one id a line; of a name that ends in .jsonl or .ndjson, one JSON object a line with
+            `document_id` or `id`, as dead letters have, or one JSON string.
+
+    Raises:
+        OptionsError: no such file, no id in it, or a line without one.
+
+    Example:
+        >>> read_ids("takedowns.txt")  # doctest: +SKIP
+        ['forum/7', 'forum/9']
+    """
+    try:
+        lines = storage.read_bytes(path).splitlines()
+    except FileNotFoundError as error:
+        raise OptionsError(f"--ids {path} is not there; name a file of ids, one a line") from error
+    read = _read_json if path.endswith(_JSON_LINES) else _read_text
+    try:
+        ids = [read(line) for line in lines if line.strip()]
+    except (ValueError, TypeError) as error:
+        number = 1 + next(n for n, line in enumerate(lines) if line.strip() and _fails(read, line))
+        raise OptionsError(f"--ids {path}: line {number} holds no id ({error})") from error
+    if not ids:
+        raise OptionsError(f"--ids {path} lists no id; write one a line")
+    return list(dict.fromkeys(ids))
+
+
+def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, list[str]]:
+    """Return where the documents of some ids are, and the ids that no document has.
+
+    Raises:
+        DamagedShardError: an index is missing or is not the manifest's.
+
+    Example:
+        >>> find_documents(open_dataset("OUTPUT"), ["forum/7"])[1]  # doctest: +SKIP
+        []
+    """
+    wanted, found = pa.array(ids, pa.string()), [pa.array([], pa.string())]
+    shards, documents = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for shard_index, places, names in _matches(dataset, wanted):
+        shards.append(np.full(len(places), shard_index, np.int64))
+        documents.append(places)
+        found.append(names)
+    unknown = wanted.filter(pc.invert(pc.is_in(wanted, value_set=pa.concat_arrays(found))))
+    removed = RemovedDocuments(np.concatenate(shards), np.concatenate(documents))
+    return removed, unknown.to_pylist()
+
+
+def _matches(
+    dataset: Dataset, wanted: pa.Array
+) -> Iterator[tuple[int, NDArray[np.int64], pa.Array]]:
+    """Yield each shard's number, the places of wanted documents in it, and their ids."""
+
+    def match(shard_index: int) -> tuple[int, NDArray[np.int64], pa.Array]:
+        names = dataset.read_ids(shard_index)
+        places = np.flatnonzero(pc.is_in(names, value_set=wanted).to_numpy())
+        return shard_index, places, pa.array(names.take(places).to_pylist(), pa.string())
+
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        yield from pool.map(match, range(len(dataset.manifest.shards)))
+
+
+def _read_text(line: bytes) -> str:
+    return line.decode()
+
+
+def _read_json(line: bytes) -> str:
+    value: Any = orjson.loads(line)
+    if isinstance(value, dict):
+        value = next((value[name] for name in _FIELDS if value.get(name) is not None), None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError("write a string, or an object with document_id or id")
+    return value
+
+
+def _fails(read: Any, line: bytes) -> bool:
+    try:
+        read(line)
+    except (ValueError, TypeError):
+        return True
+    return False

@@ -1,0 +1,58 @@
+"""A dataset's next generation: the old manifest is kept first, the new one takes its place last."""
+
+from beam_jobs import storage
+from beam_jobs.errors import OptionsError
+from schemas.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    kept_manifest_file,
+)
+
+
+def read_newest(output: str) -> Manifest:
+    """Return a dataset's manifest.
+
+    Raises:
+        OptionsError: there is none.
+        DatasetError: it is damaged.
+    """
+    path = storage.join(output, MANIFEST_FILE)
+    if storage.num_bytes_of(path) is None:
+        raise OptionsError(
+            f"{output} holds no {MANIFEST_FILE}: it is no dataset, or its align job has not "
+            "finished; run that command again"
+        )
+    return decode_manifest(storage.read_bytes(path), where=path)
+
+
+def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
+    """Keep the newest manifest, byte for byte, under its generation's name.
+
+    Args:
+        output: the dataset's folder.
+        manifest: its newest.
+        scratch: for local files while they are written.
+    """
+    kept = path_of_kept(output, manifest.generation)
+    storage.make_folder(kept.rpartition("/")[0])
+    data = storage.read_bytes(storage.join(output, MANIFEST_FILE))
+    storage.write_atomically(kept, data, scratch=scratch)
+
+
+def read_kept(output: str, generation: int) -> Manifest:
+    """Return the manifest that `keep_manifest` has kept."""
+    path = path_of_kept(output, generation)
+    return decode_manifest(storage.read_bytes(path), where=path)
+
+
+def path_of_kept(output: str, generation: int) -> str:
+    """Return where a generation's manifest is kept."""
+    return storage.join(output, *kept_manifest_file(generation).split("/"))
+
+
+def publish_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
+    """Let a manifest take the newest one's place; from here on the generation is there."""
+    path = storage.join(output, MANIFEST_FILE)
+    storage.write_atomically(path, encode_manifest(manifest), scratch=scratch)

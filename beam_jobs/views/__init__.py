@@ -1,0 +1,1 @@
+"""`vocag add-teacher` and `vocag add-student`: another tokenizer's view of an aligned dataset."""

@@ -1,0 +1,74 @@
+"""What a dataset that grew says of its earlier states, and of the documents it leaves out."""
+
+from hashlib import sha256
+
+import numpy as np
+
+from pipeline.dataset.reading import read_generation
+from pipeline.validate.findings import Findings
+from pipeline.validate.shard import describe, open_file
+from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
+from schemas.manifest import Manifest, RemovedRecord
+from schemas.removed import RemovedDocuments, decode_removed
+
+
+def check_generations(folder: str, manifest: Manifest, findings: Findings) -> None:
+    """Check the kept manifests and the list of removed documents.
+
+    Example:
+        >>> check_generations("aligned", manifest, findings)  # doctest: +SKIP
+    """
+    numbers = [entry.number for entry in manifest.generations]
+    if numbers != list(range(manifest.generation)):
+        text = f"generation {manifest.generation} lists {numbers} as the earlier ones"
+        findings.add("generations", text)
+    earlier = []
+    for number in sorted(set(numbers) - {manifest.generation}):
+        try:
+            earlier.append(read_generation(folder, manifest, number))
+        except (DatasetError, SchemaVersionError, OSError) as error:
+            findings.add("generations", str(error))
+    for before in earlier:
+        own = manifest.shards[: len(before.shards)]
+        if before.shards != own:
+            text = f"the shards of generation {before.generation} are not the first ones of this"
+            findings.add("generations", text)
+    if manifest.removed is not None:
+        _check_removed(folder, manifest, manifest.removed, findings)
+
+
+def _check_removed(
+    folder: str, manifest: Manifest, record: RemovedRecord, findings: Findings
+) -> None:
+    try:
+        with open_file(folder, record.file) as file:
+            data = file.read()
+    except OSError as error:
+        findings.add("files", f"{record.file} can't be read: {describe(error)}")
+        return
+    found = sha256(data).hexdigest()
+    if found != record.sha256:
+        text = f"{record.file} has SHA-256 {found}, the manifest says {record.sha256}"
+        findings.add("sha256", text)
+        return
+    try:
+        removed = decode_removed(data)
+    except DamagedShardError as error:
+        findings.add("removed", f"{record.file}: {error}")
+        return
+    if len(removed) != record.count:
+        text = f"{record.file} lists {len(removed)}, the manifest says {record.count}"
+        findings.add("removed", text)
+    _check_places(manifest, removed, record.file, findings)
+
+
+def _check_places(
+    manifest: Manifest, removed: RemovedDocuments, file: str, findings: Findings
+) -> None:
+    counts = np.array([shard.num_documents for shard in manifest.shards], np.int64)
+    is_shard = removed.shard < len(counts)
+    limits = np.zeros(len(removed), np.int64)
+    limits[is_shard] = counts[removed.shard[is_shard]]
+    for place in np.flatnonzero(removed.document >= limits).tolist():
+        shard, document = int(removed.shard[place]), int(removed.document[place])
+        findings.add("removed", f"{file} names document {document} of shard {shard}: there is none")

@@ -1,0 +1,277 @@
+"""Datasets that grow: new shards beside the old ones, whatever interrupts the command."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align.blocks import BlockStore, holds_taken_ids, pack_blocks, unpack_block
+from beam_jobs.align.buckets import _unpack
+from beam_jobs.align.command import align, describe, main
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.reading import PlacedDocument
+from beam_jobs.align.taken_ids import TakenId
+from beam_jobs.errors import OptionsError
+from beam_jobs.left_out import TooManyDeadLettersError
+from pipeline.dataset.files import open_dataset
+from pipeline.validate.dataset import validate_dataset
+from schemas.errors import DamagedShardError
+from tests.support.growing import documents, grow, options, take_out, write_input
+
+FIRST = [f"a{number}" for number in range(30)]
+SECOND = [f"b{number}" for number in range(20)]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def stable(files: dict[str, bytes]) -> dict[str, bytes]:
+    """What holds no times."""
+    return {n: data for n, data in files.items() if n not in ("report.html", "inputs.json")}
+
+
+def letters_of(folder: Path, file: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / file).read_text("utf-8").splitlines()]
+
+
+def test_a_dataset_grows_and_what_was_there_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "aligned"
+    first = grow(tmp_path, "a", FIRST)
+    before = files_of(folder)
+    second = grow(tmp_path, "b", [*SECOND, "a7", "b3"])
+    after = files_of(folder)
+    assert second.generation == 1
+    assert second.shards[: len(first.shards)] == first.shards
+    names = [shard.file for shard in second.newest_shards]
+    assert names == [f"corpus-g001-{n:06d}-of-{len(names):06d}.tar" for n in range(len(names))]
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"manifest.json", "report.html", "README.md", "inputs.json"}
+    assert after["manifests/000.json"] == before["manifest.json"]
+    assert not [name for name in after if name.startswith(".vocag")]
+    assert documents(folder).keys() == {*FIRST, *SECOND}
+    assert documents(folder, generation=0).keys() == set(FIRST)
+    assert second.totals["num_documents"] == 50
+    assert second.statistics["num_documents"] == 50
+    letters = letters_of(folder, "dead_letters-g001.jsonl")
+    assert second.dead_letters.by_reason == {"duplicate_id": 2}
+    details = {str(x["document_id"]): str(x["detail"]) for x in letters}
+    assert re.fullmatch(r"the id was first used at corpus-\d{6}-of-\d{6}\.tar#\d+", details["a7"])
+    assert details["b3"] == "the id was first used at b.jsonl#" + details["b3"].split("#")[1]
+    assert validate_dataset(str(folder)).findings == ()
+    card, report = after["README.md"].decode(), after["report.html"].decode()
+    assert "| documents | 50 |" in card
+    assert "added 20 documents" in report
+
+
+def test_equal_to_aligning_everything_at_once(tmp_path: Path) -> None:
+    """Documents are the same; which shard holds them is not."""
+    grow(tmp_path / "grown", "a", FIRST)
+    grow(tmp_path / "grown", "b", SECOND)
+    grow(tmp_path / "grown", "c", ["c0"])
+    grow(tmp_path / "whole", "all", [*FIRST, *SECOND, "c0"])
+    assert documents(tmp_path / "grown/aligned") == documents(tmp_path / "whole/aligned")
+
+
+def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "aligned"
+    grow(tmp_path, "a", FIRST)
+    manifest = grow(tmp_path, "b", SECOND)
+    before = files_of(folder)
+    assert grow(tmp_path, "b", SECOND) == manifest
+    assert files_of(folder) == before
+    with pytest.raises(InputError, match=r"no document that .* has not: .*dead_letters-g002"):
+        grow(tmp_path, "again", [*FIRST, *SECOND])
+    assert len(letters_of(folder, "dead_letters-g002.jsonl")) == 50
+    assert open_dataset(str(folder)).manifest == manifest
+    assert not list(folder.glob(".vocag-*"))
+    with pytest.raises(InputError, match="every file is empty or blank"):
+        grow(tmp_path, "empty", [])
+    assert grow(tmp_path, "c", ["c1"]).generation == 2
+    assert letters_of(folder, "dead_letters-g002.jsonl") == []
+
+
+def test_removed_ids_stay_taken(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST)
+    take_out(tmp_path, ["a3"])
+    manifest = grow(tmp_path, "b", ["a3", "b1"])
+    assert manifest.generation == 2
+    assert manifest.removed is not None
+    assert manifest.removed.count == 1
+    assert documents(tmp_path / "aligned").keys() == {*FIRST, "b1"} - {"a3"}
+    # The same input as before is done, though documents have left since.
+    take_out(tmp_path, ["b1"])
+    assert grow(tmp_path, "b", ["a3", "b1"]).generation == 3
+    assert documents(tmp_path / "aligned").keys() == set(FIRST) - {"a3"}
+    assert validate_dataset(str(tmp_path / "aligned")).findings == ()
+
+
+def test_other_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grow(tmp_path, "a", FIRST)
+    inputs = write_input(tmp_path / "in/b.jsonl", SECOND)
+    before = files_of(tmp_path / "aligned")
+    good = options(tmp_path, inputs, append=True)
+    for change, message in (
+        ({"keep_text": True}, "keep_text is None there and True here"),
+        ({"metadata": ""}, "metadata is 'source' there and None here"),
+        ({"text_field": "body"}, "text_field is 'text' there and 'body' here"),
+        ({"name": "web"}, "name is 'corpus' there and 'web' here"),
+        ({"teacher": good.student}, "teacher_sha256 is '"),
+        ({"student_eos": "5"}, "student_convention is None there"),
+    ):
+        for call in (align, describe):
+            with pytest.raises(OptionsError, match=message):
+                call(replace(good, **change))
+    with pytest.raises(OptionsError, match=r"input_sha256 .*add to it by --append"):
+        align(replace(good, append=False))
+    with pytest.raises(OptionsError, match=r"holds no manifest\.json"):
+        align(replace(good, output=str(tmp_path / "nothing")))
+    assert files_of(tmp_path / "aligned") == before
+    assert "dry run" in describe(good)
+    assert files_of(tmp_path / "aligned") == before
+
+
+def test_values_that_do_not_fit_the_columns(tmp_path: Path) -> None:
+    """A column keeps its type, whatever the new documents hold most."""
+    grow(tmp_path, "a", FIRST)
+    path = tmp_path / "in/b.jsonl"
+    lines = [{"id": "b0", "text": "one", "source": 7}, {"id": "b1", "text": "two", "source": None}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest = align(options(tmp_path, path, append=True))
+    assert manifest.dead_letters.by_reason == {"bad_metadata": 1}
+    assert documents(tmp_path / "aligned")["b1"][0] is None
+
+
+def test_a_dataset_that_lost_files_does_not_grow(tmp_path: Path) -> None:
+    first = grow(tmp_path, "a", FIRST)
+    index = tmp_path / "aligned" / first.shards[0].index_file
+    data = index.read_bytes()
+    index.unlink()
+    with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut, such as corpus-"):
+        grow(tmp_path, "b", SECOND)
+    index.write_bytes(data)
+    grow(tmp_path, "b", SECOND)
+    index.write_bytes(data[:-1] + b"x")
+    with pytest.raises(Exception, match="is not the index that the manifest names"):
+        grow(tmp_path, "c", ["c1"])
+    index.unlink()
+    with pytest.raises(OptionsError, match="restore them first"):
+        align(replace(options(tmp_path, tmp_path / "in/b.jsonl"), append=True))
+
+
+def test_dead_letters_are_counted_by_generation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grow(tmp_path, "a", FIRST)
+    with pytest.raises(TooManyDeadLettersError, match=r"2 of 4 documents .*duplicate_id 2"):
+        grow(tmp_path, "b", ["b0", "b1", "a0", "a1"], max_dead_letters=0.4)
+    assert documents(tmp_path / "aligned").keys() == {*FIRST, "b0", "b1"}
+    capsys.readouterr()
+    inputs = write_input(tmp_path / "in/c.jsonl", ["c0", "c1"])
+    good = options(tmp_path, inputs, append=True)
+    arguments = ["--append", "--input", str(inputs), "--output", good.output, "--metadata=source"]
+    arguments += ["--student", good.student, "--teacher", good.teacher]
+    assert main([*arguments, "--shard-bytes", str(good.shard_bytes)]) == 0
+    shown = capsys.readouterr().out
+    assert "aligned 2 documents" in shown
+    assert "generation      2, with 34 documents in" in shown
+
+
+def test_only_taken_ids_that_meet_a_document_are_held() -> None:
+    taken = [TakenId("s.tar", place, f"doc-{place}") for place in range(1000)]
+    new = [PlacedDocument("in.jsonl", 0, "doc-7", b"x"), PlacedDocument("in.jsonl", 1, "n", b"y")]
+    blocks = [memoryview(b) for part in (taken, new) for _, b in pack_blocks(part, 1)]
+    assert [holds_taken_ids(block) for block in blocks] == [True, False]
+    records = sorted(_unpack(blocks), key=lambda record: record.order)
+    found = [(record.document_id, record.is_taken, record.place) for record in records]
+    assert sorted(found) == sorted(
+        [
+            (b"doc-7", True, "s.tar#7"),
+            (b"doc-7", False, "in.jsonl#0"),
+            (b"n", False, "in.jsonl#1"),
+        ]
+    )
+    at = [record[0] for record in found].index(b"doc-7")
+    assert found[at][1]
+    assert len(list(unpack_block(blocks[0]))) == 1000
+    assert BlockStore("runner", "").shuffle == "runner"
+
+
+KILLED_AT = """
+import os, signal, sys
+from beam_jobs import storage
+calls = []
+def dies(original):
+    def call(*arguments, **options):
+        calls.append(1)
+        if len(calls) == {call}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+    return call
+for name in ("write_atomically", "publish", "delete_files", "remove_folder"):
+    setattr(storage, name, dies(getattr(storage, name)))
+from beam_jobs.align.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def command_line(root: Path, output: Path, inputs: Path) -> list[str]:
+    good = replace(options(root, inputs, append=True), output=str(output))
+    arguments = ["--append", "--quiet", "--metadata=source"]
+    for name in ("output", "student", "teacher", "shard_bytes", "max_dead_letters"):
+        arguments += [f"--{name.replace('_', '-')}", str(getattr(good, name))]
+    return [*arguments, "--input", str(inputs)]
+
+
+def run(arguments: Sequence[str], *, call: int) -> int:
+    script = KILLED_AT.format(call=call)
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, check=False
+    ).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [1, 3, 6, 8, 10, 11, 12, 13, 14, 16])
+def test_killed_anywhere_and_run_again(tmp_path: Path, call: int) -> None:
+    grow(tmp_path, "a", FIRST)
+    inputs = write_input(tmp_path / "in/b.jsonl", [*SECOND, "a7"])
+    killed, whole = tmp_path / "killed", tmp_path / "aligned"
+    shutil.copytree(whole, killed)
+    command = command_line(tmp_path, killed, inputs)
+    assert run(command, call=call) == -signal.SIGKILL
+    assert documents(killed).keys() in ({*FIRST}, {*FIRST, *SECOND})
+    assert main(command) == 0
+    assert main(command_line(tmp_path, whole, inputs)) == 0
+    assert stable(files_of(killed)) == stable(files_of(whole))
+
+
+def test_a_takedown_between_a_kill_and_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from beam_jobs.align import steps
+
+    grow(tmp_path, "a", FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "make_manifest", _raise)
+        with pytest.raises(Exception, match="injected"):
+            grow(tmp_path, "b", SECOND)
+    assert list((tmp_path / "aligned").glob("corpus-g001-*"))
+    take_out(tmp_path, ["a3"])
+    manifest = grow(tmp_path, "b", SECOND)
+    assert manifest.generation == 2
+    assert {shard.file[:12] for shard in manifest.newest_shards} == {"corpus-g002-"}
+    assert not list((tmp_path / "aligned").glob("corpus-g001-*"))
+    assert not list((tmp_path / "aligned").glob(".vocag-*"))
+    assert documents(tmp_path / "aligned").keys() == {*FIRST, *SECOND} - {"a3"}
+    assert validate_dataset(str(tmp_path / "aligned")).findings == ()
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise DamagedShardError("injected")

@@ -1,0 +1,116 @@
+"""Whatever is added and removed in whatever order: what remains is as if it alone was aligned."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_jobs.align.listing import InputError
+from beam_jobs.score import steps as scoring
+from beam_jobs.score.command import main as score
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.scoring.sidecars import DocumentTokens
+from pipeline.streaming import StreamConfig, StreamState, open_rows
+from pipeline.validate.dataset import validate_dataset
+from schemas.index import ShardIndex
+from tests.support.datasets import byte_level
+from tests.support.growing import documents, grow, take_out
+from tests.support.hf_folders import write_model
+
+FIRST = [f"a{number}" for number in range(30)]
+IDS = st.sets(st.sampled_from([f"d{number}" for number in range(12)]), min_size=1)
+
+
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(first=IDS, steps=st.lists(st.tuples(st.booleans(), IDS), min_size=1, max_size=5))
+def test_what_remains_is_as_if_it_alone_was_aligned(
+    first: set[str], steps: list[tuple[bool, set[str]]]
+) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        grow(root / "grown", "0", sorted(first))
+        taken, left, generation = set(first), set(first), 0
+        for number, (is_append, ids) in enumerate(steps, 1):
+            if is_append and ids <= taken:
+                with pytest.raises(InputError, match="no document that"):
+                    grow(root / "grown", str(number), sorted(ids))
+                continue
+            known = ids & taken
+            if is_append:
+                grow(root / "grown", str(number), sorted(ids))
+                taken, left = taken | ids, left | (ids - taken)
+            elif known:
+                take_out(root / "grown", sorted(known))
+            generation += is_append or bool(known & left)
+            left -= set() if is_append else known
+        aligned = root / "grown/aligned"
+        assert open_dataset(str(aligned)).manifest.generation == generation
+        assert validate_dataset(str(aligned)).findings == ()
+        if left:
+            grow(root / "alone", "all", sorted(left))
+        assert documents(aligned) == (documents(root / "alone/aligned") if left else {})
+
+
+def test_a_run_keeps_its_rows_while_its_data_grow(tmp_path: Path) -> None:
+    folder = str(tmp_path / "aligned")
+    grow(tmp_path, "a", FIRST)
+    config = StreamConfig(path=folder, seq_length=64, global_batch_size=2, num_epochs=2)
+    rows = open_rows(config)
+    whole = rows.__getitems__(range(len(rows))).buffer
+    saved = StreamState(**vars(rows.state(6)))
+    grow(tmp_path, "b", [f"b{number}" for number in range(20)], repeat=9)
+    take_out(tmp_path, ["a3", "b3"])
+    again = open_rows(config, saved)
+    start = again.restore(saved)
+    assert torch.equal(again.__getitems__(range(start, len(again))).buffer, whole[start:])
+    fresh = open_rows(config)
+    assert fresh.state(0).generations == (2,)
+    assert len(fresh) > len(rows)
+    assert fresh.rules == rows.rules
+
+
+def test_only_what_is_new_is_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "aligned"
+    grow(tmp_path, "a", FIRST)
+    write_model(tmp_path / "teacher", byte_level(340), seed=1)
+    command = [str(folder), "--teacher", str(tmp_path / "teacher"), "--seq-length", "64"]
+    command += ["--dtype", "float32", "--allow-untrained-teacher"]
+    assert score(command) == 0
+    before = {path: path.read_bytes() for path in folder.glob("*.teacher-*")}
+    config = StreamConfig(path=str(folder), seq_length=64, stored_losses="teacher")
+    rows = open_rows(config)
+    whole = rows.__getitems__(range(len(rows))).buffer
+    take_out(tmp_path, ["a3"])
+    assert len(open_rows(config)) > 0, "the shards are those that were scored"
+    assert validate_dataset(str(folder)).findings == ()
+    manifest = grow(tmp_path, "b", [f"b{number}" for number in range(10)], repeat=9)
+    report = validate_dataset(str(folder))
+    assert report.findings == ()
+    shards = f"{len(before)} of {len(manifest.shards)} shards: run beam_jobs.score again"
+    assert any(shards in note for note in report.notes)
+    with pytest.raises(ValueError, match=r"-g002-.* is missing: run beam_jobs\.score again"):
+        open_rows(config)
+    scored: list[int] = []
+    original = scoring.read_teacher_tokens
+
+    def read(dataset: Dataset, shard: int, index: ShardIndex, **chosen: Any) -> DocumentTokens:
+        scored.append(shard)
+        return original(dataset, shard, index, **chosen)
+
+    monkeypatch.setattr(scoring, "read_teacher_tokens", read)
+    assert score(command) == 0
+    assert sorted(scored) == list(range(len(before), len(manifest.shards)))
+    assert {path: path.read_bytes() for path in before} == before
+    assert validate_dataset(str(folder)).notes == ()
+    assert len(open_rows(config)) > len(rows)
+    again = open_rows(config, rows.state(0))
+    assert torch.equal(again.__getitems__(range(len(again))).buffer, whole)
+    assert score(command) == 0
+    assert "nothing to do" in capsys.readouterr().out

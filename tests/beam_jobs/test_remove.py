@@ -1,0 +1,256 @@
+"""Takedowns: a generation that leaves documents out, whatever becomes of the command."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_jobs import storage
+from beam_jobs.edit import remove as remove_module
+from beam_jobs.edit.ids import find_documents, read_ids
+from beam_jobs.edit.remove import RemoveOptions, main, remove
+from beam_jobs.errors import OptionsError
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
+from pipeline.validate.dataset import validate_dataset
+from schemas.errors import DatasetError
+from schemas.manifest import Manifest
+from schemas.removed import RemovedDocuments, encode_removed
+from tests.support.datasets import build_dataset
+
+ALL = {f"doc-0-{number}" for number in range(24)}
+
+
+def write_ids(folder: Path, *ids: str) -> str:
+    path = folder / "ids.txt"
+    path.write_text("".join(f"{name}\n" for name in ids), "utf-8")
+    return str(path)
+
+
+def read(output: Path, generation: int | None = None) -> set[str]:
+    """Ids of the documents that a reader sees."""
+    dataset = open_dataset(str(output), generation=generation)
+    found: set[str] = set()
+    for shard, (_, kept) in enumerate(select_documents(dataset).shards()):
+        names = np.array(dataset.read_ids(shard).to_pylist())
+        found |= set(names.tolist() if kept is None else names[kept].tolist())
+    return found
+
+
+def files_of(output: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*") if p.is_file()}
+
+
+def test_documents_leave_and_shards_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "aligned"
+    first = build_dataset(output)
+    before = files_of(output)
+    assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-20")]) == 0
+    assert "2 documents removed" in capsys.readouterr().out
+    assert read(output) == ALL - {"doc-0-3", "doc-0-20"}
+    assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-1")]) == 0
+    shown = capsys.readouterr().out
+    assert "1 document removed; 1 of the list were removed before" in shown
+    assert "generation 2" in shown
+    gone = {"doc-0-3", "doc-0-20", "doc-0-1"}
+    assert [read(output, n) for n in (0, 1, 2)] == [ALL, ALL - {"doc-0-3", "doc-0-20"}, ALL - gone]
+    after = files_of(output)
+    manifest = open_dataset(str(output)).manifest
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {
+        *("manifest.json", "manifests/000.json", "manifests/001.json", "README.md"),
+        *("removed-g001.parquet", "removed-g002.parquet"),
+    }
+    assert after["manifests/000.json"] == before["manifest.json"]
+    assert manifest.totals == first.totals
+    assert manifest.generations[0].fingerprint == first.fingerprint
+    assert len({first.fingerprint, manifest.fingerprint, manifest.generations[1].fingerprint}) == 3
+    assert manifest.fingerprint in after["README.md"].decode()
+    assert validate_dataset(str(output)).findings == ()
+
+
+def test_nothing_is_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "aligned"
+    build_dataset(output)
+    ids = write_ids(tmp_path, "doc-0-3")
+    remove(RemoveOptions(str(output), ids, dry_run=True))
+    assert "1 document would be removed" in capsys.readouterr().out
+    assert read(output) == ALL
+    assert remove(RemoveOptions(str(output), ids, quiet=True)).generation == 1
+    assert remove(RemoveOptions(str(output), ids, quiet=True)).generation == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_unknown_ids_are_refused_or_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "aligned"
+    build_dataset(output)
+    before = files_of(output)
+    ids = write_ids(tmp_path, "doc-0-3", "nobody", "doc-0-30")
+    assert main([str(output), "--ids", ids]) == 2
+    said = capsys.readouterr().err
+    assert "2 ids of no document" in said
+    assert '"nobody", "doc-0-30"; nothing is removed' in said
+    assert files_of(output) == before
+    assert main([str(output), "--ids", ids, "--ignore-unknown"]) == 0
+    assert "1 document removed; 2 ids of no document" in capsys.readouterr().out
+    assert read(output) == ALL - {"doc-0-3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("a.txt", "one\r\n\n{two\n three\n", ["one", "{two", " three"]),
+        ("a.jsonl", '{"document_id": "é"}\n{"id": 7}\n"x"\n{"id": "é"}\n', ["é", "7", "x"]),
+        ("a.ndjson", '{"document_id": null, "id": "y"}', ["y"]),
+    ],
+)
+def test_lists(tmp_path: Path, name: str, text: str, ids: list[str]) -> None:
+    (tmp_path / name).write_text(text, "utf-8", newline="")
+    assert read_ids(str(tmp_path / name)) == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"\n \n", "lists no id"),
+        ("a.txt", b"one\n\xff\n", "line 2 holds no id"),
+        ("a.jsonl", b'{"id": "a"}\n\n{"name": "b"}', "line 3 holds no id"),
+        ("a.jsonl", b"one", "line 1 holds no id"),
+        ("a.jsonl", b"true", "line 1 holds no id"),
+    ],
+)
+def test_lists_without_ids(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(OptionsError, match=message):
+        read_ids(str(tmp_path / name))
+    with pytest.raises(OptionsError, match="is not there"):
+        read_ids(str(tmp_path / "missing.txt"))
+
+
+def test_what_is_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--ids", write_ids(tmp_path, "a")]) == 2
+    assert "holds no manifest.json" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["ids.txt"]
+
+
+class KilledError(BaseException):
+    """Ends the command where it stands, as SIGKILL would."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the `number`th change to the dataset be the last thing that does not happen."""
+    left = [number]
+
+    def dies(original: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KilledError
+            return original(*arguments, **options)
+
+        return call
+
+    for name in ("write_atomically", "remove_folder"):
+        monkeypatch.setattr(storage, name, dies(getattr(storage, name)))
+    monkeypatch.setattr(os, "replace", dies(os.replace))
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_killed_anywhere_and_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    output, other = tmp_path / "aligned", tmp_path / "other"
+    options = [RemoveOptions(str(o), write_ids(tmp_path, "doc-0-3")) for o in (output, other)]
+    for folder in (output, other):
+        build_dataset(folder)
+    remove(options[1])
+    with monkeypatch.context() as patch:
+        kill_at(patch, number)
+        with pytest.raises(KilledError):
+            remove(options[0])
+    assert read(output) in (ALL, ALL - {"doc-0-3"})
+    remove(options[0])
+    assert files_of(output) == files_of(other)
+
+
+def test_earlier_generations_are_checked(tmp_path: Path) -> None:
+    output = tmp_path / "aligned"
+    build_dataset(output)
+    remove(RemoveOptions(str(output), write_ids(tmp_path, "doc-0-3"), quiet=True))
+    with pytest.raises(DatasetError, match="has no generation 2: its generations are 0 … 1"):
+        open_dataset(str(output), generation=2)
+    kept = output / "manifests/000.json"
+    body = json.loads(kept.read_bytes())
+    kept.write_bytes((output / "manifest.json").read_bytes())
+    with pytest.raises(DatasetError, match=r"generation 0 had .*restore the file"):
+        open_dataset(str(output), generation=0)
+    assert [f.check for f in validate_dataset(str(output)).findings] == ["generations"]
+    kept.unlink()
+    assert [f.check for f in validate_dataset(str(output)).findings] == ["generations"]
+    kept.write_text(json.dumps(body))
+    assert validate_dataset(str(output)).findings == ()
+
+
+def relist(output: Path, shard: list[int], document: list[int], **changes: Any) -> None:
+    """Let the manifest name another list of removed documents."""
+    from hashlib import sha256
+
+    data = encode_removed(RemovedDocuments(np.array(shard), np.array(document)))
+    (output / "removed-g001.parquet").write_bytes(data)
+    manifest = open_dataset(str(output)).manifest
+    record = {"file": "removed-g001.parquet", "sha256": sha256(data).hexdigest()}
+    body = json.loads((output / "manifest.json").read_bytes())
+    body["removed"] = record | {"count": len(shard)} | changes
+    values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
+    removed = type(manifest.removed)(**body["removed"])  # type: ignore[misc]
+    body["fingerprint"] = Manifest(**values | {"removed": removed}).fingerprint
+    (output / "manifest.json").write_text(json.dumps(body))
+
+
+def test_a_wrong_list_is_found(tmp_path: Path) -> None:
+    output = tmp_path / "aligned"
+    build_dataset(output)
+    remove(RemoveOptions(str(output), write_ids(tmp_path, "doc-0-3"), quiet=True))
+
+    def messages() -> list[str]:
+        findings = validate_dataset(str(output)).findings
+        return [f"{finding.check}: {finding.message}" for finding in findings]
+
+    relist(output, [0, 7], [99, 0])
+    assert [m.rpartition("names ")[2] for m in messages()] == [
+        "document 0 of shard 7: there is none",
+        "document 99 of shard 0: there is none",
+    ]
+    relist(output, [1], [0], count=2)
+    assert messages() == ["removed: removed-g001.parquet lists 1, the manifest says 2"]
+    relist(output, [1, 0], [0, 0])
+    assert "not in order" in messages()[0]
+    (output / "removed-g001.parquet").write_bytes(b"altered")
+    assert [m.partition(":")[0] for m in messages()] == ["sha256"]
+    (output / "removed-g001.parquet").unlink()
+    assert [m.partition(":")[0] for m in messages()] == ["files"]
+
+
+def test_documents_are_found_in_shards(tmp_path: Path) -> None:
+    build_dataset(tmp_path / "a")
+    dataset = open_dataset(str(tmp_path / "a"))
+    found, unknown = find_documents(dataset, ["doc-0-9", "x", "doc-0-4"])
+    names = [
+        dataset.read_ids(shard).to_pylist()[document]
+        for shard, document in zip(found.shard.tolist(), found.document.tolist(), strict=True)
+    ]
+    assert set(names) == {"doc-0-9", "doc-0-4"}
+    assert unknown == ["x"]
+
+
+def test_the_command_is_registered() -> None:
+    from vocag_cli.commands import COMMANDS
+
+    assert COMMANDS["remove"][0] == remove_module.__name__

@@ -1,0 +1,192 @@
+"""Scoring some documents only: what is stored is theirs, and rows that hold others are refused."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from beam_jobs.edit.remove import RemoveOptions, remove
+from beam_jobs.score.command import main
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
+from pipeline.scoring.stored_losses import ScoreFiles, find_scores, list_scores
+from pipeline.streaming import AlignedRows, StreamConfig, open_rows
+from pipeline.validate.scores import check_scores
+from schemas.errors import ForeignLossesError
+from tests.pipeline.dataset.test_selection import METADATA, values
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    online_losses,
+    run_score,
+    score_arguments,
+    write_world,
+)
+
+pytest.importorskip("duckdb")
+
+WHERE = "good and year < 2030"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with metadata and a teacher, scored where documents are good and early."""
+    root = tmp_path_factory.mktemp("world")
+    write_world(root)
+    build_dataset(root / "data", make_texts(40), metadata=METADATA, values=values)
+    run_score(root, "--where", f" {WHERE} ")
+    return root
+
+
+def open_part(world: Path, where: str = WHERE) -> AlignedRows:
+    return AlignedRows(
+        StreamConfig(
+            path=str(world / "data"), seq_length=SEQ_LENGTH, stored_losses="teacher", where=where
+        )
+    )
+
+
+def part_scores(world: Path) -> ScoreFiles:
+    return next(one for one in list_scores(str(world / "data")) if one.manifest.rule.where)
+
+
+def test_rows_of_the_part_hold_the_teachers_losses(world: Path) -> None:
+    rows = open_part(world)
+    batch = rows.__getitems__(range(len(rows)))
+    stored, online = batch["teacher_losses"], online_losses(world / "teacher", batch)
+    has_loss = batch.teacher_has_loss
+    assert int(has_loss.sum()) > 500
+    torch.testing.assert_close(stored[has_loss], online[has_loss], rtol=2**-10, atol=1e-4)
+    assert len(open_part(world, f"{WHERE} and year < 2015")) < len(rows)
+
+
+def test_only_the_part_is_scored_and_stored(world: Path) -> None:
+    dataset, scores = open_dataset(world / "data"), part_scores(world)
+    assert scores.manifest.rule.where == WHERE
+    selection = select_documents(dataset, WHERE)
+    shards = list(selection.shards())
+    wanted = [int(index.num_teacher_tokens[kept].sum()) for index, kept in shards]
+    assert [record.num_losses for record in scores.manifest.sidecars] == wanted
+    assert 0 < sum(wanted) < 0.7 * dataset.manifest.totals["num_teacher_tokens"]
+
+
+@pytest.mark.parametrize("where", ["", "good", "year < 2030"])
+def test_rows_of_documents_that_were_not_scored_are_refused(world: Path, where: str) -> None:
+    message = r"holds losses where good and year < 2030 only, and these rows hold \d+ other doc"
+    with pytest.raises(ForeignLossesError, match=message):
+        open_part(world, where)
+
+
+def test_a_document_without_losses_is_named_where_it_is_read(world: Path) -> None:
+    rows = open_part(world)
+    assert rows._losses is not None
+    index, kept = select_documents(rows.dataset, WHERE).read(0)
+    other = int(np.flatnonzero(~kept & (index.num_teacher_tokens > 0))[0])
+    with pytest.raises(ForeignLossesError, match=rf"0 losses of document {other} of .*not scored"):
+        rows._losses.read(other, 0, 1)
+
+
+def test_what_was_not_scored_is_no_finding_and_what_is_missing_is_one(world: Path) -> None:
+    dataset = open_dataset(world / "data")
+    findings = check_scores(dataset, teacher=str(world / "teacher"), seed=1)
+    assert findings.found == []
+    assert any("scored" in note and "again" in note for note in findings.notes)
+    path = world / "data" / part_scores(world).manifest.sidecars[0].file
+    data = path.read_bytes()
+    path.write_bytes(data[:-2])
+    assert [finding.check for finding in check_scores(dataset, teacher=None).found]
+    path.write_bytes(data)
+
+
+def test_the_same_job_finds_itself_finished_and_says_what_it_would_do(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_score(world, "--where", WHERE)
+    assert "is finished" in capsys.readouterr().out
+    run_score(world, "--where", WHERE, "--dry-run")
+    kept = [
+        kept.sum() for _, kept in select_documents(open_dataset(world / "data"), WHERE).shards()
+    ]
+    told = capsys.readouterr().out
+    assert f"teacher tokens in {sum(kept)} documents" in told
+    assert f"where           {WHERE}" in told
+    run_score(world, "--where", WHERE, "--limit", "3")
+    assert "tried 3 documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("rating > 3", r"where rating > 3: .*the columns are"),
+        ("year > 3000", r"no document of .*data is left where year > 3000"),
+    ],
+)
+def test_conditions_that_can_t_be_used_are_refused_before_the_teacher_is_loaded(
+    world: Path, where: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted((world / "data").iterdir())
+    assert main(score_arguments(world, "--where", where)) == 2
+    assert sorted((world / "data").iterdir()) == before
+    captured = capsys.readouterr()
+    assert re.search(message, captured.err + captured.out)
+
+
+def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_path: Path) -> None:
+    run_score(world)
+    whole, part = find_scores("teacher", str(world / "data")), part_scores(world)
+    assert whole.path != part.path
+    assert find_scores("teacher", str(world / "data"), where=WHERE).path == part.path
+    assert find_scores("teacher", str(world / "data"), where="good").path == whole.path
+    of_part, of_whole = open_part(world), open_part(world)
+    assert of_part.teacher_rule == part.manifest.rule
+    of_whole = AlignedRows(
+        StreamConfig(
+            path=str(world / "data"), seq_length=SEQ_LENGTH, stored_losses=whole.path, where=WHERE
+        )
+    )
+    places = range(len(of_part))
+    a, b = (rows.__getitems__(places)["teacher_losses"] for rows in (of_part, of_whole))
+    torch.testing.assert_close(a, b, rtol=2**-10, atol=1e-4, equal_nan=True)
+    assert main([str(world / "data"), "--compare", whole.path, part.path]) == 2
+    assert check_scores(open_dataset(world / "data"), teacher=None).found == []
+
+
+def test_losses_of_a_part_serve_a_later_generation_without_some_of_it(
+    world: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(world / "data", tmp_path / "data", ignore=shutil.ignore_patterns("plans"))
+    dataset = open_dataset(tmp_path / "data")
+    index, kept = select_documents(dataset, WHERE).read(0)
+    longest = int(np.argmax(np.where(kept, index.num_teacher_tokens, 0)))
+    names = dataset.read_index(0, with_names=True).document_id
+    (tmp_path / "ids.txt").write_text(f"{names[longest]}\n")
+    before = len(open_part(tmp_path))
+    manifest = remove(RemoveOptions(str(tmp_path / "data"), str(tmp_path / "ids.txt"), quiet=True))
+    assert manifest.generation == 1
+    rows = open_part(tmp_path)
+    assert len(rows) < before
+    batch = rows.__getitems__(range(len(rows)))
+    assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
+    assert check_scores(open_dataset(tmp_path / "data"), teacher=None).found == []
+
+
+def test_a_mixtures_datasets_are_scored_by_their_conditions(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(world / "more", make_texts(12, seed=3), metadata=METADATA, values=values)
+    file = world / "mixture.toml"
+    file.write_text(
+        f'[datasets.data]\npath = "data"\nwhere = "{WHERE}"\n[datasets.more]\npath = "more"\n'
+        "[[stages]]\nweights = { data = 0.5, more = 0.5 }\n"
+    )
+    arguments = score_arguments(world)[1:]
+    assert main([str(file), *arguments, "--where", "good"]) == 2
+    assert 'give its datasets a "where" there' in capsys.readouterr().err
+    assert main([str(file), *arguments]) == 0
+    rows = open_rows(StreamConfig(path=str(file), seq_length=SEQ_LENGTH, stored_losses="teacher"))
+    batch = rows.__getitems__(range(12))
+    assert set(batch["source"].tolist()) == {0, 1}
+    assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
