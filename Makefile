@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo prove megatron-demo test test-fast test-megatron test-services test-flink test-prism test-dask lint format types docs clean \
+.PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring benchmark-short_documents
 
 help: ## list the targets
@@ -34,7 +34,7 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 	PYTHON=$(BIN)/python examples/train_demo.sh train-demo $(SEEDS)
 
 # DATA=folder of GSM8K and MATH; SCALE=tiny tries the chain in minutes; UNTIL=gate stops there.
-prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with DATA=folder (six hours; go on by the same command)
+prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with DATA=folder (ten hours; go on by the same command)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python examples/prove/recipe.py --data $(DATA) --output prove$(if $(SCALE),-$(SCALE)) \
 	  --scale $(or $(SCALE),full) --until $(or $(UNTIL),table)
@@ -43,15 +43,18 @@ prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with D
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
 
 test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and GPU (minutes)
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadscope $(ELSEWHERE)
+	$(BIN)/python -m pytest -m "not gpu and not chain" -n 2 --dist loadscope $(ELSEWHERE)
 
 test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
 
+test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run the experiment of docs/evidence.md with a tiny student, from the text to the table (a quarter of an hour)
+	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py
+
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
 	$(BIN)/python -m pytest -m "not gpu" tests/megatron_plugin
 
-test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the align job against storage emulators and a fake Dataflow (minutes)
+test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs against storage emulators, a fake Dataflow and a llama.cpp server (minutes)
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
 
@@ -59,7 +62,7 @@ test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed
 ENGINE_MEGABYTES ?= 200
 
 test-flink: $(VENV)/.installed-test ## run the jobs on a real Flink cluster of two task managers (a quarter of an hour)
-	tests/engines/setup.sh flink
+	tests/engines/setup.sh boot flink
 	ENGINE_MEGABYTES=$(ENGINE_MEGABYTES) $(BIN)/python -m pytest -m engines tests/engines/test_flink.py
 
 test-prism: $(VENV)/.installed-test ## run the align job on Beam's portable runner, which Go builds (minutes)
