@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 SEARCHED = ("full", "teacher", "alm")
 SELECTORS = ("random", "teacher", "teacher_loss", "student_loss", "student_entropy")
+DECIDING = ("full", "random", "teacher", "teacher_loss")
 NEED_LOSSES = ("teacher", "teacher_loss", "alm")
 
 
@@ -36,6 +37,11 @@ class Arm:
         return self.method if self.keep_fraction is None else f"{self.method}-{self.keep_fraction}"
 
     @property
+    def decides(self) -> bool:
+        """Whether a verdict rests on it (docs/evidence.md), but for that on equal compute."""
+        return self.method in DECIDING and not self.compute
+
+    @property
     def needs_losses(self) -> bool:
         """Whether it reads the teacher's stored losses."""
         return self.method in NEED_LOSSES
@@ -62,9 +68,12 @@ class Scale:
         num_epochs: how often data may be read.
         heal_steps: of healing.
         heal_rate: learning rate of healing.
+        heal_warmup_steps: of healing.
         steps: of every arm.
+        search_steps: of the runs that search a learning rate.
         last_steps: of the last stage.
-        warmup_steps: of healing and of every arm.
+        warmup_steps: of every arm.
+        num_counted: rows of which is counted, after training, what the teacher's choice keeps.
         checkpoint_every: steps between checkpoints, and between measurements on the development set
             while the student heals.
         rates: learning rates that are searched.
@@ -77,10 +86,10 @@ class Scale:
     held_out_packages: tuple[str, ...] = ("networkx",)
     num_general: int = 100_000
     num_documents: int = 100_000
-    num_trained: int = 5000
-    num_held_out: int = 500
-    num_held_out_general: int = 200
-    num_asked: int = 200
+    num_trained: int = 1300
+    num_held_out: int = 120
+    num_held_out_general: int = 60
+    num_asked: int = 50
     vocab_size: int = 8192
     layers: tuple[int, ...] = (0, 1, 2, 15, 28, 29)
     shard_bytes: str = "2MiB"
@@ -89,9 +98,12 @@ class Scale:
     num_epochs: int = 4
     heal_steps: int = 1000
     heal_rate: float = 1e-3
-    steps: int = 400
-    last_steps: int = 100
-    warmup_steps: int = 20
+    heal_warmup_steps: int = 20
+    steps: int = 64
+    search_steps: int = 32
+    last_steps: int = 16
+    warmup_steps: int = 8
+    num_counted: int = 60
     checkpoint_every: int = 100
     rates: tuple[float, ...] = (2e-4, 4e-4, 8e-4)
     selectors: tuple[str, ...] = SELECTORS
@@ -100,6 +112,19 @@ class Scale:
 
 
 FULL = Scale()
+# The same with six times as many steps: half a day on two cores.
+_MANY: dict[str, Any] = {
+    "num_trained": 5000,
+    "num_held_out": 500,
+    "num_held_out_general": 200,
+    "num_asked": 200,
+    "steps": 400,
+    "search_steps": 100,
+    "last_steps": 100,
+    "warmup_steps": 20,
+    "num_counted": 200,
+}
+LONG = Scale(**_MANY)
 # Text and steps for trials: little of both.
 _LITTLE: dict[str, Any] = {
     "packages": ("numpy",),
@@ -109,7 +134,9 @@ _LITTLE: dict[str, Any] = {
     "num_held_out": 8,
     "num_held_out_general": 8,
     "num_epochs": 20,
+    "heal_warmup_steps": 1,
     "steps": 8,
+    "search_steps": 2,
     "last_steps": 2,
     "warmup_steps": 1,
     "checkpoint_every": 2,
@@ -131,15 +158,21 @@ TINY = Scale(
 GPU = Scale(
     num_documents=10_000_000,
     num_trained=10_000_000,
+    num_held_out=500,
+    num_held_out_general=200,
+    num_asked=200,
     vocab_size=16_384,
     layers=(*range(24), 28, 29),
     shard_bytes="64MiB",
     batch_size=64,
     heal_steps=300,
     heal_rate=5e-4,
+    heal_warmup_steps=100,
     steps=3052,
+    search_steps=763,
     last_steps=300,
     warmup_steps=100,
+    num_counted=200,
     checkpoint_every=500,
     rates=(1e-4, 2e-4, 4e-4),
     device="cuda",
@@ -156,7 +189,7 @@ GPU_TRIAL = replace(
     seeds=(0,),
     device="cpu",
 )
-SCALES = {"full": FULL, "tiny": TINY, "gpu": GPU, "gpu-trial": GPU_TRIAL}
+SCALES = {"full": FULL, "long": LONG, "tiny": TINY, "gpu": GPU, "gpu-trial": GPU_TRIAL}
 
 
 def arms_of(scale: Scale) -> list[Arm]:

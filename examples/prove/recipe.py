@@ -31,8 +31,9 @@ ASKED = ("gsm8k", "math")
 KEEP_FRACTION = 0.4
 """Of the arm whose arithmetic others equal."""
 GATE_FAILED = 3
+NUM_GATE_ROWS = 200
 # Costs of what is no training, in steps: measured roughly, for the progress alone.
-_TEXTS, _ALIGN, _SCORE, _KEPT, _MEASURE, _ASK = 15, 6, 1200, 25, 130, 50
+_TEXTS, _ALIGN, _SCORE, _KEPT, _MEASURE, _ASK = 15, 6, 350, 10, 25, 15
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,14 @@ def stages(own: Experiment) -> dict[str, list[Chain]]:
     """Return all commands; what is not known yet, such as a learning rate, is NaN in them."""
     rates = choose_rates(own)
     runs = [(arm, seed) for arm in arms_of(own.scale) for seed in arm.seeds]
-    runs.sort(key=lambda run: own.scale.seeds.index(run[1]))  # a table of one seed comes first
+    # What the verdicts rest on comes first, and of that a table of one seed.
+    runs.sort(key=lambda run: (not run[0].decides, own.scale.seeds.index(run[1])))
     return {
         "texts": [[write_source(own)], [write_texts(own)]],
         "student": [[make_student(own)]],
         "align": [[align(own, name)] for name in ALIGNED],
         "heal": [[heal(own)], [score(own, "gate", _SCORE / 15)]],
-        "gate": [[_kept(own, own.healed, own.output / "kept")]],
+        "gate": [[_kept(own, own.healed, own.output / "kept", NUM_GATE_ROWS)]],
         "score": [[score(own, name, _SCORE)] for name in ("noisy", "clean")],
         "rates": [[command] for command in search_rates(own)],
         "arms": [list(train_and_measure(own, arm, seed, rates)) for arm, seed in runs],
@@ -193,7 +195,7 @@ def heal(own: Experiment) -> Command:
     scale, folder = own.scale, own.output / "healed"
     arguments = [
         *_train(own, "heal", own.output / "student", folder, scale.heal_steps),
-        *("--method", "full", "--warmup-steps", scale.warmup_steps),
+        *("--method", "full", "--warmup-steps", scale.heal_warmup_steps),
         *("--learning-rate", scale.heal_rate, "--evaluate-every", scale.checkpoint_every),
     ]
     return _trained(own, folder, arguments, scale.heal_steps)
@@ -211,10 +213,10 @@ def score(own: Experiment, name: str, cost: float) -> Command:
 
 
 def search_rates(own: Experiment) -> Iterator[Command]:
-    """Train each searched arm for a quarter of the steps at every rate."""
+    """Train each searched arm for some steps at every rate."""
     for name in SEARCHED:
         for rate in own.scale.rates:
-            folder, steps = own.rate_run(name, rate), own.scale.steps // 4
+            folder, steps = own.rate_run(name, rate), own.scale.search_steps
             arguments = _train_arm(own, Arm(name, "noisy", (0,)), 0, rate, folder, steps)
             yield _trained(own, folder, arguments, steps)
 
@@ -308,7 +310,7 @@ def measure(own: Experiment, arm: Arm, folder: Path) -> Iterator[Command]:
     ]
     yield own.command(folder / "evaluated", arguments, _ASK)
     if arm.data == "noisy":
-        yield _kept(own, folder / "main" / "model", folder / "kept")
+        yield _kept(own, folder / "main" / "model", folder / "kept", own.scale.num_counted)
 
 
 def make_table(own: Experiment) -> Command:
@@ -344,12 +346,13 @@ def _train(own: Experiment, data: str, student: Path, folder: Path, steps: int) 
     ]
 
 
-def _kept(own: Experiment, student: Path, result: Path) -> Command:
+def _kept(own: Experiment, student: Path, result: Path, num_rows: int) -> Command:
     name = str(result.relative_to(own.output))
     arguments = [
         *(HERE / "kept.py", "--data", own.output / "gate", "--teacher", own.scorer),
         *("--student", student, "--seq-length", own.scale.seq_length),
-        *("--micro-batch-size", own.scale.batch_size, "--output", f"{result}.json"),
+        *("--micro-batch-size", own.scale.batch_size, "--num-rows", num_rows),
+        *("--output", f"{result}.json"),
         *(*_device(own), *_half(own)),
     ]
     return Command(name, arguments, _KEPT, accepted=(0, GATE_FAILED))
