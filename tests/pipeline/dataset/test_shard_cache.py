@@ -2,6 +2,7 @@
 
 import errno
 import http.server
+import logging
 import multiprocessing
 import os
 import threading
@@ -146,8 +147,9 @@ def test_prefetching_fills_the_cache_and_logs_failures(remote, tmp_path, caplog)
     files = [remote(str(number), content(number)) for number in range(3)]
     cache = ShardCache(tmp_path, 10 * SIZE)
     missing = ListedFile("memory://cache-test/none", 3, "0" * 64)
-    for future in cache.prefetch([*files, missing]):
-        future.result(timeout=30)
+    with caplog.at_level(logging.WARNING, "pipeline.dataset.cache"):
+        for future in cache.prefetch([*files, missing]):
+            future.result(timeout=30)
     assert cached(tmp_path) == {file.sha256 for file in files}
     assert "memory://cache-test/none is missing" in caplog.text
     assert cache.prefetch(files) == []
