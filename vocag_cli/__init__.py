@@ -7,11 +7,33 @@ of these names. So this module imports none of them before it has looked where t
 
 import os
 import sys
+from importlib import import_module
 
 TYPE_CHECKING = False  # typing's own, whose import takes as long as the rest of `vocag --help`
 if TYPE_CHECKING:
     import threading
     from typing import NoReturn
+
+# Named, not imported: each command runs only with the extra that it needs installed.
+COMMANDS = {
+    "align": ("beam_jobs.align.command", "beam", "documents in, verified aligned shards out"),
+    "remove": ("beam_jobs.edit.remove", "beam", "documents of a dataset, by their ids"),
+    "compact": ("beam_jobs.edit.compact", "beam", "a dataset anew, without what was removed"),
+    "add-teacher": ("beam_jobs.views.add_teacher", "beam", "another teacher's view of a dataset"),
+    "add-student": ("beam_jobs.views.add_student", "beam", "another student's view of a dataset"),
+    "score": ("beam_jobs.score.command", "beam,hf", "a teacher's losses, once, beside the shards"),
+    "train": ("pipeline.training.command", "hf", "a student on aligned rows, under a teacher"),
+    "evaluate": ("pipeline.evaluation.command", "evaluate", "a student on the paper's nine sets"),
+    "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
+    "explore": ("pipeline.explore.command", "", "what is in a dataset: totals, previews, rows"),
+    "export": ("megatron_plugin.export_hf", "megatron", "a trained student to Hugging Face"),
+    "figures": (
+        "pipeline.figures.command",
+        "",
+        "the paper's figures: vocabularies, tokens, alignment",
+    ),
+}
+"""By its name each command's module, its extras, and what it does."""
 
 PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
 
@@ -47,15 +69,37 @@ def main(argv: list[str] | None = None) -> "NoReturn":
         require_own_packages()
         if arguments and not arguments[0].startswith("-"):
             _set_up_logging(name)
-        from vocag_cli.commands import main as run
-
-        leave(run(arguments))
+        leave(run_command(arguments))
     except HiddenPackageError as error:
         leave(2, f"vocag: error: {error}")
     except MemoryError:
         leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
     except KeyboardInterrupt:
         leave(130, f"{name}: interrupted")
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run `vocag COMMAND …` as `python -m MODULE …`; return its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f'vocag: unknown command "{name}"\n\n{_usage()}', file=sys.stderr)
+        return 2
+    module_name, extra, _ = COMMANDS[name]
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not extra:
+            raise
+        print(
+            f"vocag {name} needs a package that is missing ({error.name}): "
+            f"pip install 'vocag[{extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    return int(module.main(rest) or 0)
 
 
 def leave(status: int, message: str = "") -> "NoReturn":
@@ -77,6 +121,19 @@ def _set_up_logging(name: str) -> None:
     import logging
 
     logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<12} {help_text}" for name, (_, _, help_text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: vocag COMMAND …",
+            "",
+            *lines,
+            "",
+            "vocag COMMAND --help tells the rest; vocag --version.",
+        ]
+    )
 
 
 def _find(name: str) -> str | None:

@@ -251,6 +251,6 @@ def test_documents_are_found_in_shards(tmp_path: Path) -> None:
 
 
 def test_the_command_is_registered() -> None:
-    from vocag_cli.commands import COMMANDS
+    from vocag_cli import COMMANDS
 
     assert COMMANDS["remove"][0] == remove_module.__name__

@@ -24,7 +24,7 @@ from schemas.sidecar import decode_score_manifest, decode_sidecar
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import run_score, score_arguments, sidecars, write_world
-from vocag_cli.commands import COMMANDS
+from vocag_cli import COMMANDS
 
 KILLED_AFTER = """
 import os, signal, sys

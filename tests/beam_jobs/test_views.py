@@ -25,7 +25,7 @@ from schemas.view_file import Side
 from tests.support.datasets import build_dataset, make_texts, word_pieces
 from tests.support.tokenizer_zoo import source
 from tests.support.views import STUDENT, TEACHER, add, write_dataset
-from vocag_cli.commands import COMMANDS
+from vocag_cli import COMMANDS
 
 OWN_PLACES = {"payload_offset", "payload_bytes", "crc32", "metadata"}
 KILLED_AT = """

@@ -11,8 +11,7 @@ import pytest
 
 import pipeline
 from pipeline import provide_kernel_cache
-from vocag_cli.commands import COMMANDS
-from vocag_cli.commands import main as run_command
+from vocag_cli import COMMANDS, run_command
 
 ROOT = Path(__file__).parents[2]
 
