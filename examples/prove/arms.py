@@ -79,6 +79,8 @@ class Scale:
         rates: learning rates that are searched.
         selectors: that are compared beside `full` and `alm`.
         seeds: of every arm.
+        num_questioned: seeds, the first ones, whose students `vocag evaluate` asks, and of which is
+            counted what the teacher's choice keeps.
         device: that scores, trains and measures.
     """
 
@@ -99,15 +101,16 @@ class Scale:
     heal_steps: int = 1000
     heal_rate: float = 1e-3
     heal_warmup_steps: int = 20
-    steps: int = 64
-    search_steps: int = 32
-    last_steps: int = 16
+    steps: int = 56
+    search_steps: int = 28
+    last_steps: int = 14
     warmup_steps: int = 8
     num_counted: int = 60
     checkpoint_every: int = 100
     rates: tuple[float, ...] = (2e-4, 4e-4, 8e-4)
     selectors: tuple[str, ...] = SELECTORS
     seeds: tuple[int, ...] = (0, 1, 2)
+    num_questioned: int = 1
     device: str = "cpu"
 
 
@@ -123,6 +126,7 @@ _MANY: dict[str, Any] = {
     "last_steps": 100,
     "warmup_steps": 20,
     "num_counted": 200,
+    "num_questioned": 3,
 }
 LONG = Scale(**_MANY)
 # Text and steps for trials: little of both.
@@ -173,6 +177,7 @@ GPU = Scale(
     last_steps=300,
     warmup_steps=100,
     num_counted=200,
+    num_questioned=3,
     checkpoint_every=500,
     rates=(1e-4, 2e-4, 4e-4),
     device="cuda",

@@ -10,6 +10,15 @@ from pipeline.drawing.differences import difference_chart
 STAGES = ("main", "last")
 CLEAN_SETS = ("gsm8k", "math", "docstrings")
 _NAMES = {"main": "before the last stage", "last": "after the last stage"}
+_RESTS_ON: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "for": {
+        "noisy": ("full", "random-0.4", "teacher-0.4"),
+        "clean": ("full", "teacher-0.4"),
+    },
+    "against": {"noisy": ("full", "random-0.4", "teacher-0.4", "teacher-0.6")},
+    "against the difference": {"noisy": ("teacher-0.4", "teacher_loss-0.4")},
+    "worth its teacher": {"noisy": ("teacher-0.4", "full-equal-scored")},
+}
 _ACCURACIES = (("gsm8k", "results"), ("gsm8k", "solution"), ("math", "solution"))
 
 
@@ -34,12 +43,23 @@ def render(table: Mapping[str, Any]) -> str:
 
 def _rules(table: Mapping[str, Any]) -> str:
     num_runs = sum(len(own["seeds"]) for arms in table["arms"].values() for own in arms.values())
-    if num_runs < table["costs"]["num_runs"]:
-        return f"{num_runs} of {table['costs']['num_runs']} runs are done: nothing is decided yet."
-    rules = table["verdicts"]
-    lines = [f"**{rule}** {'yes' if holds else 'no'}" for rule, holds in rules.items()]
-    undecided = "" if rules["for"] or rules["against"] else " The method is **undecided**."
-    return f"Rules of docs/evidence.md, by {num_runs} runs: {', '.join(lines)}.{undecided}"
+    done = f"{num_runs} of {table['costs']['num_runs']} runs are done"
+    known = {rule: holds for rule, holds in table["verdicts"].items() if _is_known(rule, table)}
+    lines = [f"**{rule}** {'yes' if holds else 'no'}" for rule, holds in known.items()]
+    lines += [f"**{rule}** not measured" for rule in table["verdicts"] if rule not in known]
+    open_question = {"for", "against"} <= known.keys() and not (known["for"] or known["against"])
+    undecided = " The method is **undecided**." if open_question else ""
+    return f"Rules of docs/evidence.md, {done}: {', '.join(lines)}.{undecided}"
+
+
+def _is_known(rule: str, table: Mapping[str, Any]) -> bool:
+    """Say whether all runs are there that a rule rests on."""
+    costs = table["costs"]["arms"]
+    return all(
+        len(table["arms"].get(data, {}).get(arm, {}).get("seeds", ())) == costs[data][arm]["seeds"]
+        for data, arms in _RESTS_ON[rule].items()
+        for arm in arms
+    )
 
 
 def _bits(
@@ -111,7 +131,7 @@ def _rates(rates: Mapping[str, Any]) -> Iterator[str]:
         [arm, *(f"{values[rate]:.4f}" for rate in tried), f"{rates['best'][arm]:g}"]
         for arm, values in rates["searched"].items()
     ]
-    title = "Learning rates: bits per byte of the development set after a quarter of the steps"
+    title = "Learning rates: bits per byte of the development set after short runs"
     return _table(title, ["arm", *tried, "chosen"], rows)
 
 

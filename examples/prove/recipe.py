@@ -265,6 +265,7 @@ def write_costs(own: Experiment) -> None:
         kept = (arm.keep_fraction or 1.0) if arm.method in SELECTORS else 1.0
         scored = scoring_cost(read_weights(own.scorer), own.output / arm.data)
         found.setdefault(arm.data, {})[arm.label] = {
+            "seeds": len(arm.seeds),
             "steps": steps,
             "student_operations": steps * tokens * training_cost(student, kept),
             "teacher_operations": steps * tokens * scored if arm.needs_losses else 0.0,
@@ -294,23 +295,29 @@ def train_and_measure(
         *("--learning-rate", rates["full"] / 4),
     ]
     yield _trained(own, folder / "last", arguments, scale.last_steps)
-    yield from measure(own, arm, folder)
+    yield measure(own, folder)
+    if seed in scale.seeds[: scale.num_questioned]:
+        yield ask(own, folder)
+        if arm.data == "noisy":
+            yield _kept(own, folder / "main" / "model", folder / "kept", scale.num_counted)
 
 
-def measure(own: Experiment, arm: Arm, folder: Path) -> Iterator[Command]:
-    """Measure a run before and after its last stage, ask it, and count what it would keep."""
+def measure(own: Experiment, folder: Path) -> Command:
+    """Measure a run before and after its last stage."""
     sets = [f"{name}={own.output / 'text' / f'held_{name}.jsonl'}" for name in HELD_OUT]
     models = ["--students", *(folder / stage / "model" for stage in ("main", "last"))]
     size = ["--seq-length", own.scale.seq_length, *_device(own), *_half(own)]
-    yield own.command(folder / "measures", [HERE / "measure.py", *sets, *models, *size], _MEASURE)
+    return own.command(folder / "measures", [HERE / "measure.py", *sets, *models, *size], _MEASURE)
+
+
+def ask(own: Experiment, folder: Path) -> Command:
+    """Ask a run's last student for solutions."""
     arguments = [
         *("-m", "pipeline.evaluation", f"last={folder / 'last' / 'model'}", "--tasks", *ASKED),
         *("--measures", "solution", "--data", own.data, "--limit", own.scale.num_asked),
         *("--dtype", "float32", *_device(own), "--output", folder / "evaluated"),
     ]
-    yield own.command(folder / "evaluated", arguments, _ASK)
-    if arm.data == "noisy":
-        yield _kept(own, folder / "main" / "model", folder / "kept", own.scale.num_counted)
+    return own.command(folder / "evaluated", arguments, _ASK)
 
 
 def make_table(own: Experiment) -> Command:

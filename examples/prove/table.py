@@ -50,23 +50,32 @@ class Runs:
 
 
 def read_runs(folder: Path) -> Runs:
-    """Read what `measure.py` and `vocag evaluate` say of the runs that both are done with."""
+    """Read what `measure.py` says of the runs, and `vocag evaluate` of those that it has asked."""
     measures: dict[str, dict[str, dict[int, Any]]] = {}
     for run in sorted((folder / "runs").glob("*/*/seed-*")):
         record = folder / DONE / run.relative_to(folder)
-        if not all((record / f"{name}.json").exists() for name in ("measures", "evaluated")):
+        if not (record / "measures.json").exists():
             continue
         found = {
             stage: json.loads((run / stage / "model" / "measures.json").read_text("utf-8"))
             for stage in STAGES
         }
-        asked = json.loads((run / "evaluated" / "last" / "results.json").read_text("utf-8"))
-        for name, of_set in asked["measurements"].items():
-            bits = of_set["solution"]["values"]["bits_per_byte"]["value"]
+        for name, bits in _solutions(run, record).items():
             found["last"][name]["solution"] = bits
         data, arm, seed = run.parts[-3], run.parts[-2], int(run.name.removeprefix("seed-"))
         measures.setdefault(data, {}).setdefault(arm, {})[seed] = found
     return Runs({data: measures[data] for data in ("noisy", "clean") if data in measures})
+
+
+def _solutions(run: Path, record: Path) -> dict[str, float]:
+    """Return bits per byte of solutions by set; none of a run that was not asked."""
+    if not (record / "evaluated.json").exists():
+        return {}
+    asked = json.loads((run / "evaluated" / "last" / "results.json").read_text("utf-8"))
+    return {
+        name: of_set["solution"]["values"]["bits_per_byte"]["value"]
+        for name, of_set in asked["measurements"].items()
+    }
 
 
 def paired(own: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float]:
