@@ -5,7 +5,11 @@ from typing import Any, Literal
 
 SEARCHED = ("full", "teacher", "alm")
 SELECTORS = ("random", "teacher", "teacher_loss", "student_loss", "student_entropy")
-DECIDING = ("full", "random", "teacher", "teacher_loss")
+DECIDING = {
+    "noisy": ("full", "random-0.4", "teacher-0.4", "teacher-0.6", "teacher_loss-0.4"),
+    "clean": ("full", "teacher-0.4"),
+}
+"""What the verdicts rest on (docs/evidence.md), but for that on equal compute."""
 NEED_LOSSES = ("teacher", "teacher_loss", "alm")
 
 
@@ -38,8 +42,8 @@ class Arm:
 
     @property
     def decides(self) -> bool:
-        """Whether a verdict rests on it (docs/evidence.md), but for that on equal compute."""
-        return self.method in DECIDING and not self.compute
+        """Whether a verdict rests on it, but for that on equal compute."""
+        return self.label in DECIDING[self.data]
 
     @property
     def needs_losses(self) -> bool:
