@@ -25,8 +25,9 @@ ALLOWED = {
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
     "pipeline.dataset.views": "",
-    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading"
-    " pipeline.dataset.views",
+    "pipeline.dataset.cut_columns": "",
+    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.cut_columns"
+    " pipeline.dataset.reading pipeline.dataset.views",
     "pipeline.packing": "",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",

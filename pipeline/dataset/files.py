@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
+from pipeline.dataset.cut_columns import read_cut_columns
 from pipeline.dataset.reading import read_generation, read_manifest, read_samples
 from pipeline.dataset.views import see_samples
 from schemas.errors import DamagedShardError, DatasetError
@@ -140,7 +141,9 @@ class Dataset:
         """
         record = self.manifest.shards[shard_index]
         data = self.index_bytes(shard_index)
-        index = decode_index(data, with_names=with_names, metadata=metadata)
+        index = decode_index(
+            data, with_names=with_names, metadata=metadata, read_cuts=read_cut_columns
+        )
         if len(index) != record.num_documents:
             raise DamagedShardError(
                 f"{self._url(record.index_file)} has {len(index)} documents, the manifest says "
