@@ -111,7 +111,7 @@ class Scale:
     warmup_steps: int = 8
     num_counted: int = 60
     checkpoint_every: int = 100
-    rates: tuple[float, ...] = (2e-4, 4e-4, 8e-4)
+    rates: tuple[float, ...] = (2e-4, 4e-4, 8e-4, 1.6e-3)
     selectors: tuple[str, ...] = SELECTORS
     seeds: tuple[int, ...] = (0, 1, 2)
     num_questioned: int = 1
