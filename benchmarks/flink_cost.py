@@ -1,15 +1,18 @@
 """Does cost grow evenly with size? The align job on a Flink cluster of this machine, two slots.
 
-    python -m benchmarks.flink_cost --megabytes 200 400 800
+    python -m benchmarks.flink_cost --megabytes 1000 2000 4000
 
-Prints a row for each size: seconds of the command and of Flink's job, CPU seconds of the workers
-and of everything in Java (which other work on the machine lengthens less), and the peak memory of
-the largest process of each kind. Each size has a cluster of its own. `make test-flink` sets up what
-it needs; run it from the repository's root.
+Prints a row for each size as soon as it is measured: seconds of the command and of Flink's job, CPU
+seconds of the workers, of everything in Java and of the launcher (which other work on the machine
+lengthens less), and the peak memory of the largest process of each kind. Each size has a cluster of
+its own. A machine holds a few hundred MB of distinct text: above 250 MB the same text comes again
+under new ids, so sizes to compare are best multiples of that. Disk: about five times the text.
+`make test-flink` sets up what it needs; run it from the repository's root.
 """
 
 import argparse
 import contextlib
+import math
 import os
 import subprocess
 import tempfile
@@ -27,10 +30,12 @@ from tests.engines.workload import NUM_FILES, ROOT, align_arguments, external, f
 from tests.support.servers import worker_pool
 
 SAMPLE_SECONDS = 0.25
+MOST_DISTINCT_MEGABYTES = 250
 SHARD_BYTES = "64MiB"
 COLUMNS = (
-    *("text", "student tokens", "command", "Flink's job", "CPU of workers", "CPU of Java"),
-    *("a worker", "a task manager", "job manager", "job server", "load"),
+    *("text", "student tokens", "shards", "command", "Flink's job"),
+    *("CPU of workers", "CPU of Java", "CPU of launcher"),
+    *("a worker", "a task manager", "job manager", "job server", "launcher", "load"),
 )
 
 
@@ -93,8 +98,9 @@ class Watch:
 
 
 def measure(megabytes: int, folder: Path) -> list[str]:
-    """Return a row of the table, for a corpus of distinct text that is made first."""
-    size = [f"--bytes={megabytes}MB", f"--files={NUM_FILES}"]
+    """Return a row of the table, for a corpus that is made first."""
+    copies = math.ceil(megabytes / MOST_DISTINCT_MEGABYTES)
+    size = [f"--bytes={megabytes / copies}MB", f"--files={NUM_FILES}", f"--copies={copies}"]
     finish(start([str(ROOT / "benchmarks" / "corpus.py"), f"--output={folder}/corpus", *size]))
     with flink_cluster(folder / "flink") as cluster, worker_pool() as (address, pool):
         beam = [*cluster.options(), *external(address), f"--shard-bytes={SHARD_BYTES}"]
@@ -105,12 +111,14 @@ def measure(megabytes: int, folder: Path) -> list[str]:
             finish(job)
         seconds = time.monotonic() - began
         inside = cluster.last_job_seconds()
-    tokens = read_manifest(f"{folder}/out").totals["num_student_tokens"]
+    manifest = read_manifest(f"{folder}/out")
+    tokens = manifest.totals["num_student_tokens"]
     java = watch.cpu_seconds("task manager", "job manager", "job server")
-    kinds = ("worker", "task manager", "job manager", "job server")
+    kinds = ("worker", "task manager", "job manager", "job server", "launcher")
     return [
-        f"{megabytes} MB", f"{tokens / 1e6:.1f} M", f"{seconds:.0f} s", f"{inside:.0f} s",
-        f"{watch.cpu_seconds('worker'):.0f} s", f"{java:.0f} s",
+        f"{megabytes:,} MB", f"{tokens / 1e6:,.1f} M", f"{len(manifest.shards)}",
+        f"{seconds:.0f} s", f"{inside:.0f} s", f"{watch.cpu_seconds('worker'):.0f} s",
+        f"{java:.0f} s", f"{watch.cpu_seconds('launcher'):.0f} s",
         *(f"{watch.peaks[kind] / 1e6:,.0f} MB" for kind in kinds), f"{os.getloadavg()[1]:.1f}",
     ]  # fmt: skip
 
