@@ -58,10 +58,15 @@ def make_folder(path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
 
-def open_to_read(path: str) -> BinaryIO:
-    """Return a file's bytes as stored: nothing is decompressed on the way."""
+def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
+    """Return a file's bytes as stored: nothing is decompressed on the way.
+
+    Args:
+        path: the file.
+        buffer_bytes: read at once of a local one.
+    """
     if is_local(path):
-        return open(path, "rb", buffering=_BUFFER_BYTES)
+        return open(path, "rb", buffering=buffer_bytes)
     file: BinaryIO = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
     return file
 

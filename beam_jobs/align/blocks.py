@@ -28,6 +28,14 @@ BLOCK_BYTES = 8 << 20
 BUFFER_BYTES = 64 << 20
 """All blocks are handed over once a reader holds this much."""
 
+MOST_MAPPED_FILES = 128
+"""Of so many files a bucket's blocks are mapped, and of more they are read.
+
+A map keeps its file open, and many systems let a process have 1,024 open: a reading task has a file
+of blocks, so that 64 GB of text have that many.
+"""
+
+_SMALL_BUFFER_BYTES = 4096
 _INLINE, _REFERENCE = b"B", b"R"
 _DOCUMENT, _DEAD_LETTER, _TAKEN_ID = 0, 1, 2
 _LAYOUT = struct.Struct("<16sQBIIII")
@@ -116,8 +124,17 @@ class BlockStore:
         by_name: dict[str, list[tuple[int, int]]] = {}
         for name, offset, num_bytes in sorted(references):
             by_name.setdefault(name, []).append((offset, num_bytes))
+        mapped = storage.is_local(self.folder) and len(by_name) <= MOST_MAPPED_FILES
+        take = _map_ranges if mapped else _read_ranges
         for name, ranges in by_name.items():
-            yield from _read_ranges(storage.join(self.folder, name), ranges)
+            path = storage.join(self.folder, name)
+            for (offset, num_bytes), block in zip(ranges, take(path, ranges), strict=True):
+                if len(block) != num_bytes:
+                    raise FileNotFoundError(
+                        f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was cut "
+                        "while the job ran; run the same command again"
+                    )
+                yield block
 
 
 def pack_blocks(
@@ -203,19 +220,16 @@ def _drain(parts: dict[int, list[bytes]]) -> Iterator[tuple[int, bytes]]:
         yield bucket, b"".join(pieces)
 
 
-def _read_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+def _map_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+    """Yield ranges of a local file; it costs no copy, and the pages are not this process's."""
     with storage.open_to_read(path) as file:
-        # A mapped file costs no copy, and its pages are not this process's to keep.
-        data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if storage.is_local(path) else None
+        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    yield from (data[offset : offset + num_bytes] for offset, num_bytes in ranges)
+
+
+def _read_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+    # What a larger buffer would read beyond a range belongs to other buckets.
+    with storage.open_to_read(path, buffer_bytes=_SMALL_BUFFER_BYTES) as file:
         for offset, num_bytes in ranges:
-            if data is None:
-                file.seek(offset)
-                block = memoryview(file.read(num_bytes))
-            else:
-                block = memoryview(data)[offset : offset + num_bytes]
-            if len(block) != num_bytes:
-                raise FileNotFoundError(
-                    f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was cut while "
-                    "the job ran; run the same command again"
-                )
-            yield block
+            file.seek(offset)
+            yield memoryview(file.read(num_bytes))

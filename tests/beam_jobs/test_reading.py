@@ -4,9 +4,10 @@ import gzip
 import io
 import json
 import os
+import resource
 import tracemalloc
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import count, islice, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_jobs.align import blocks
 from beam_jobs.align.blocks import BlockStore, pack_blocks, unpack_block
 from beam_jobs.align.decompression import CutStreamError, decompress, zstd
 from beam_jobs.align.inputs import find_inputs
@@ -348,7 +350,36 @@ def test_blocks_carry_every_document(
     assert sorted(map(repr, carried)) == sorted(map(repr, outcomes))
 
 
-def test_a_cut_block_file_is_an_error(tmp_path: Path) -> None:
+@pytest.fixture
+def few_open_files() -> Iterator[int]:
+    """Let this process have few more files open than it has; yield how many more."""
+    more = 64
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir("/dev/fd")}
+    free = (number for number in count() if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, more, None)), limits[1]))
+    yield more
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_bucket_may_have_blocks_in_more_files_than_can_be_open(
+    tmp_path: Path, few_open_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MOST_MAPPED_FILES", few_open_files // 2)
+    store = BlockStore("files", str(tmp_path))
+    for num_files in (few_open_files // 2, 2 * few_open_files):
+        documents = [PlacedDocument("a", n, str(n), b"%d" % n) for n in range(num_files)]
+        packed = [store.hand_over(pack_blocks([document], 1)) for document in documents]
+        held = list(store.fetch(element for task in packed for _, element in task))
+        texts = {bytes(record.body) for block in held for record in unpack_block(block)}
+        assert texts == {document.text for document in documents}
+
+
+@pytest.mark.parametrize("most_mapped_files", [0, 1])
+def test_a_cut_block_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_mapped_files: int
+) -> None:
+    monkeypatch.setattr(blocks, "MOST_MAPPED_FILES", most_mapped_files)
     store = BlockStore("files", str(tmp_path))
     document = PlacedDocument("a", 0, "a", b"text")
     elements = [element for _, element in store.hand_over(pack_blocks([document], 1))]
