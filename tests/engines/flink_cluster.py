@@ -68,14 +68,22 @@ class FlinkCluster:
 
     def last_job_seconds(self) -> float:
         """Return how long Flink had the newest job, without the launcher's part."""
-        jobs = _ask(self.master, "jobs/overview")["jobs"]
-        newest = max(jobs, key=lambda job: job["start-time"])
-        return float(newest["duration"]) / 1000
+        return float(self._newest_job()["duration"]) / 1000
+
+    def last_job_failures(self) -> list[str]:
+        """Return why the newest job was started again, the first line of each time's report."""
+        told = _ask(self.master, f"jobs/{self._newest_job()['jid']}/exceptions")
+        entries = told["exceptionHistory"]["entries"]
+        return [str(entry["stacktrace"]).splitlines()[0] for entry in entries]
+
+    def _newest_job(self) -> dict[str, Any]:
+        jobs: list[dict[str, Any]] = _ask(self.master, "jobs/overview")["jobs"]
+        return max(jobs, key=lambda job: job["start-time"])
 
 
 @contextlib.contextmanager
 def flink_cluster(
-    folder: Path, *, num_task_managers: int = 2, attempts: int = 300
+    folder: Path, *, num_task_managers: int = 2, attempts: int = 300, silent_seconds: int = 10
 ) -> Iterator[FlinkCluster]:
     """Run a cluster.
 
@@ -83,11 +91,13 @@ def flink_cluster(
         folder: for its logs and temporary files.
         num_task_managers: processes of two slots each.
         attempts: how often a job that has failed is started again, a second later.
+        silent_seconds: a machine that says nothing for so long is lost, and the job starts again
+            on the others.
     """
     home = ENGINES / "flink"
     version = require_program(home / "version", SET_UP).read_text().strip()
     rest_port = free_port()
-    environment = _configure(folder, home, version, rest_port, attempts)
+    environment = _configure(folder, home, version, rest_port, attempts, silent_seconds)
     master = f"localhost:{rest_port}"
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
@@ -135,7 +145,7 @@ def _task_manager(
 
 
 def _configure(
-    folder: Path, home: Path, version: str, rest_port: int, attempts: int
+    folder: Path, home: Path, version: str, rest_port: int, attempts: int, silent_seconds: int
 ) -> dict[str, str]:
     """Write a cluster's configuration; return the environment of its programs."""
     for name in ("conf", "temp"):
@@ -157,9 +167,8 @@ def _configure(
         "taskmanager.memory.managed.size": "128m",
         "taskmanager.memory.network.min": "64m",
         "taskmanager.memory.network.max": "64m",
-        # A lost machine is noticed after this, and the job starts again on the others.
-        "heartbeat.interval": 2000,
-        "heartbeat.timeout": 10000,
+        "heartbeat.interval": 200 * silent_seconds,
+        "heartbeat.timeout": 1000 * silent_seconds,
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": attempts,
         "restart-strategy.fixed-delay.delay": "1 s",
