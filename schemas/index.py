@@ -175,7 +175,8 @@ def decode_index(
         cuts = read_cuts(data, file.metadata) if read_cuts and isinstance(data, bytes) else None
         names = [name for name in names if cuts is None or name not in cuts]
         wanted = [METADATA_PREFIX + name for name in metadata]
-        table = file.read(columns=[*names, *wanted])
+        # Plans read many indices at a time, each in a thread; one more for a column costs more.
+        table = file.read(columns=[*names, *wanted], use_threads=with_names)
         values: dict[str, Any] = {"key": (), "document_id": (), **(cuts or {})}
         for name in names:
             values |= decode_column(name, table.column(name))

@@ -44,6 +44,10 @@ class _Page(NamedTuple):
     num_levels: int
 
 
+_Known = dict[tuple[int, bytes], tuple[NDArray[np.int64], int]]
+"""Where lists start and how many values they have, by what pages say of it."""
+
+
 def read_cut_columns(data: bytes, file: pq.FileMetaData) -> dict[str, NDArray[np.integer]] | None:
     """Return an index's cut points, None where its pages are laid out as we never write them.
 
@@ -58,8 +62,11 @@ def read_cut_columns(data: bytes, file: pq.FileMetaData) -> dict[str, NDArray[np
         >>> read_cut_columns(data, pq.ParquetFile(pa.BufferReader(data)).metadata)["cut_student"]
         array([15, 19], dtype=uint32)
     """
+    known: _Known = {}
     try:
-        student, teacher = (_read_lists(_pages(data, file, name), file.num_rows) for name in _CUTS)
+        student, teacher = (
+            _read_lists(_pages(data, file, name), file.num_rows, known) for name in _CUTS
+        )
     except (_OtherLayoutError, IndexError, KeyError, ValueError, pa.ArrowException):
         return None
     if not np.array_equal(student[0], teacher[0]):
@@ -68,12 +75,12 @@ def read_cut_columns(data: bytes, file: pq.FileMetaData) -> dict[str, NDArray[np
 
 
 def _read_lists(
-    pages: Iterable[_Page], num_lists: int
+    pages: Iterable[_Page], num_lists: int, known: _Known
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Return a column's lists: where each starts and the last ends, and their values."""
     starts, values, num_values = [], [], 0
     for page in pages:
-        own_starts, place, count = _read_starts(page, num_lists)
+        own_starts, place, count = _read_starts(page, num_lists, known)
         own = _allocate(4 * count).view(np.uint32)
         if not _unpack_deltas(page.data, page.data.view(np.uint64), page.num_bytes, place, own):
             raise _OtherLayoutError
@@ -122,34 +129,45 @@ def _allocate(num_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(pa.allocate_buffer(num_bytes), np.uint8)
 
 
-def _read_starts(page: _Page, most: int) -> tuple[NDArray[np.int64], int, int]:
+def _read_starts(page: _Page, most: int, known: _Known) -> tuple[NDArray[np.int64], int, int]:
     """Return where a page's lists start among its values, where these are stored, their number.
 
     Args:
         page: the page.
         most: lists in the file.
+        known: where those of other pages start; both columns mostly have the same pages.
     """
-    begun, _, place = _read_levels(page, 0, width=1, usual=1, most=most)
-    absent, levels, place = _read_levels(page, place, width=2, usual=_ELEMENT, most=most)
-    if (levels != _EMPTY_LIST).any():
+    middle = _section_stop(page, 0)
+    stop = _section_stop(page, middle)
+    section = page.num_levels, page.data[:stop].tobytes()
+    if section not in known:
+        begun, _ = _read_levels(page, 4, middle, width=1, usual=1, most=most)
+        absent, levels = _read_levels(page, middle + 4, stop, width=2, usual=_ELEMENT, most=most)
+        if (levels != _EMPTY_LIST).any():
+            raise _OtherLayoutError
+        starts = begun - np.searchsorted(absent, begun) if len(absent) else begun
+        known[section] = starts, page.num_levels - len(absent)
+    starts, count = known[section]
+    return starts, stop, count
+
+
+def _section_stop(page: _Page, place: int) -> int:
+    """Return where levels end whose length in bytes stands before them."""
+    stop = place + 4 + int.from_bytes(page.data[place : place + 4].tobytes(), "little")
+    if stop > page.num_bytes:
         raise _OtherLayoutError
-    starts = begun - np.searchsorted(absent, begun) if len(absent) else begun
-    return starts, place, page.num_levels - len(absent)
+    return stop
 
 
 def _read_levels(
-    page: _Page, place: int, *, width: int, usual: int, most: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint8], int]:
-    """Return where levels are not the usual one, what they are there, and what stands behind."""
-    start = place + 4
-    stop = start + int.from_bytes(page.data[place:start].tobytes(), "little")
-    if stop > page.num_bytes:
-        raise _OtherLayoutError
+    page: _Page, start: int, stop: int, *, width: int, usual: int, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return where levels are not the usual one, and what they are there."""
     places, levels = np.empty(most + 1, np.int64), np.empty(most + 1, np.uint8)
     found = _find_levels(page.data, start, stop, width, usual, page.num_levels, places, levels)
     if found < 0:
         raise _OtherLayoutError
-    return places[:found], levels[:found], stop
+    return places[:found], levels[:found]
 
 
 def _read_struct(data: bytes, place: int) -> tuple[dict[int, Any], int]:

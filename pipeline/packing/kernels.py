@@ -34,14 +34,16 @@ def split_documents(
     """
     whole_s = student_room[0] - student_room[1] - student_room[3]
     whole_t = teacher_room[0] - teacher_room[1] - teacher_room[3]
-    out = np.zeros((len(num_student) + 16, 6), np.uint32)
+    # Room for most shards' segments, so that it is seldom grown; what isn't written costs nothing.
+    out = np.empty((len(num_student) * 2 + 16, 6), np.uint32)
     size = 0
     for document in range(len(num_student)):
         here, end = (0, 0), (num_student[document], num_teacher[document])
         # Most documents fit: calls and cuts cost more than all else.
         if size < len(out) and end != here and end[0] <= whole_s and end[1] <= whole_t:
-            out[size, 0], out[size, 2], out[size, 4] = document, end[0], end[1]
-            out[size, 5] = STARTS | ENDS
+            out[size, 0], out[size, 5] = document, STARTS | ENDS
+            out[size, 1], out[size, 2] = 0, end[0]
+            out[size, 3], out[size, 4] = 0, end[1]
             size += 1
             continue
         cut, cut_end = cut_starts[document], cut_starts[document + 1]
@@ -50,11 +52,38 @@ def split_documents(
                 here, end, cut_student, cut_teacher, cut, cut_end, student_room, teacher_room
             )
             while size + pieces > len(out):
-                out = np.concatenate((out, np.zeros_like(out)))
+                out = np.concatenate((out, np.empty_like(out)))
             _write_pieces(out, size, pieces, document, here, stop, end)
             size += pieces
             here = stop
     return out[:size]
+
+
+@njit(cache=True, nogil=True)
+def measure_segments(
+    segments: NDArray[np.uint32], student_room: NDArray[np.int64], teacher_room: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return student and teacher tokens of segments, added ones included, and the row's share.
+
+    The share, float64 [n], is of student or of teacher tokens, whichever is larger.
+
+    Args:
+        segments: uint32 [n, 6], columns as in `SEGMENT`.
+        student_room: int64 [4], tokens per row, and tokens added first, continued and at the end.
+        teacher_room: int64 [4], the same for the teacher.
+    """
+    student = np.empty(len(segments), np.int64)
+    teacher = np.empty(len(segments), np.int64)
+    fill = np.empty(len(segments), np.float64)
+    for place in range(len(segments)):
+        flags = segments[place, 5]
+        before, after = (1 if flags & STARTS else 2), (1 if flags & ENDS else 0)
+        own = np.int64(segments[place, 2]) - np.int64(segments[place, 1])
+        student[place] = own + student_room[before] + after * student_room[3]
+        own = np.int64(segments[place, 4]) - np.int64(segments[place, 3])
+        teacher[place] = own + teacher_room[before] + after * teacher_room[3]
+        fill[place] = max(student[place] / student_room[0], teacher[place] / teacher_room[0])
+    return student, teacher, fill
 
 
 @njit(cache=True, nogil=True)

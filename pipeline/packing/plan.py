@@ -16,8 +16,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.packing.kernels import ENDS, FORCED, STARTS, fit_segments, split_documents
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.kernels import (
+    ENDS,
+    FORCED,
+    STARTS,
+    fit_segments,
+    measure_segments,
+    split_documents,
+)
+from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
 
 __all__ = [
@@ -153,10 +160,10 @@ def plan_chosen_rows(
     pending = np.empty(0, SEGMENT)
     for segments, num_documents in _split(shards, rules):
         counts.append(num_documents)
-        full, pending = _cut_windows(_join([pending, segments]), rules)
+        full, pending = _cut_windows(_measure(_join([pending, segments]), rules), rules)
         windows += [_pack_window(window, rules) for window in full]
     if len(pending):
-        windows.append(_pack_window(pending, rules))
+        windows.append(_pack_window(_measure(pending, rules), rules))
     num_rows = [len(window.row_sizes) for window in windows]
     row_sizes = [np.zeros(1, np.int64), *(window.row_sizes for window in windows)]
     first_documents = [window.first_document for window in windows]
@@ -197,10 +204,30 @@ def segment_lengths(
     segments: NDArray[np.void], rules: PackingRules
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return student and teacher tokens of each segment, int64 [G] each, added ones included."""
-    return (
-        _lengths(segments, "student", rules.student),
-        _lengths(segments, "teacher", rules.teacher),
-    )
+    measured = _measure(segments, rules)
+    return measured.student, measured.teacher
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Segments in document order, and what they take of a row.
+
+    Attributes:
+        segments: SEGMENT [G].
+        student: int64 [G], student tokens, added ones included.
+        teacher: int64 [G], teacher tokens, likewise.
+        fill: float64 [G], the share of a row, of student or of teacher tokens.
+    """
+
+    segments: NDArray[np.void]
+    student: NDArray[np.int64]
+    teacher: NDArray[np.int64]
+    fill: NDArray[np.float64]
+
+    def slice(self, start: int, stop: int) -> "_Measured":
+        """Return some of them."""
+        own = slice(start, stop)
+        return _Measured(self.segments[own], self.student[own], self.teacher[own], self.fill[own])
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,29 +263,36 @@ def _split(
         yield segments, len(index)
 
 
+def _measure(segments: NDArray[np.void], rules: PackingRules) -> _Measured:
+    table = np.ascontiguousarray(segments).view(np.uint32).reshape(-1, 6)
+    student_room, teacher_room = (
+        np.array(room, np.int64) for room in (rules.student_room, rules.teacher_room)
+    )
+    return _Measured(segments, *measure_segments(_read_only(table), student_room, teacher_room))
+
+
 def _cut_windows(
-    segments: NDArray[np.void], rules: PackingRules
-) -> tuple[list[NDArray[np.void]], NDArray[np.void]]:
+    measured: _Measured, rules: PackingRules
+) -> tuple[list[_Measured], NDArray[np.void]]:
     """Return runs of segments with about `window_rows` rows' worth of tokens, and what is left."""
-    student, teacher = segment_lengths(segments, rules)
-    fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
-    window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
+    window = (np.cumsum(measured.fill) // rules.window_rows).astype(np.int64)
     stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
-    bounds = np.unique(np.concatenate([[0], stops]))
-    windows = [segments[start:stop] for start, stop in pairwise(bounds.tolist())]
-    return windows, segments[bounds[-1] :]
+    bounds = np.unique(np.concatenate([[0], stops])).tolist()
+    windows = [measured.slice(start, stop) for start, stop in pairwise(bounds)]
+    return windows, measured.segments[bounds[-1] :]
 
 
-def _pack_window(window: NDArray[np.void], rules: PackingRules) -> _Window:
-    student, teacher = segment_lengths(window, rules)
-    fill = np.maximum(student / rules.seq_length, teacher / rules.teacher_seq_length)
-    decreasing = np.argsort(-fill, kind="stable")
+def _pack_window(window: _Measured, rules: PackingRules) -> _Window:
+    decreasing = np.argsort(-window.fill, kind="stable")
     row = fit_segments(
-        student[decreasing], teacher[decreasing], rules.seq_length, rules.teacher_seq_length
+        window.student[decreasing],
+        window.teacher[decreasing],
+        rules.seq_length,
+        rules.teacher_seq_length,
     )
     order = decreasing[np.argsort(row, kind="stable")]
-    segments = window.view(_PLAIN)[order].view(SEGMENT)
-    return _Window(segments, np.bincount(row), int(window["document"][0]))
+    segments = window.segments.view(_PLAIN)[order].view(SEGMENT)
+    return _Window(segments, np.bincount(row), int(window.segments["document"][0]))
 
 
 def _join(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
@@ -267,21 +301,11 @@ def _join(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
     return segments
 
 
-def _read_only(cuts: NDArray[np.integer]) -> NDArray[np.uint32]:
-    """Return cut points as a decoded index holds them: the one type that kernels are made for."""
-    values = np.asarray(cuts, np.uint32).view()
-    values.flags.writeable = False
-    return values
-
-
-def _lengths(segments: NDArray[np.void], side: str, convention: Convention) -> NDArray[np.int64]:
-    first, continued, end = convention.added_tokens
-    flags = segments["flags"]
-    lengths: NDArray[np.int64] = segments[f"{side}_stop"].astype(np.int64)
-    lengths -= segments[f"{side}_start"]
-    lengths += np.where(flags & STARTS, first, continued)
-    lengths += np.where(flags & ENDS, end, 0)
-    return lengths
+def _read_only(values: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """Return numbers as they come from files: the one type that kernels are made for."""
+    numbers = np.asarray(values, np.uint32).view()
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _sums(values: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
