@@ -32,7 +32,7 @@ def open_datasets(mixture: Mixture, generations: Sequence[int] = ()) -> tuple[Da
 
     Raises:
         DatasetError: one is no finished dataset, or stands in the mixture twice, without conditions
-            that tell its documents apart.
+            that tell its documents apart, or two are generations of one dataset.
         ForeignTokenizerError: one was made with other tokenizers than the first.
         WhereError: a condition can't be understood; it lists the columns that there are.
 
@@ -54,6 +54,8 @@ def open_datasets(mixture: Mixture, generations: Sequence[int] = ()) -> tuple[Da
                 f"{dataset.manifest.fingerprint[:16]}…), whose documents would be read twice: "
                 'leave one out, or give both a "where" that no document is true of in both'
             )
+        if not same:
+            _require_no_shared_shard(mixture, (first, dataset), (entry, other))
     for entry, dataset in zip(mixture.datasets, datasets, strict=True):
         _require_tokenizers(mixture, entry.name, dataset, datasets[0])
         select_of(mixture, entry, dataset)
@@ -196,6 +198,25 @@ def mixture_fingerprint(mixture: Mixture, datasets: Iterable[Dataset]) -> str:
         ],
     }
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _require_no_shared_shard(
+    mixture: Mixture, first: tuple[MixedDataset, Dataset], second: tuple[MixedDataset, Dataset]
+) -> None:
+    """Check that two datasets are no generations of one: these share shards, byte for byte."""
+    (entry, dataset), (other_entry, other) = first, second
+    own, others = (
+        {shard.sha256: shard.file for shard in each.manifest.shards if shard.num_documents}
+        for each in (dataset, other)
+    )
+    shared = [file for digest, file in own.items() if digest in others]
+    if shared:
+        raise DatasetError(
+            f'{mixture.path}: "{entry.name}" and "{other_entry.name}" share {len(shared)} shards, '
+            f"such as {shared[0]}, as generations of one dataset do, whose documents would be read "
+            'twice: leave one out, or name the newest in both, each with a "where" that no '
+            "document is true of in both"
+        )
 
 
 def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Dataset) -> None:

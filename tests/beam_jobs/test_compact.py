@@ -9,9 +9,12 @@ from beam_jobs import storage
 from beam_jobs.edit import compact as compact_module
 from beam_jobs.edit.compact import CompactOptions, compact, main
 from beam_jobs.errors import OptionsError
+from beam_jobs.views.command import add_view
+from beam_jobs.views.options import ViewRequest
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
-from tests.support.growing import documents, grow, options, take_out, write_input
+from schemas.sidecar import score_manifest_name
+from tests.support.growing import QUIET, documents, grow, options, take_out, write_input
 
 FIRST = [f"a{number}" for number in range(130)]
 GONE = ["a3", "a40", "a41", "a99"]
@@ -69,6 +72,27 @@ def test_generations_become_one(tmp_path: Path) -> None:
 
     align(replace(options(tmp_path, inputs, append=True), output=str(tmp_path / "new")))
     assert documents(tmp_path / "new").keys() == {*expected, "a3", "c1"}
+
+
+def test_what_stays_behind_is_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(tmp_path, "a", FIRST[:5])
+    old = tmp_path / "aligned"
+    (old / score_manifest_name("ab12" * 16)).write_text("{}")
+    add_view(ViewRequest(str(old), "teacher", str(tmp_path / "student.json"), "own", run=QUIET))
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(compact_module, "_make", _die)
+        with pytest.raises(KeyboardInterrupt):
+            compact(CompactOptions(str(old), str(tmp_path / "new")))
+    assert capsys.readouterr().out == (
+        "not copied: views own; run vocag add-teacher or add-student again\n"
+        "not copied: losses of teacher-ab12ab12ab12ab12.json; run vocag score again\n"
+    )
+    compact(CompactOptions(str(old), str(tmp_path / "new"), quiet=True))
+    assert capsys.readouterr().out == ""
+    assert open_dataset(str(tmp_path / "new")).manifest.views == ()
 
 
 def test_killed_and_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Conditions in a mixture: parts of datasets are mixed like whole ones, or refused."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pipeline.streaming import AlignedRows, MixedRows, StreamConfig, StreamMisma
 from schemas.errors import DatasetError
 from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts
+from tests.support.growing import grow
 
 pytest.importorskip("duckdb")
 
@@ -71,6 +73,19 @@ def test_rows_of_a_part_are_those_of_the_dataset_read_with_the_condition(folder:
             assert torch.equal(row[field], own[field])
         seen[source] += 1
     assert seen == [2 * parts[0].samples_per_epoch, parts[1].samples_per_epoch]
+
+
+@pytest.mark.parametrize("where", ["", "where = 'good'"])
+def test_two_generations_of_one_dataset_are_refused(tmp_path: Path, where: str) -> None:
+    """A copy of the older one beside the newer: whatever the conditions, shards are shared."""
+    grow(tmp_path / "grown", "a", ["a1", "a2", "a3"])
+    shutil.copytree(tmp_path / "grown/aligned", tmp_path / "web")
+    grow(tmp_path / "grown", "b", ["b1"])
+    where = where.replace("good", "source is not null")
+    with pytest.raises(
+        DatasetError, match=r'"first" and "second" share \d+ shards, such as corpus'
+    ):
+        open_mixture(tmp_path, where, where, path="grown/aligned")
 
 
 def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
