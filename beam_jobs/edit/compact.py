@@ -48,7 +48,7 @@ those in dead letters. Shards of which nothing is removed are copied; the others
 what align makes of the documents that are left. Views and losses that teachers have given are of
 the old shards and stay with them, which is said before it starts: run vocag add-teacher, vocag
 add-student and vocag score again on the new dataset. Runs that were started on the old dataset need
-it to go on. Killed and run again, it starts anew: it copies, which takes minutes, not hours.
+it to go on. Killed and run again, it starts anew.
 
 Every other option goes to Apache Beam (for an object store)."""
 
