@@ -44,7 +44,13 @@ def render(table: Mapping[str, Any]) -> str:
 def _rules(table: Mapping[str, Any]) -> str:
     num_runs = sum(len(own["seeds"]) for arms in table["arms"].values() for own in arms.values())
     done = f"{num_runs} of {table['costs']['num_runs']} runs are done"
-    known = {rule: holds for rule, holds in table["verdicts"].items() if _is_known(rule, table)}
+    known = {
+        rule: holds
+        for rule, holds in table["verdicts"].items()
+        if _is_known(rule, table)
+        # Whoever doesn't win needs no control.
+        or (rule == "for" and not table["wins"] and _is_known("against", table))
+    }
     lines = [f"**{rule}** {'yes' if holds else 'no'}" for rule, holds in known.items()]
     lines += [f"**{rule}** not measured" for rule in table["verdicts"] if rule not in known]
     open_question = {"for", "against"} <= known.keys() and not (known["for"] or known["against"])

@@ -132,8 +132,14 @@ def stages(own: Experiment) -> dict[str, list[Chain]]:
     """Return all commands; what is not known yet, such as a learning rate, is NaN in them."""
     rates = choose_rates(own)
     runs = [(arm, seed) for arm in arms_of(own.scale) for seed in arm.seeds]
-    # What the verdicts rest on comes first, and of that a table of one seed.
-    runs.sort(key=lambda run: (not run[0].decides, own.scale.seeds.index(run[1])))
+    # What the verdicts rest on comes first, the control after what may make it needless.
+    runs.sort(
+        key=lambda run: (
+            not run[0].decides,
+            run[0].decides and run[0].data == "clean",
+            own.scale.seeds.index(run[1]),
+        )
+    )
     return {
         "texts": [[write_source(own)], [write_texts(own)]],
         "student": [[make_student(own)]],

@@ -117,21 +117,29 @@ def verdicts(runs: Runs) -> dict[str, bool]:
     def no_worse(arm: str, other: str, held_out: str) -> bool:
         return paired(bits("noisy", arm, held_out), bits("noisy", other, held_out))[0] <= 0
 
-    def beats(other: str) -> bool:
-        own = {name: bits("noisy", TEACHER, name) for name in MATHEMATICS}
-        return all(better(own[name], bits("noisy", other, name)) for name in MATHEMATICS)
-
-    wins = beats("random-0.4") and beats("full")
     shrinks = all(gain("clean", name) < gain("noisy", name) for name in MATHEMATICS)
     plain = all(no_worse("full", f"teacher-{k}", n) for k in (0.4, 0.6) for n in CLEAN_SETS)
     chance = any(no_worse("random-0.4", TEACHER, name) for name in MATHEMATICS)
     taste = all(no_worse("teacher_loss-0.4", TEACHER, name) for name in MATHEMATICS)
     return {
-        "for": wins and shrinks,
+        "for": wins(runs) and shrinks,
         "against": plain or chance,
         "against the difference": taste,
-        "worth its teacher": beats("full-equal-scored"),
+        "worth its teacher": _beats(runs, "full-equal-scored"),
     }
+
+
+def wins(runs: Runs) -> bool:
+    """Say whether `teacher` beats chance and plain training: without that nothing is for it."""
+    return _beats(runs, "random-0.4") and _beats(runs, "full")
+
+
+def _beats(runs: Runs, other: str) -> bool:
+    own, others = (
+        [runs.values("noisy", arm, "bits_per_byte", held_out=name) for name in MATHEMATICS]
+        for arm in (TEACHER, other)
+    )
+    return all(map(better, own, others))
 
 
 def summarise(runs: Runs) -> dict[str, Any]:
@@ -220,6 +228,7 @@ def main() -> None:
         raise SystemExit(f"{folder}: no run is measured yet")
     table = {
         "verdicts": verdicts(runs),
+        "wins": wins(runs),
         "arms": summarise(runs),
         "equal_compute": equal_compute(runs),
         "kept_by_teacher_after_training": kept_after_training(folder),
