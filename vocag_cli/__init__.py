@@ -66,8 +66,8 @@ def main(argv: list[str] | None = None) -> "NoReturn":
         leave(0)
     name = " ".join(["vocag", *arguments[:1]])
     try:
-        require_own_packages()
-        if arguments and not arguments[0].startswith("-"):
+        if arguments and not arguments[0].startswith("-"):  # `vocag --help` needs no package
+            require_own_packages()
             _set_up_logging(name)
         leave(run_command(arguments))
     except HiddenPackageError as error:
