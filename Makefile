@@ -35,7 +35,7 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 
 # DATA=folder of GSM8K and MATH; SCALE=tiny tries the chain in minutes, SCALE=long takes ten hours;
 # UNTIL=gate stops there.
-prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with DATA=folder (three hours; go on by the same command)
+prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with DATA=folder (three and a half hours; go on by the same command)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python examples/prove/recipe.py --data $(DATA) --output prove$(if $(SCALE),-$(SCALE)) \
 	  --scale $(or $(SCALE),full) --until $(or $(UNTIL),table)
