@@ -36,7 +36,8 @@ def command_lines(folder: Path) -> Iterator[str]:
     records = sorted((folder / DONE).rglob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     for path in records:
         line = shlex.join(["python", *_words(path)[1:]])
-        for long, short in shortened.items():
+        # The longest first: one may be the beginning of another.
+        for long, short in sorted(shortened.items(), key=lambda pair: -len(pair[0])):
             line = line.replace(long, short)
         yield line
 
