@@ -45,7 +45,7 @@ def _let_go_of_memory(request: pytest.FixtureRequest) -> Iterator[None]:
 def _restore_log_level() -> Iterator[None]:
     """Undo what a command says about the process's log: it ends with the command, a test does not.
 
-    `quiet=True` silences the root logger, and with it every warning that a later test looks for.
+    `vocag align --quiet` silences the root logger, and with it what a later test looks for.
     """
     level = logging.getLogger().level
     yield

@@ -119,20 +119,23 @@ class Scale:
 
 
 FULL = Scale()
-# The same with six times as many steps: half a day on two cores.
-_MANY: dict[str, Any] = {
-    "num_trained": 5000,
+# How larger experiments are measured: on more text, every seed likewise.
+_WELL_MEASURED: dict[str, Any] = {
     "num_held_out": 500,
     "num_held_out_general": 200,
     "num_asked": 200,
-    "steps": 400,
-    "search_steps": 100,
-    "last_steps": 100,
-    "warmup_steps": 20,
     "num_counted": 200,
     "num_questioned": 3,
 }
-LONG = Scale(**_MANY)
+# The same with seven times as many steps: ten hours on two cores.
+LONG = Scale(
+    **_WELL_MEASURED,
+    num_trained=5000,
+    steps=400,
+    search_steps=100,
+    last_steps=100,
+    warmup_steps=20,
+)
 # Text and steps for trials: little of both.
 _LITTLE: dict[str, Any] = {
     "packages": ("numpy",),
@@ -164,11 +167,9 @@ TINY = Scale(
 )
 # For one GPU: a student of 101 M parameters, 100 M tokens an arm.
 GPU = Scale(
+    **_WELL_MEASURED,
     num_documents=10_000_000,
     num_trained=10_000_000,
-    num_held_out=500,
-    num_held_out_general=200,
-    num_asked=200,
     vocab_size=16_384,
     layers=(*range(24), 28, 29),
     shard_bytes="64MiB",
@@ -180,8 +181,6 @@ GPU = Scale(
     search_steps=763,
     last_steps=300,
     warmup_steps=100,
-    num_counted=200,
-    num_questioned=3,
     checkpoint_every=500,
     rates=(1e-4, 2e-4, 4e-4),
     device="cuda",

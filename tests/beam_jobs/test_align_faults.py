@@ -27,21 +27,7 @@ from tests.support.corpus import (
     reference_dataset,
     write_corpus,
 )
-
-KILLED_AT = """
-import os, signal, sys
-from importlib import import_module
-module = import_module("beam_jobs.{module}")
-original, calls = module.{function}, []
-def die(*arguments, **keywords):
-    calls.append(1)
-    if len(calls) == {call}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments, **keywords)
-module.{function} = die
-from beam_jobs.align.command import main
-sys.exit(main(sys.argv[1:]))
-"""
+from tests.support.killing import killed_at
 
 
 def run_folder(output: Path) -> Path:
@@ -110,7 +96,7 @@ def test_a_killed_job_then_a_second_start(
 ) -> None:
     corpus, reference = reference_dataset()
     options = align_options(corpus, tmp_path)
-    script = KILLED_AT.format(module=module, function=function, call=call)
+    script = killed_at("beam_jobs.align.command", module, function, call=call)
     killed = subprocess.run(
         [sys.executable, "-c", script, *command_line(options)], capture_output=True, check=False
     )

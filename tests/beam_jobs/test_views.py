@@ -23,25 +23,12 @@ from schemas.index import ShardIndex
 from schemas.manifest import MANIFEST_FILE, decode_manifest, encode_manifest
 from schemas.view_file import Side
 from tests.support.datasets import build_dataset, make_texts, word_pieces
+from tests.support.killing import killed_at
 from tests.support.tokenizer_zoo import source
 from tests.support.views import STUDENT, TEACHER, add, write_dataset
 from vocag_cli import COMMANDS
 
 OWN_PLACES = {"payload_offset", "payload_bytes", "crc32", "metadata"}
-KILLED_AT = """
-import os, signal, sys
-from importlib import import_module
-module = import_module("beam_jobs.{module}")
-original, calls = module.{function}, []
-def die(*arguments, **keywords):
-    calls.append(1)
-    if len(calls) == {call}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments, **keywords)
-module.{function} = die
-from beam_jobs.views.add_teacher import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def arguments_of(folder: Path, tokenizer: str, *more: str) -> list[str]:
@@ -231,7 +218,7 @@ def test_a_killed_job_then_a_second_start(
     write_dataset(tmp_path / "data")
     write_dataset(tmp_path / "never")
     add(tmp_path / "never", "qwen_like")
-    script = KILLED_AT.format(module=module, function=function, call=call)
+    script = killed_at("beam_jobs.views.add_teacher", module, function, call=call)
     killed = subprocess.run(
         [sys.executable, "-c", script, *arguments_of(tmp_path / "data", "qwen_like")],
         capture_output=True,
