@@ -129,6 +129,28 @@ def decode_view_index(data: bytes) -> ViewIndex:
     return ViewIndex(**values)
 
 
+def take_view_documents(index: ViewIndex, places: NDArray[np.int64]) -> ViewIndex:
+    """Return a view's index of some documents, as of a shard that holds no others.
+
+    Args:
+        index: of all of them.
+        places: int64 [K], ascending.
+
+    Example:
+        >>> take_view_documents(index, np.array([0, 2])).num_tokens.tolist()
+        [5, 21]
+    """
+    counts = np.diff(index.cut_starts)
+    of_chosen = np.repeat(np.isin(np.arange(len(index)), places), counts)
+    names = ("payload_bytes", "crc32", "num_tokens", "num_mapped", "byte_iou_sum")
+    return ViewIndex(
+        cut_starts=np.cumsum([0, *counts[places]], dtype=np.int64),
+        cut_student=index.cut_student[of_chosen],
+        cut_teacher=index.cut_teacher[of_chosen],
+        **{name: getattr(index, name)[places] for name in names},
+    )
+
+
 def see_through(index: ShardIndex, view: ViewIndex, side: Side) -> ShardIndex:
     """Return a shard's index with what a view has in the place of its own.
 

@@ -53,6 +53,7 @@ ALLOWED = {
     "beam_jobs.align": "beam_jobs pipeline.tokenization pipeline.alignment pipeline.dataset"
     " pipeline.batches pipeline.drawing vocag_cli",
     "beam_jobs.edit": "beam_jobs beam_jobs.align.summary pipeline.alignment.quality"
+    " pipeline.scoring pipeline.packing.rules"
     " pipeline.batches pipeline.dataset pipeline.drawing vocag_cli",
     "beam_jobs.views": "beam_jobs pipeline.tokenization"
     " pipeline.alignment pipeline.dataset pipeline.drawing vocag_cli",

@@ -1,10 +1,9 @@
 """`vocag compact`: a dataset written anew, without the documents that were removed from it."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -13,7 +12,16 @@ from tqdm import tqdm
 
 from beam_jobs import storage
 from beam_jobs.align.summary import write_card
-from beam_jobs.edit.shards import copy_shard, measure_removed
+from beam_jobs.edit.carried import (
+    Carried,
+    CopiedShard,
+    copy_carried,
+    find_carried,
+    find_copied,
+    keep_copied,
+)
+from beam_jobs.edit.losses import say_other_length, write_score_manifest
+from beam_jobs.edit.shards import measure_removed
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import publish_manifest, read_kept, read_newest
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
@@ -27,15 +35,14 @@ from schemas.manifest import (
     DEAD_LETTERS_FILE,
     DeadLetterRecord,
     Manifest,
-    ShardRecord,
     TokenizerRecord,
+    ViewRecord,
 )
+from schemas.sidecar import score_manifest_name
 from vocag_cli import options as command_lines
 from vocag_cli.options import DatasetSource, Folder, Option, Rest
 
 _COPIED_AT_ONCE = 8
-_SCORE_MANIFEST = re.compile(r"teacher-[0-9a-f]{16}\.json")
-"""What `schemas.sidecar.score_manifest_name` gives."""
 _EXAMPLES = """\
 examples:
   # takedowns, first for readers and then for good
@@ -45,10 +52,11 @@ examples:
 
 The new dataset has one generation, and no trace of the removed documents' tokens, texts and ids but
 those in dead letters. Shards of which nothing is removed are copied; the others are, byte for byte,
-what align makes of the documents that are left. Views and losses that teachers have given are of
-the old shards and stay with them, which is said before it starts: run vocag add-teacher, vocag
-add-student and vocag score again on the new dataset. Runs that were started on the old dataset need
-it to go on. Killed and run again, it starts anew.
+what align makes of the documents that are left. Views and the losses that teachers have given come
+along, less the removed documents': what vocag add-teacher and vocag add-student would give again,
+and the losses as they were stored. What an unfinished vocag score has left does not, which is said
+before it starts. Runs that were started on the old dataset need it to go on. Killed and run again,
+it keeps the shards that are finished.
 
 Every other option goes to Apache Beam (for an object store)."""
 
@@ -57,8 +65,7 @@ Every other option goes to Apache Beam (for an object store)."""
 class CompactOptions:
     """Write a dataset anew, without the documents that were removed from it.
 
-    Views and scores are not copied. Run the same command again where it was interrupted; it starts
-    anew.
+    Views and finished scores come along. Run the same command again where it was interrupted.
 
     Attributes:
         dataset: folder or URL of a dataset.
@@ -96,9 +103,12 @@ def compact(options: CompactOptions) -> Manifest:
     with hold_lock(storage.join(output, OUTPUT_LOCK), output):
         manifest = find_finished(output, configuration)
         if manifest is None:
+            carried = find_carried(Dataset(source, before))
             if not options.quiet:
-                print(_say_what_stays(source, before), end="", flush=True)
-            manifest = _make(Dataset(source, before), output, configuration, quiet=options.quiet)
+                print("".join(f"{line}\n" for line in carried.remarks), end="", flush=True)
+            manifest = _make(carried, output, configuration, quiet=options.quiet)
+            if not options.quiet:
+                print(_describe_carried(carried, manifest), end="")
         _tidy(output, manifest)
     if not options.quiet:
         num_left_out = before.totals["num_documents"] - manifest.totals["num_documents"]
@@ -124,40 +134,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make(
-    dataset: Dataset, output: str, configuration: Mapping[str, Any], *, quiet: bool
+    carried: Carried, output: str, configuration: Mapping[str, Any], *, quiet: bool
 ) -> Manifest:
-    """Write everything, the manifest last; an attempt that died before is written over."""
+    """Write everything, the manifest last; of an attempt that died, finished shards are kept."""
     scratch = run_folder_of(output, configuration)
     open_run(scratch, configuration)
-    before = dataset.manifest
-    shards = _copy_shards(dataset, output, quiet=quiet)
-    for record in (before.student, before.teacher):
+    dataset, before = carried.dataset, carried.dataset.manifest
+    copied = _copy_shards(carried, output, scratch, quiet=quiet)
+    views = tuple(_view_record(seen, copied) for seen in carried.views)
+    for record in (before.student, before.teacher, *(view.tokenizer for view in views)):
         _copy_tokenizer(dataset, record, output, scratch)
     manifest = Manifest(
         name=before.name,
         student=before.student,
         teacher=before.teacher,
-        shards=shards,
+        shards=tuple(each.shard for each in copied),
         dead_letters=_copy_dead_letters(dataset, output, scratch),
         configuration=configuration,
-        statistics=_statistics(dataset),
+        statistics=_statistics(dataset, before.statistics),
         metadata=before.metadata,
+        views=views,
     )
+    for scores in carried.complete_scores():
+        sidecars = [each.losses[scores.teacher] for each in copied]
+        write_score_manifest(scores, sidecars, manifest, output, scratch=scratch)
     publish_manifest(output, manifest, scratch=scratch)
     return manifest
 
 
-def _say_what_stays(source: str, before: Manifest) -> str:
-    """Return a line for views and one for scores, which the new dataset will not have."""
-    lines = ""
-    if before.views:
-        names = ", ".join(view.name for view in before.views)
-        lines += f"not copied: views {names}; run vocag add-teacher or add-student again\n"
-    found = storage.list_folder(source)
-    scores = [name for name in sorted(found) if _SCORE_MANIFEST.fullmatch(name)]
-    if scores:
-        lines += f"not copied: losses of {', '.join(scores)}; run vocag score again\n"
-    return lines
+def _describe_carried(carried: Carried, made: Manifest) -> str:
+    """Return lines that say what came along, and what changes for who reads it."""
+    complete = carried.complete_scores()
+    along = [f"view {view.name}" for view in made.views]
+    along += [f"losses of {score_manifest_name(scores.teacher)}" for scores in complete]
+    told = f"carried over: {', '.join(along)}\n" if along else ""
+    return told + "".join(say_other_length(scores, made) for scores in complete)
 
 
 def _tidy(output: str, manifest: Manifest) -> None:
@@ -174,30 +185,47 @@ def _configuration(before: Manifest) -> dict[str, Any]:
     return {"name": before.name, **kept, "compacted_from": before.fingerprint}
 
 
-def _copy_shards(dataset: Dataset, output: str, *, quiet: bool) -> tuple[ShardRecord, ...]:
-    """Write the shards, numbered anew; empty ones are left out unless all are."""
-    shards = dataset.manifest.shards
-    left = [n.num_documents - len(dataset.removed_of(i)) for i, n in enumerate(shards)]
-    numbers = [number for number, count in enumerate(left) if count] or list(range(len(shards)))
-    name, total = dataset.manifest.name, len(numbers)
+def _copy_shards(carried: Carried, output: str, scratch: str, *, quiet: bool) -> list[CopiedShard]:
+    """Write the shards, numbered anew, and what stands beside them; those that are there stay."""
+    name, total = carried.dataset.manifest.name, len(carried.numbers)
+    there = storage.list_folder(output)
 
-    def copy(place: int) -> ShardRecord:
-        return copy_shard(dataset, numbers[place], output, f"{name}-{place:06d}-of-{total:06d}")
+    def copy(place: int) -> CopiedShard:
+        number = carried.numbers[place]
+        commit = storage.join(scratch, f"commit-{place:06d}.json")
+        copied = find_copied(carried, number, commit, there)
+        if copied is None:
+            stem = f"{name}-{place:06d}-of-{total:06d}"
+            copied = copy_carried(carried, number, output, stem)
+            keep_copied(copied, commit, scratch=scratch)
+        return copied
 
     with ThreadPoolExecutor(_COPIED_AT_ONCE) as pool:
         copied = pool.map(copy, range(total))
-        return tuple(tqdm(copied, "shards", total, unit="", leave=False, disable=quiet))
+        return list(tqdm(copied, "shards", total, unit="", leave=False, disable=quiet))
 
 
-def _statistics(dataset: Dataset) -> dict[str, Any]:
-    """Return the dataset's statistics less those of its removed documents."""
+def _view_record(seen: Dataset, copied: Sequence[CopiedShard]) -> ViewRecord:
+    """Return what the new manifest says of a view."""
+    assert seen.view is not None
+    name = seen.view.name
+    files = tuple(each.views[name] for each in copied if name in each.views)
+    statistics = _statistics(seen, seen.view.statistics)
+    return replace(seen.view, files=files, statistics=statistics)
+
+
+def _statistics(dataset: Dataset, whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return statistics, of the dataset or of the view that it is seen through, less the removed.
+
+    Sums of fractions may differ in their last digit from what counting anew gives.
+    """
     numbers = range(len(dataset.manifest.shards))
     with ThreadPoolExecutor(_COPIED_AT_ONCE) as pool:
         parts = pool.map(lambda number: measure_removed(dataset, number), numbers)
         removed = AlignmentStatistics.merge(parts)
-    whole = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
+    all_of_it = AlignmentStatistics.from_json(dict(whole))
     names = [entry.name for entry in fields(AlignmentStatistics)]
-    left = {name: getattr(whole, name) - getattr(removed, name) for name in names}
+    left = {name: getattr(all_of_it, name) - getattr(removed, name) for name in names}
     return AlignmentStatistics(**left).to_json()
 
 

@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs import storage
+from beam_jobs.edit.copying import copy_parts, require_same
 from pipeline.alignment.quality import AlignmentStatistics, measure_documents
 from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
 from pipeline.dataset.encoding import TAR_BLOCK
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.writing import END_OF_TAR, WrittenShard, shard_record
 from schemas.document import Tokens, decode_document
-from schemas.errors import DamagedShardError, SchemaVersionError
+from schemas.errors import SchemaVersionError
 from schemas.index import encode_index, take_documents
 from schemas.manifest import ShardRecord
-
-_CHUNK_BYTES = 4 << 20
 
 
 def copy_shard(dataset: Dataset, shard_index: int, output: str, stem: str) -> ShardRecord:
@@ -44,7 +43,10 @@ def copy_shard(dataset: Dataset, shard_index: int, output: str, stem: str) -> Sh
     tar, index_file = f"{stem}.tar", f"{stem}.index.parquet"
     with storage.open_shard_to_write(storage.join(output, tar)) as sink:
         if not len(removed):
-            _copy_whole(dataset, shard_index, sink)
+            with dataset.open_shard(shard_index) as file:
+                num_bytes = dataset.manifest.shards[shard_index].num_bytes
+                copied = copy_parts(file, sink, [(num_bytes, True)])
+            require_same(copied.source_sha256, dataset.shard(shard_index), "shard")
             data = dataset.index_bytes(shard_index)
             record = dataset.manifest.shards[shard_index]
             record = replace(record, file=tar, index_file=index_file)
@@ -58,7 +60,9 @@ def copy_shard(dataset: Dataset, shard_index: int, output: str, stem: str) -> Sh
 
 
 def measure_removed(dataset: Dataset, shard_index: int) -> AlignmentStatistics:
-    """Return the statistics of a shard's removed documents.
+    """Return the statistics of a shard's removed documents, as the dataset is seen.
+
+    Those that the view's tokenizer can't tokenize are in no statistics of the view.
 
     Raises:
         DatasetError: the shard is damaged.
@@ -68,6 +72,8 @@ def measure_removed(dataset: Dataset, shard_index: int) -> AlignmentStatistics:
         2
     """
     removed = dataset.removed_of(shard_index)
+    if dataset.view is not None:
+        removed = np.setdiff1d(removed, dataset.read_view_index(shard_index).left_out)
     if not len(removed):
         return AlignmentStatistics.empty()
     index = dataset.read_index(shard_index, with_names=True)
@@ -79,20 +85,6 @@ def measure_removed(dataset: Dataset, shard_index: int) -> AlignmentStatistics:
         measured, _ = measure_documents(AlignedBatch([source], *sides, document.teacher_spans))
         parts.append(replace(measured, num_text_bytes=int(index.num_text_bytes[place])))
     return AlignmentStatistics.merge(parts)
-
-
-def _copy_whole(dataset: Dataset, shard_index: int, sink: BinaryIO) -> None:
-    record = dataset.manifest.shards[shard_index]
-    digest = sha256()
-    with dataset.open_shard(shard_index) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            sink.write(chunk)
-    if digest.hexdigest() != record.sha256:
-        raise DamagedShardError(
-            f"{dataset.shard(shard_index).url} is not the shard that the manifest names (SHA-256 "
-            "differs): restore it"
-        )
 
 
 def _copy_some(

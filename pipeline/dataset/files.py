@@ -174,9 +174,17 @@ class Dataset:
             DamagedShardError: it is missing or is not the manifest's.
             ValueError: the dataset is seen through no view.
         """
+        return decode_view_index(self.view_index_bytes(shard_index))
+
+    def view_index_bytes(self, shard_index: int) -> bytes:
+        """Return a shard's index of the view as it is stored, verified by its hash.
+
+        Raises:
+            DamagedShardError: it is missing or is not the manifest's.
+            ValueError: the dataset is seen through no view.
+        """
         record = self._view_record(shard_index)
-        _, data = self._read_named(record.index_file, record.index_sha256, "view's index")
-        return decode_view_index(data)
+        return self._read_named(record.index_file, record.index_sha256, "view's index")[1]
 
     def _view_record(self, shard_index: int) -> ViewFileRecord:
         if self.view is None:

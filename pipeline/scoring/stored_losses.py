@@ -26,6 +26,7 @@ from pipeline.dataset.selection import Selection, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
+from schemas.manifest import ShardRecord
 from schemas.sidecar import (
     ScoreManifest,
     ShardLosses,
@@ -129,16 +130,7 @@ class StoredLosses:
             if not record.num_bytes == file.seek(0, 2):
                 raise _altered(claim.url)
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        if sha256(data).hexdigest() != record.sha256:
-            raise _altered(claim.url)
-        losses = decode_sidecar(data, where=claim.url)
-        expected = (self.scores.manifest.rule.fingerprint, self._shards[shard_index].sha256)
-        if (losses.teacher, losses.shard_sha256) != expected:
-            raise ForeignLossesError(
-                f"{claim.url} holds losses of teacher {losses.teacher[:16]}… for shard "
-                f"{losses.shard_sha256[:16]}…, not those that {self.scores.path} names: {_AGAIN}"
-            )
-        return losses
+        return decode_listed(data, record, self.scores, self._shards[shard_index])
 
     def _open_file(self, claim: ListedFile) -> BinaryIO:
         if self._cache is not None:
@@ -231,6 +223,33 @@ def find_scores(
         f'{which} "{source}" in {location}{seen}: name one of {there or "none"} by its first '
         "digits, or run beam_jobs.score first"
     )
+
+
+def decode_listed(
+    data: bytes | memoryview, record: SidecarRecord, scores: ScoreFiles, shard: ShardRecord
+) -> ShardLosses:
+    """Return the losses of a sidecar, which must be the one that its score manifest names.
+
+    Args:
+        data: the file's bytes.
+        record: what the score manifest says of it.
+        scores: whose it is.
+        shard: that was scored.
+
+    Raises:
+        DamagedShardError: the bytes are others.
+        ForeignLossesError: they are of another teacher or another tar.
+    """
+    url = scores.sidecar(record).url
+    if sha256(data).hexdigest() != record.sha256:
+        raise _altered(url)
+    losses = decode_sidecar(data, where=url)
+    if (losses.teacher, losses.shard_sha256) != (scores.manifest.rule.fingerprint, shard.sha256):
+        raise ForeignLossesError(
+            f"{url} holds losses of teacher {losses.teacher[:16]}… for shard "
+            f"{losses.shard_sha256[:16]}…, not those that {scores.path} names: {_AGAIN}"
+        )
+    return losses
 
 
 def list_scores(location: str) -> list[ScoreFiles]:

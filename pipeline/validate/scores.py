@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
-from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.reading import find_generation, read_generation
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import Kept, Selection, WhereError, select_documents
+from pipeline.scoring.as_scored import scored_generation, through_view
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import (
     DocumentTokens,
@@ -80,8 +77,8 @@ def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = No
 def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool:
     """Check one teacher's scores; return whether all sidecars are there and could be read."""
     try:
-        dataset = _through_view(scores, dataset)
-        scored = _scored_generation(scores, dataset)
+        dataset = through_view(scores, dataset)
+        scored = scored_generation(scores, dataset)
         scores = scores_of(scores, scored)
         rule = ContextRule.from_json(scores.manifest.rule.context)
         selection = select_documents(dataset, scores.manifest.rule.where)
@@ -119,14 +116,6 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
                 of_shard.add(CHECK, f"{record.file}: {message}")
             findings.take_over(of_shard)
     return len(shards) == len(dataset.manifest.shards)
-
-
-def _scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return the dataset as it was when it was scored, where it has grown since."""
-    number = find_generation(dataset.manifest, scores.manifest.dataset)
-    if number is None:
-        return dataset
-    return replace(dataset, manifest=read_generation(dataset.location, dataset.manifest, number))
 
 
 def _contradictions(
@@ -222,7 +211,7 @@ def _score_again(
         scorer = load_scorer(
             str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype, device=device
         )
-        seen = _through_view(scores, dataset)
+        seen = through_view(scores, dataset)
         sampled, message = _compare_sample(scores, seen, scorer, Random(seed))
         if message:
             findings.add(CHECK, f"{scores.path}: {message}")
@@ -256,27 +245,6 @@ def _compare_sample(
         f"{num_bad} of {len(differences)} losses of {sampled} "
         f"differ when they are scored again, by up to {np.nanmax(differences):.3g} nats: another "
         "teacher gave them, or they were altered; run beam_jobs.score again"
-    )
-
-
-def _through_view(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return the dataset as it was scored.
-
-    Raises:
-        DatasetError: it was through a view that the dataset has no more.
-    """
-    wanted = scores.manifest.rule.view
-    if wanted is None:
-        return dataset
-    names = [view.name for view in dataset.manifest.views if view.identity == wanted]
-    for name, number in product(names, reversed(range(dataset.manifest.generation + 1))):
-        with suppress(DatasetError):  # a generation that the view was not completed for
-            seen = open_dataset(dataset.location, generation=number, view=name)
-            if seen.has_generation(scores.manifest.dataset):
-                return seen
-    raise DatasetError(
-        f"{scores.path} was made through view {wanted[:16]}…, which the dataset has not, or no "
-        "more: run beam_jobs.score again with its --view"
     )
 
 
