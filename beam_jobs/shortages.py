@@ -1,10 +1,13 @@
 """What a command says where the machine has run out of something."""
 
+import logging
 import os
 import re
 import resource
 import shutil
 
+from beam_jobs import storage
+from beam_jobs.errors import OptionsError
 from pipeline.drawing.formatting import format_bytes
 
 _FULL = re.compile(r"\[Errno (?:28|122)\] [^:\n]*(?:: '([^'\n]+)')?")
@@ -14,12 +17,52 @@ _NO_MEMORY = re.compile(
     r"can't start new thread|Not enough memory"
 )
 
+logger = logging.getLogger(__name__)
+
 
 def free_bytes(folder: str) -> int:
     """Return the free bytes of the disk that a local folder is on, or would be."""
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     return shutil.disk_usage(folder).free
+
+
+def require_room(
+    folder: str,
+    need: int,
+    message: str,
+    *,
+    remedy: str,
+    least: float = 1.0,
+    ample: float = 1.0,
+    there: int = 0,
+) -> None:
+    """Check that a local folder's disk has room for what a job will write; a store always has.
+
+    Args:
+        folder: where; it need not be there yet.
+        need: about how many bytes.
+        message: what needs them, with `{room}` for what there is.
+        remedy: what to do about it.
+        least: share of `need` without which the job is refused: as much as the estimate may be
+            too large by.
+        ample: share of `need` below which it is warned of.
+        there: bytes of it that an earlier attempt has written.
+
+    Raises:
+        OptionsError: less than `least` of it is free.
+
+    Example:
+        >>> require_room("gs://bucket/data", 10**15, "{room} is free", remedy="free some")
+    """
+    if not storage.is_local(folder):
+        return
+    room = free_bytes(folder) + there
+    told = message.replace("{room}", format_bytes(room))
+    if room < least * need:
+        raise OptionsError(f"{told}; {remedy}")
+    if room < ample * need:
+        logger.warning("%s; it may run out of space", told)
 
 
 def address_space() -> int | None:

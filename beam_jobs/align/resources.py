@@ -1,13 +1,11 @@
 """What a job needs of the machine, checked before it starts, and named when it has run out."""
 
-import logging
-
 from beam_jobs import storage
 from beam_jobs.align.blocks import Shuffle
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.align.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.errors import OptionsError
-from beam_jobs.shortages import address_space, free_bytes
+from beam_jobs.shortages import address_space, require_room
 from pipeline.drawing.formatting import format_bytes
 
 LEAST_ADDRESS_SPACE = 1500 << 20
@@ -15,8 +13,6 @@ LEAST_ADDRESS_SPACE = 1500 << 20
 
 BASE_MEMORY = 850 * 10**6
 """Python, Beam, two tokenizers, their memory of words, and the batches under way."""
-
-logger = logging.getLogger(__name__)
 
 
 def choose_shuffle(options: AlignOptions) -> Shuffle:
@@ -56,17 +52,15 @@ def require_disk(output: str, run_folder: str, need: int) -> None:
     Raises:
         OptionsError: it has less than half; the estimate can't be that wrong.
     """
-    if not storage.is_local(output):
-        return
-    room = free_bytes(output) + sum(storage.list_folder(run_folder).values())
-    message = (
-        f"--output {output} has {format_bytes(room)} of free disk, and the job will need about "
-        f"{format_bytes(need)} there while it runs"
+    require_room(
+        output,
+        need,
+        f"--output {output} has {{room}} of free disk, and the job will need about "
+        f"{format_bytes(need)} there while it runs",
+        remedy="free some, or choose another --output",
+        least=0.5,
+        there=sum(storage.list_folder(run_folder).values()) if storage.is_local(output) else 0,
     )
-    if room < need / 2:
-        raise OptionsError(f"{message}; free some, or choose another --output")
-    if room < need:
-        logger.warning("%s; it may run out of space", message)
 
 
 def require_address_space() -> None:

@@ -20,6 +20,7 @@ from beam_jobs.edit.carried import (
     find_copied,
     keep_copied,
 )
+from beam_jobs.edit.disk import require_disk
 from beam_jobs.edit.losses import say_other_length, write_score_manifest
 from beam_jobs.edit.shards import measure_removed
 from beam_jobs.errors import OptionsError
@@ -84,7 +85,7 @@ def compact(options: CompactOptions) -> Manifest:
     """Write a dataset without its removed documents, or return it where that is done.
 
     Raises:
-        OptionsError: no dataset, or an output that holds something else.
+        OptionsError: no dataset, an output that holds something else, or too small a disk.
         DatasetError: the dataset is damaged, or has lost documents of format version 1.
 
     Example:
@@ -106,6 +107,7 @@ def compact(options: CompactOptions) -> Manifest:
             carried = find_carried(Dataset(source, before))
             if not options.quiet:
                 print("".join(f"{line}\n" for line in carried.remarks), end="", flush=True)
+            require_disk(output, carried)
             manifest = _make(carried, output, configuration, quiet=options.quiet)
             if not options.quiet:
                 print(_describe_carried(carried, manifest), end="")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
-from beam_jobs.shortages import free_bytes
+from beam_jobs.shortages import require_room
 from pipeline.drawing.formatting import format_bytes
 from schemas.manifest import Manifest
 from schemas.sidecar import sidecar_name
@@ -14,8 +11,6 @@ from schemas.sidecar import sidecar_name
 _LOSS_BYTES, _START_BYTES = 2, 4
 _HEADER_BYTES, _RECORD_BYTES = 400, 600
 """Of a sidecar: its header of safetensors with the metadata, and its share of the manifest."""
-
-logger = logging.getLogger(__name__)
 
 
 def sidecar_bytes(num_tokens: int, num_documents: int) -> int:
@@ -59,16 +54,10 @@ def require_disk(output: str, need: int) -> None:
     Raises:
         OptionsError: it has not.
     """
-    if not storage.is_local(output):
-        return
-    room = free_bytes(output)
-    if room < need:
-        raise OptionsError(
-            f"{output} has {format_bytes(room)} of free disk, and the scores will take "
-            f"{format_bytes(need)} there; free some, or copy the dataset to a larger disk"
-        )
-    if room < 1.05 * need:
-        logger.warning(
-            "%s has %s of free disk, and the scores will take %s there; it may run out of space",
-            output, format_bytes(room), format_bytes(need),
-        )  # fmt: skip
+    require_room(
+        output,
+        need,
+        f"{output} has {{room}} of free disk, and the scores will take {format_bytes(need)} there",
+        remedy="free some, or copy the dataset to a larger disk",
+        ample=1.05,
+    )

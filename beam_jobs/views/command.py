@@ -20,6 +20,7 @@ from beam_jobs.runners import exit_status, make_beam_options, make_runner, run_t
 from beam_jobs.runs import LOCK_FILE, open_run, run_folder_of
 from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
+from beam_jobs.views.disk import estimate_disk, require_disk
 from beam_jobs.views.options import ViewRequest, own_options, parse_request
 from beam_jobs.views.steps import (
     AddShard,
@@ -35,7 +36,7 @@ from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.tokenization import Tokenizer, load_tokenizer
-from schemas.document import decode_document
+from schemas.document import AlignedDocument, decode_document
 from schemas.errors import DatasetError
 from schemas.manifest import (
     MANIFEST_FILE,
@@ -101,7 +102,7 @@ def add_view(request: ViewRequest) -> Manifest:
             f'view "{there.name}" is finished: the same tokenizer and shards made it; nothing to do'
         )
         return dataset.manifest
-    _probe(prepared)
+    _probe(prepared, _shards_to_do(there, dataset))
     with hold_lock(storage.join(run_folder, LOCK_FILE), request.output):
         open_run(run_folder, _configuration(prepared))
         seen = _run(prepared, there, run_folder)
@@ -242,13 +243,17 @@ def _run(prepared: _Prepared, there: ViewRecord | None, run_folder: str) -> list
     return seen
 
 
-def _probe(prepared: _Prepared) -> None:
+def _probe(prepared: _Prepared, shards_to_do: Sequence[int]) -> None:
     """Try both paths of the tokenizer on the first documents, whose texts must be there.
 
     Raises:
         MissingTextError: they are not.
+        OptionsError: by them, the disk is too small for the view.
     """
-    dataset, lost, texts = prepared.dataset, [], []
+    dataset, request = prepared.dataset, prepared.request
+    documents: list[AlignedDocument] = []
+    texts: list[bytes] = []
+    lost: list[str] = []
     for shard, record in enumerate(dataset.manifest.shards):
         if not record.num_documents:
             continue
@@ -256,13 +261,21 @@ def _probe(prepared: _Prepared) -> None:
         for _, sample in islice(samples, _PROBED_DOCUMENTS):
             document = decode_document(sample)
             text = text_of(document, dataset)
-            texts += [] if text is None else [text]
             lost += [document.document_id] if text is None else []
+            if text is not None:
+                documents.append(document)
+                texts.append(text)
         break
     if lost:
         total = f"the first {len(texts) + len(lost)}"
-        raise MissingTextError(_without_text(len(lost), total, lost[0], prepared.request.output))
+        raise MissingTextError(_without_text(len(lost), total, lost[0], request.output))
     prepared.tokenizer.check_fast_path(texts)
+    shards = [dataset.manifest.shards[shard] for shard in shards_to_do]
+    if texts:
+        need = estimate_disk(documents, texts, shards, prepared.tokenizer, request.side)
+        require_disk(
+            request.output, request.view_name, need, num_documents=len(texts), shards=shards
+        )
 
 
 def _without_text(count: int, total: int | str, first: str, output: str) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs import shortages
 from beam_jobs.errors import OptionsError
-from beam_jobs.score import disk
 from beam_jobs.score.command import main
 from beam_jobs.score.disk import estimate_disk, require_disk
 from pipeline.dataset.files import open_dataset
@@ -37,7 +37,7 @@ def test_the_estimate_is_that_of_the_files_less_those_that_are_there(world: Path
 def test_a_full_disk_is_found_out_before_the_lock_is_taken(
     world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(shortages, "free_bytes", lambda folder: 1000)
     assert main(score_arguments(world)) == 2
     message = capsys.readouterr().err
     assert "has 1.00 kB of free disk, and the scores will take" in message
@@ -48,7 +48,7 @@ def test_a_full_disk_is_found_out_before_the_lock_is_taken(
 def test_a_disk_that_is_nearly_full_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1020)
+    monkeypatch.setattr(shortages, "free_bytes", lambda folder: 1020)
     require_disk(str(tmp_path), 1000)
     assert "it may run out of space" in caplog.text
     with pytest.raises(OptionsError, match=r"has 1.02 kB of free disk"):
