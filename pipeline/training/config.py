@@ -28,7 +28,8 @@ class TrainConfig:
         teacher: folder, repository or .gguf file; for rho1 the reference model.
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
             teacher's name.
-        heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
+        heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each, as they were
+            aligned or through a view of the student's tokenizer.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
         student_bos: token before a student's text, its id, or none; by default the dataset's.

@@ -1,11 +1,14 @@
 """What a student makes of text that it has not seen, by the byte."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.selection import select_documents
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.scoring.hf_models import hidden_states, output_weight
 from pipeline.streaming import AlignedRows, Convention, Rows
@@ -17,7 +20,12 @@ _ROWS_AT_ONCE = 8
 
 
 def evaluate(
-    config: TrainConfig, student: PreTrainedModel, ranks: Ranks, convention: Convention
+    config: TrainConfig,
+    student: PreTrainedModel,
+    ranks: Ranks,
+    convention: Convention,
+    *,
+    views: Mapping[str, str],
 ) -> dict[str, float]:
     """Return the bits per byte of every held-out set: with one, its name is left out.
 
@@ -27,15 +35,16 @@ def evaluate(
         ranks: this process among those that share the work.
         convention: the tokens around the student's training text; they stand around held-out text
             too, whatever its dataset recorded.
+        views: through which each set is seen, by its name, see `models.heldout_views`.
 
     Example:
-        >>> evaluate(config, student, ranks, rows.rules.student)
+        >>> evaluate(config, student, ranks, rows.rules.student, views={"math": "", "code": ""})
         {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
     """
     sets = config.heldout_sets
     return {
         BITS_PER_BYTE if len(sets) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
-            config, student, path, ranks, convention
+            config, student, path, ranks, convention, view=views[name]
         )
         for name, path in sets.items()
     }
@@ -48,18 +57,21 @@ def bits_per_byte(
     path: str,
     ranks: Ranks,
     convention: Convention,
+    *,
+    view: str = "",
 ) -> float:
     """Return the student's mean code length of a dataset's text and its documents' ends.
 
-    Comparable between any tokenizers: the sum over all tokens, by the bytes of the text.
+    Comparable between any tokenizers: the sum over all tokens, by the bytes of the text. Documents
+    that are removed, or that the view's tokenizer can't tokenize, count on neither side.
 
     Raises:
         ValueError: the first token of a text has no loss.
     """
     # The held-out set may have another teacher.
-    # Neither a teacher, a condition on the training data's fields nor a view of it concerns it.
+    # Neither a teacher, a condition on the training data's fields nor a view of these concerns it.
     stream = replace(
-        config.stream(path), teacher_seq_length=None, teacher_context=None, where="", view=""
+        config.stream(path), teacher_seq_length=None, teacher_context=None, where="", view=view
     )
     rows = AlignedRows(replace(stream, student=convention, student_bos=None, student_eos=None))
     if convention.first_token_id is None:
@@ -70,8 +82,16 @@ def bits_per_byte(
     for start in starts:
         numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
         total += _loss_sum(config, student, rows.__getitems__(numbers).to(ranks.device))
-    num_bytes = rows.manifest.totals["num_text_bytes"]
-    return float(ranks.add_up(total)) / math.log(2) / num_bytes
+    return float(ranks.add_up(total)) / math.log(2) / _num_text_bytes(rows.dataset)
+
+
+def _num_text_bytes(dataset: Dataset) -> int:
+    """Return the bytes of the documents that are read."""
+    if dataset.is_whole:
+        return dataset.manifest.totals["num_text_bytes"]
+    shards = select_documents(dataset).shards()
+    sizes = (i.num_text_bytes if kept is None else i.num_text_bytes[kept] for i, kept in shards)
+    return sum(int(each.sum()) for each in sizes)
 
 
 def _loss_sum(config: TrainConfig, student: PreTrainedModel, batch: Rows) -> torch.Tensor:
