@@ -57,7 +57,7 @@ def hold_remote(path: str, folder: str) -> Iterator[None]:
     _write(path, owner)
     time.sleep(_SETTLE_SECONDS)  # long enough for one who saw no lock either to write theirs
     other = _read(path)
-    if other is not None and other["id"] != owner["id"]:
+    if other is None or other["id"] != owner["id"]:  # None: whose job ended has just deleted it
         raise OptionsError(_refuse(other, folder))
     ended = threading.Event()
     thread = threading.Thread(target=_renew, args=(path, owner, ended), daemon=True)
@@ -127,11 +127,14 @@ def _require_free(path: str, folder: str) -> None:
 
 def _renew(path: str, owner: dict[str, Any], ended: threading.Event) -> None:
     while not ended.wait(RENEW_SECONDS):
-        other = _read(path)
-        if other is not None and other["id"] != owner["id"]:
-            logger.warning("%s took over %s; stop one of the two jobs", _who(other), path)
-            return
-        _write(path, owner)
+        try:
+            other = _read(path)
+            if other is not None and other["id"] != owner["id"]:
+                logger.warning("%s took over %s; stop one of the two jobs", _who(other), path)
+                return
+            _write(path, owner)
+        except Exception as error:  # each store's client has types of its own
+            logger.warning("%s could not be renewed, which is tried again: %s", path, error)
 
 
 def _refuse(other: dict[str, Any] | None, folder: str) -> str:

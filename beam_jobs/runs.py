@@ -154,7 +154,6 @@ def _find_runs(output: str) -> list[str]:
     pattern = storage.join(glob.escape(output), f"{_RUN_PREFIX}*", CONFIGURATION_FILE)
     if storage.is_local(output):
         return sorted(glob.glob(pattern))
-    pattern = storage.join(output, f"{_RUN_PREFIX}*", CONFIGURATION_FILE)
     return sorted(found.path for found in FileSystems.match([pattern])[0].metadata_list)
 
 

@@ -5,13 +5,14 @@ or s3:// goes through Beam's FileSystems, where an object appears whole when its
 """
 
 import errno
+import glob
 import io
 import os
 import shutil
 import uuid
 from collections.abc import Buffer, Iterable, Mapping
 from contextlib import suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
@@ -19,6 +20,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline.remote import first_contact
 
 _BUFFER_BYTES = 1 << 20
+_NOT_FOUND = 404
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
 
 
@@ -64,10 +66,18 @@ def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
     Args:
         path: the file.
         buffer_bytes: read at once of a local one.
+
+    Raises:
+        FileNotFoundError: there is none.
     """
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
-    file: BinaryIO = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    try:
+        file: BinaryIO = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    except Exception as error:  # each store's client has types of its own
+        if getattr(error, "code", None) != _NOT_FOUND:
+            raise
+        raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
     return file
 
 
@@ -76,7 +86,7 @@ def open_to_write(path: str) -> BinaryIO:
     if is_local(path):
         return open(path, "wb", buffering=_BUFFER_BYTES)
     file: BinaryIO = FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
-    return file
+    return _S3Writer(file) if FileSystems.get_scheme(path) == "s3" else file
 
 
 def open_shard_to_write(path: str) -> BinaryIO:
@@ -118,7 +128,7 @@ def num_bytes_of(path: str) -> int | None:
         return os.path.getsize(path) if os.path.isfile(path) else None
     if not FileSystems.exists(path):
         return None
-    size: int = FileSystems.match([path])[0].metadata_list[0].size_in_bytes
+    size: int = FileSystems.get_filesystem(path).metadata(path).size_in_bytes
     return size
 
 
@@ -130,6 +140,7 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
 
     Raises:
         FileNotFoundError: neither the temporary nor a complete final file exists.
+        OSError: the store refused to copy it.
 
     Example:
         >>> publish("out/.run/a.tar", "out/corpus-000000-of-000001.tar", 512, scratch=run_folder)
@@ -143,13 +154,14 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
     elif is_local(final):
         _link(temporary, final, scratch)
     else:
-        FileSystems.copy([temporary], [final])
+        _copy_object(temporary, final)
 
 
 def list_folder(folder: str) -> Mapping[str, int]:
     """Return the size in bytes of every file directly in a folder, by name."""
     if not is_local(folder):
-        found = FileSystems.match([FileSystems.join(folder, "*")])[0].metadata_list
+        pattern = FileSystems.join(glob.escape(folder), "*")
+        found = FileSystems.match([pattern])[0].metadata_list
         return {FileSystems.split(m.path)[1]: m.size_in_bytes for m in found}
     if not os.path.isdir(folder):
         return {}
@@ -178,6 +190,39 @@ def remove_folder(folder: str) -> None:
 def _look_at(path: str) -> None:
     with suppress(BeamIOError):  # an answer; what it means is for the next call to say
         FileSystems.exists(path)
+
+
+def _copy_object(source: str, destination: str) -> None:
+    # Google's client raises. Beam's of S3 (2.77) returns what went wrong, of each pair.
+    for *_, error in FileSystems.copy([source], [destination]) or ():
+        if error is not None:
+            raise OSError(f"{source} could not be copied to {destination}: {error}") from error
+
+
+class _S3Writer(io.BufferedWriter):
+    """A new object of S3: whole or not at all, and also where it is empty.
+
+    Beam's client (2.77) completes an upload whose writer has failed, and one to which nothing was
+    written, which S3 refuses as malformed: it has no part.
+    """
+
+    def __init__(self, file: Any) -> None:
+        """Take the place of Beam's own buffered writer."""
+        stream: Any = file.detach()
+        self._upload = stream._uploader
+        super().__init__(stream, _BUFFER_BYTES)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Complete the object, but not if its writer has failed."""
+        if error is not None:
+            self._upload.last_error = error  # raised in place of completing it
+        super().__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Complete the object."""
+        if not self.closed and not self.tell() and self._upload.last_error is None:
+            self._upload._write_to_s3(b"")
+        super().close()
 
 
 class _UncachedFile(io.FileIO):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
 from pipeline.dataset.cut_columns import read_cut_columns
-from pipeline.dataset.reading import read_generation, read_manifest, read_samples
+from pipeline.dataset.reading import read_generation, read_manifest, read_samples, read_whole
 from pipeline.dataset.views import see_samples
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
@@ -244,8 +244,7 @@ class Dataset:
         """Return where a small file of the manifest lies, and its bytes, hash compared."""
         url = self._url(name)
         try:
-            with fsspec.open(url, "rb") as file:
-                data: bytes = file.read()
+            data = read_whole(url)
         except FileNotFoundError as error:
             raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
         if hashlib.sha256(data).hexdigest() != sha256:

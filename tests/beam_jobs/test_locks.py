@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,35 @@ def test_of_two_that_start_together_the_last_to_write_has_the_lock(
     with pytest.raises(OptionsError, match="process 1 on elsewhere"):
         hold_remote(str(path), "out").__enter__()
     assert json.loads(path.read_text())["id"] == "theirs"
+
+
+def test_whose_lock_is_gone_after_writing_it_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ended just then took it for its own."""
+    path = tmp_path / "lock"
+    monkeypatch.setattr(locks.time, "sleep", lambda _: path.unlink())
+    with pytest.raises(OptionsError, match="another job writes to --output out"):
+        hold_remote(str(path), "out").__enter__()
+
+
+@pytest.mark.usefixtures("no_settling")
+def test_a_store_that_fails_once_does_not_end_the_renewal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, write, calls, renewed = tmp_path / "lock", locks._write, [], threading.Event()
+
+    def fails_at_first(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:  # the first is no renewal
+            raise RuntimeError("503 Service Unavailable")
+        write(*arguments)
+        if len(calls) > 2:
+            renewed.set()
+
+    monkeypatch.setattr(locks, "_write", fails_at_first)
+    monkeypatch.setattr(locks, "RENEW_SECONDS", 0.01)
+    with hold_remote(str(path), "out"):
+        assert renewed.wait(30)
+    assert "could not be renewed, which is tried again: 503" in caplog.text
+    assert not path.exists()

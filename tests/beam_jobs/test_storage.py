@@ -1,8 +1,14 @@
+import gc
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
+from apache_beam.io.aws.s3io import S3IO
+from apache_beam.io.filesystem import FileMetadata
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -54,3 +60,86 @@ def test_a_store_that_never_answers(url: str, monkeypatch: pytest.MonkeyPatch) -
 def test_nobody_is_asked_about_a_local_path(tmp_path: Path) -> None:
     for path in (str(tmp_path / "missing"), "-", "corpus/*.jsonl"):
         storage.require_answer(path)
+
+
+class OneBucket:
+    """What Beam's S3 client asks of boto: objects by parts, none of which S3 refuses."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.objects: dict[str, bytes] = {}
+
+    def create_multipart_upload(self, _: Any) -> Any:
+        return SimpleNamespace(upload_id="u")
+
+    def upload_part(self, request: Any) -> Any:
+        self.parts.append(bytes(request.bytes))
+        return SimpleNamespace(etag="e", part_number=request.part_number)
+
+    def complete_multipart_upload(self, request: Any) -> None:
+        assert request.parts, "MalformedXML"
+        self.objects[request.object] = b"".join(self.parts)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> OneBucket:
+    client = OneBucket()
+
+    def create(path: str, **_: Any) -> BinaryIO:
+        file: BinaryIO = S3IO(client).open(path, "wb")
+        return file
+
+    monkeypatch.setattr(FileSystems, "create", create)
+    return client
+
+
+@pytest.mark.parametrize("size", [0, 1, 6 << 20])
+def test_an_object_of_s3_may_be_empty(bucket: OneBucket, size: int) -> None:
+    storage.write_atomically("s3://bucket/letters.jsonl", b"x" * size, scratch="")
+    assert bucket.objects == {"letters.jsonl": b"x" * size}
+
+
+@pytest.mark.parametrize("written", [b"", b"half", b"x" * (6 << 20)])
+def test_an_object_of_s3_whose_writer_fails_is_not_there(bucket: OneBucket, written: bytes) -> None:
+    def write() -> None:
+        with storage.open_to_write("s3://bucket/manifest.json") as file:
+            file.write(written)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    gc.collect()  # a file that nobody holds is closed
+    assert bucket.objects == {}
+
+
+def test_a_copy_that_a_store_refuses_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam's client of S3 returns the error, and raises nothing."""
+    answers: dict[str, Callable[..., Any]] = {
+        "copy": lambda sources, to: [(sources[0], to[0], RuntimeError("SlowDown"))],
+        "exists": lambda _: True,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(FileSystems, name, answer)
+    store = SimpleNamespace(metadata=lambda path: FileMetadata(path, 7))
+    monkeypatch.setattr(FileSystems, "get_filesystem", lambda _: store)
+    with pytest.raises(OSError, match=r"s3://b/x could not be copied to s3://b/y: SlowDown"):
+        storage.publish("s3://b/x", "s3://b/y", 7, scratch="")
+    monkeypatch.setattr(FileSystems, "copy", lambda *_: None)  # as Google's does
+    storage.publish("s3://b/x", "s3://b/y", 7, scratch="")
+
+
+def test_an_object_that_is_not_there_is_a_file_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NotFoundError(Exception):
+        code = 404
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotFoundError("404 GET https://…")
+
+    monkeypatch.setattr(FileSystems, "open", refuse)
+    with pytest.raises(FileNotFoundError, match=r"gs://b/ids\.txt"):
+        storage.read_bytes("gs://b/ids.txt")
+    monkeypatch.setattr(NotFoundError, "code", 403)
+    with pytest.raises(NotFoundError):
+        storage.read_bytes("gs://b/ids.txt")

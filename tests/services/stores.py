@@ -1,9 +1,11 @@
 """Object stores that run on this machine, and the align job run against them in a process."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from fsspec import AbstractFileSystem
 
+from tests.support.corpus import NOT_COMPARED
 from tests.support.servers import free_port, require_program, serve
 
 ENVIRONMENTS = Path(sys.prefix) / "services"
@@ -21,7 +24,52 @@ SHARD_BYTES = 1 << 19  # some shards of a small corpus: every object costs sever
 RUN_SECONDS = 600
 SET_UP = "`make test-services` sets up what these tests need"
 
+CREDENTIALS = {
+    "type": "authorized_user",
+    "client_id": "test",
+    "client_secret": "test",
+    "refresh_token": "test",
+    "token": "test",
+    "expiry": "2099-01-01T00:00:00Z",
+}
+"""A token that nobody looks at: without any, Beam tries to get one for a minute a process."""
+
+_COMMANDS = """
+import contextlib, importlib, io, json, sys
+for line in sys.stdin:
+    module, *arguments = json.loads(line)
+    told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(told[0]), contextlib.redirect_stderr(told[1]):
+        try:
+            status = importlib.import_module(module).main(arguments)
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([status or 0, *(text.getvalue() for text in told)]), flush=True)
+"""
+
 _NO_CACHE: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+
+
+@dataclass(frozen=True)
+class Session:
+    """A process that runs commands.
+
+    Attributes:
+        process: it reads a command a line, and writes what came of it.
+    """
+
+    process: "subprocess.Popen[str]"
+
+    def run(self, module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a module's `main`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        command = [module, *map(str, arguments)]
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, f"{command}: the process ended with {self.process.wait()}"
+        return subprocess.CompletedProcess(command, *json.loads(answer))
 
 
 @dataclass(frozen=True)
@@ -57,12 +105,28 @@ class ObjectStore:
         return sorted(name.removeprefix(root) for name in self.files.find(url))
 
     def digests(self, url: str) -> dict[str, str]:
-        """Return the SHA-256 of each object of a dataset, but for the report, which holds times."""
+        """Return the SHA-256 of each object of a dataset, as `corpus.digests` does of files."""
         return {
             name: sha256(self.read(f"{url}/{name}")).hexdigest()
             for name in self.list(url)
-            if name not in ("report.html", "inputs.json")
+            if name.rpartition("/")[2] not in NOT_COMPARED
         }
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator["Session"]:
+        """Run commands against the store one after another in one process, which starts once."""
+        with (
+            tempfile.TemporaryFile() as log,
+            subprocess.Popen(
+                [sys.executable, "-c", _COMMANDS],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            ) as process,
+        ):
+            yield Session(process)
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run Python against the store."""
@@ -88,11 +152,13 @@ def google_storage() -> Iterator[ObjectStore]:
     endpoint = f"http://localhost:{port}"
     environment = {
         "STORAGE_EMULATOR_HOST": endpoint,
-        "NO_GCE_CHECK": "true",  # google-auth would look for a metadata server
         "GOOGLE_CLOUD_PROJECT": "vocag-test",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # gRPC, which the emulator lacks
     }
-    with serve(command, port):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as credentials, serve(command, port):
+        json.dump(CREDENTIALS, credentials)
+        credentials.flush()
+        environment["GOOGLE_APPLICATION_CREDENTIALS"] = credentials.name
         files = client.GCSFileSystem(endpoint_url=endpoint, token="anon", **_NO_CACHE)
         yield ObjectStore(f"gs://{BUCKET}", environment, files)
 

