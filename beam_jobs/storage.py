@@ -173,7 +173,7 @@ def delete_files(folder: str, names: Iterable[str]) -> None:
     for name in names:
         path = join(folder, name)
         try:
-            os.remove(path) if is_local(path) else FileSystems.delete([path])
+            os.remove(path) if is_local(path) else _delete_object(path)
         except OSError:  # Beam's BeamIOError is one; only a file that stays is a failure
             if num_bytes_of(path) is not None:
                 raise
@@ -190,6 +190,12 @@ def remove_folder(folder: str) -> None:
 def _look_at(path: str) -> None:
     with suppress(BeamIOError):  # an answer; what it means is for the next call to say
         FileSystems.exists(path)
+
+
+def _delete_object(path: str) -> None:
+    # Beam's client of Google's store (2.77) takes a path for a pattern here, no other one does.
+    is_pattern = FileSystems.get_scheme(path) == "gs"
+    FileSystems.delete([glob.escape(path) if is_pattern else path])
 
 
 def _copy_object(source: str, destination: str) -> None:
