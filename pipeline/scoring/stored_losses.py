@@ -6,6 +6,7 @@ the score manifest against the dataset and against the plan of rows, and refuses
 
 from __future__ import annotations
 
+import glob
 import json
 import mmap
 from bisect import bisect_right
@@ -259,7 +260,10 @@ def list_scores(location: str) -> list[ScoreFiles]:
         DatasetError: a score manifest is unreadable.
     """
     filesystem, path = fsspec.core.url_to_fs(location)
-    names = sorted(found.rsplit("/", 1)[-1] for found in filesystem.glob(f"{path}/teacher-*.json"))
+    found = filesystem.glob(f"{glob.escape(path)}/teacher-*.json")
+    # A store's client would believe this list from now on, also of files that come or change.
+    filesystem.invalidate_cache()
+    names = sorted(name.rsplit("/", 1)[-1] for name in found)
     return [_read_scores(f"{location}/{name}") for name in names]
 
 
