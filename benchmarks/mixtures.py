@@ -90,10 +90,10 @@ def plan(options: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         dataset = simulate_dataset(options, Path(folder), shards)
         # Kernels are compiled once a machine, not in each run.
-        plan_chosen_rows(select_documents(first_shard(dataset)).shards(), rules)
+        plan_chosen_rows(select_documents(first_shard(dataset)).each, rules)
         started, started_cpu = time.perf_counter(), time.process_time()
         for number in range(options.datasets):
-            planned = plan_chosen_rows(select_documents(dataset).shards(), rules)
+            planned = plan_chosen_rows(select_documents(dataset).each, rules)
             tokens = planned.num_text_tokens[0]
             sources.append(Source(f"d{number}", len(planned), tokens, None if number % 2 else 3))
         cpu_seconds = time.process_time() - started_cpu

@@ -9,7 +9,7 @@ Source: https://parquet.apache.org/docs/file-format/data-pages/encodings (encodi
 the Thrift compact protocol, in which page headers are written.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,31 @@ class _OtherLayoutError(Exception):
     """Pages that only pyarrow can judge."""
 
 
+class Scratch:
+    """Memory that is used again for one index after another, by one thread at a time.
+
+    Made anew for each, it would cost more than what is written to it: the system clears its pages.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none; it grows to what one index takes."""
+        self._memory, self._taken = np.empty(0, np.uint8), 0
+
+    def clear(self) -> None:
+        """Forget what was taken: it is written over from now on."""
+        if self._taken > len(self._memory):
+            self._memory = np.empty(self._taken, np.uint8)
+        self._taken = 0
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return uint8 [num_bytes], not cleared, from a multiple of 64 bytes on."""
+        start = self._taken
+        self._taken += -(-num_bytes // 64) * 64
+        if self._taken > len(self._memory):
+            return np.empty(num_bytes, np.uint8)
+        return self._memory[start : start + num_bytes]
+
+
 class _Page(NamedTuple):
     """A data page, decompressed.
 
@@ -47,13 +72,19 @@ class _Page(NamedTuple):
 _Known = dict[tuple[int, bytes], tuple[NDArray[np.int64], int]]
 """Where lists start and how many values they have, by what pages say of it."""
 
+_Take = Callable[[int], NDArray[np.uint8]]
+"""Returns so many bytes to write to, see `Scratch.take`."""
 
-def read_cut_columns(data: bytes, file: pq.FileMetaData) -> dict[str, NDArray[np.integer]] | None:
+
+def read_cut_columns(
+    data: bytes, file: pq.FileMetaData, scratch: Scratch | None = None
+) -> dict[str, NDArray[np.integer]] | None:
     """Return an index's cut points, None where its pages are laid out as we never write them.
 
     Args:
         data: the parquet file.
         file: what its footer says.
+        scratch: where cut points lie until it is cleared; None: for good.
 
     Returns:
         `cut_starts`, `cut_student` and `cut_teacher`, as in `schemas.index.ShardIndex`.
@@ -63,9 +94,11 @@ def read_cut_columns(data: bytes, file: pq.FileMetaData) -> dict[str, NDArray[np
         array([15, 19], dtype=uint32)
     """
     known: _Known = {}
+    take = Scratch().take if scratch is None else scratch.take
     try:
         student, teacher = (
-            _read_lists(_pages(data, file, name), file.num_rows, known) for name in _CUTS
+            _read_lists(_pages(data, file, name, take), file.num_rows, known, take)
+            for name in _CUTS
         )
     except (_OtherLayoutError, IndexError, KeyError, ValueError, pa.ArrowException):
         return None
@@ -75,13 +108,13 @@ def read_cut_columns(data: bytes, file: pq.FileMetaData) -> dict[str, NDArray[np
 
 
 def _read_lists(
-    pages: Iterable[_Page], num_lists: int, known: _Known
+    pages: Iterable[_Page], num_lists: int, known: _Known, take: _Take
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Return a column's lists: where each starts and the last ends, and their values."""
     starts, values, num_values = [], [], 0
     for page in pages:
         own_starts, place, count = _read_starts(page, num_lists, known)
-        own = _allocate(4 * count).view(np.uint32)
+        own = take(4 * count).view(np.uint32)
         if not _unpack_deltas(page.data, page.data.view(np.uint64), page.num_bytes, place, own):
             raise _OtherLayoutError
         starts.append(own_starts + num_values)
@@ -95,7 +128,7 @@ def _read_lists(
     return joined, np.concatenate([np.empty(0, np.uint32), *values])
 
 
-def _pages(data: bytes, file: pq.FileMetaData, name: str) -> Iterator[_Page]:
+def _pages(data: bytes, file: pq.FileMetaData, name: str, take: _Take) -> Iterator[_Page]:
     """Yield a column's pages in order."""
     for number in range(file.num_row_groups):
         group = file.row_group(number)
@@ -104,7 +137,7 @@ def _pages(data: bytes, file: pq.FileMetaData, name: str) -> Iterator[_Page]:
         if chunk.compression != "ZSTD" or chunk.has_dictionary_page:
             raise _OtherLayoutError
         place = chunk.data_page_offset
-        stop, codec = place + chunk.total_compressed_size, pa.Codec("zstd")
+        stop = place + chunk.total_compressed_size
         while place < stop:
             header, place = _read_struct(data, place)
             num_bytes, num_stored, about = header[2], header[3], header.get(5)
@@ -112,21 +145,17 @@ def _pages(data: bytes, file: pq.FileMetaData, name: str) -> Iterator[_Page]:
                 raise _OtherLayoutError
             if (about[2], about[3], about[4]) != (_DELTA_BINARY_PACKED, _RLE, _RLE):
                 raise _OtherLayoutError
-            stored = pa.py_buffer(data).slice(place, num_stored)
-            page = codec.decompress(stored, decompressed_size=num_bytes)
-            padded = _allocate((num_bytes // _WORD_BYTES + 2) * _WORD_BYTES)
-            padded[:num_bytes] = np.frombuffer(page, np.uint8)
+            if not 0 <= num_bytes <= chunk.total_uncompressed_size:
+                raise _OtherLayoutError
+            stored = pa.BufferReader(pa.py_buffer(data).slice(place, num_stored))
+            padded = take((num_bytes // _WORD_BYTES + 2) * _WORD_BYTES)
+            # Room for one byte more, by which a page shows that it is longer than told.
+            opened = pa.CompressedInputStream(stored, "zstd")
+            if opened.readinto(padded[: num_bytes + 1]) != num_bytes:
+                raise _OtherLayoutError
             padded[num_bytes:] = 0
             yield _Page(padded, num_bytes, about[1])
             place += num_stored
-
-
-def _allocate(num_bytes: int) -> NDArray[np.uint8]:
-    """Return bytes of Arrow's memory, which keeps what is freed for the next.
-
-    Of the system's, making the pages would cost more than writing what they hold.
-    """
-    return np.frombuffer(pa.allocate_buffer(num_bytes), np.uint8)
 
 
 def _read_starts(page: _Page, most: int, known: _Known) -> tuple[NDArray[np.int64], int, int]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import BinaryIO, cast
 
 import fsspec
@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.cut_columns import read_cut_columns
+from pipeline.dataset.cut_columns import Scratch, read_cut_columns
 from pipeline.dataset.reading import read_generation, read_manifest, read_samples, read_whole
 from pipeline.dataset.views import see_samples
 from schemas.errors import DamagedShardError, DatasetError
@@ -128,6 +128,7 @@ class Dataset:
         *,
         with_names: bool = False,
         metadata: Sequence[str] | None = None,
+        scratch: Scratch | None = None,
     ) -> ShardIndex:
         """Return a shard's index, verified by its hash, with all its documents.
 
@@ -135,6 +136,7 @@ class Dataset:
             shard_index: the shard.
             with_names: whether keys, ids and quality are read too.
             metadata: fields to read; None reads all of them with names, and none without.
+            scratch: where its cut points may lie until that is cleared; None: for good.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.
@@ -142,7 +144,10 @@ class Dataset:
         record = self.manifest.shards[shard_index]
         data = self.index_bytes(shard_index)
         index = decode_index(
-            data, with_names=with_names, metadata=metadata, read_cuts=read_cut_columns
+            data,
+            with_names=with_names,
+            metadata=metadata,
+            read_cuts=partial(read_cut_columns, scratch=scratch),
         )
         if len(index) != record.num_documents:
             raise DamagedShardError(

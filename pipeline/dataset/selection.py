@@ -9,7 +9,7 @@ DuckDB and not pyarrow: pyarrow reads no expression from text, and what people k
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.dataset.cut_columns import Scratch
 from pipeline.dataset.files import Dataset
 from schemas.index import METADATA_TYPES, ShardIndex
 from schemas.manifest import Manifest
@@ -68,24 +69,36 @@ class Selection:
         """Whether it is every document in the shards."""
         return not self.where and self.dataset.is_whole
 
-    def shards(self) -> Iterator[tuple[ShardIndex, Kept]]:
-        """Yield each shard's index, all documents in it, and which of them are read.
+    def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
+        """Yield what a function makes of each shard's index, and of which documents are read.
 
-        Indices are read by threads, a few ahead: most of the time goes into decoding them, which
-        needs no interpreter, and remote ones arrive together.
+        Indices are read by threads, a few ahead, and the function is called there: most of the time
+        goes into decoding and splitting, which needs no interpreter, and remote ones arrive
+        together. All documents are in an index; its cut points are gone when the function returns.
 
         Raises:
             DamagedShardError: see `read`.
 
         Example:
-            >>> list(select_documents(dataset).shards())[0][1] is None  # doctest: +SKIP
-            True
+            >>> list(select_documents(dataset).each(lambda index, kept: len(index)))
+            [10000, 10000, 4319]
         """
-        waiting: deque[Future[tuple[ShardIndex, Kept]]] = deque()
+        waiting: deque[Future[Result]] = deque()
         pool = ThreadPoolExecutor(_READ_AHEAD)
+        # The last one that was used comes first: its memory may still be in a cache.
+        idle: deque[Scratch] = deque(Scratch() for _ in range(_READ_AHEAD))
+
+        def read(shard_index: int) -> Result:
+            scratch = idle.pop()
+            try:
+                return work(*self.read(shard_index, scratch=scratch))
+            finally:
+                scratch.clear()
+                idle.append(scratch)
+
         try:
             for shard_index in range(len(self.dataset.manifest.shards)):
-                waiting.append(pool.submit(self.read, shard_index))
+                waiting.append(pool.submit(read, shard_index))
                 if len(waiting) == _READ_AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -93,19 +106,24 @@ class Selection:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def read(self, shard_index: int, *, with_removed: bool = False) -> tuple[ShardIndex, Kept]:
+    def read(
+        self, shard_index: int, *, with_removed: bool = False, scratch: Scratch | None = None
+    ) -> tuple[ShardIndex, Kept]:
         """Return one shard's index, all documents in it, and which of them are read.
 
         Args:
             shard_index: the shard.
             with_removed: read those too that are removed, so that what is stored beside a shard
                 doesn't depend on them.
+            scratch: see `Dataset.read_index`.
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
         """
         fields, with_names = self._needed
-        index = self.dataset.read_index(shard_index, with_names=with_names, metadata=fields)
+        index = self.dataset.read_index(
+            shard_index, with_names=with_names, metadata=fields, scratch=scratch
+        )
         removed = np.empty(0, np.int64) if with_removed else self.dataset.removed_of(shard_index)
         if not self.where and not len(removed):
             return index, None

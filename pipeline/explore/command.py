@@ -207,7 +207,7 @@ class PlanOptions:
             manifest, seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length
         )
         selection = select_documents(dataset, self.where)
-        plan = plan_chosen_rows(selection.shards(), rules)
+        plan = plan_chosen_rows(selection.each, rules)
         require_documents(len(plan), selection)
         return describe_plan(
             plan,

@@ -164,7 +164,7 @@ def draw_mixture(planned: PlannedMixture, output: Path) -> None:
 
 def _plan(mixture: Mixture, entry: MixedDataset, dataset: Dataset, rules: PackingRules) -> RowPlan:
     selection = select_of(mixture, entry, dataset)
-    plan = plan_chosen_rows(selection.shards(), rules)
+    plan = plan_chosen_rows(selection.each, rules)
     require_documents(len(plan), selection)
     return plan
 

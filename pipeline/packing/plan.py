@@ -9,8 +9,9 @@ Rows are filled by best fit, largest segment first, within windows of neighbouri
 touches few shards, and memory stays small whatever the dataset's size.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +34,8 @@ __all__ = [
     "SEGMENT",
     "STARTS",
     "RowPlan",
+    "SplitShard",
+    "Splitter",
     "plan_chosen_rows",
     "plan_rows",
     "split_index",
@@ -52,6 +55,11 @@ SEGMENT = np.dtype(
 
 _PLAIN = np.dtype((np.void, SEGMENT.itemsize))
 """A segment's bytes: numpy moves them a hundred times as fast as fields with names."""
+
+SplitShard = tuple[NDArray[np.void], int]
+"""A shard's segments in document order, SEGMENT [G], and its number of documents."""
+
+Splitter = Callable[[ShardIndex, NDArray[np.bool_] | None], SplitShard]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,25 +148,26 @@ def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
     Example:
         >>> plan = plan_rows([decode_index(path, with_names=False) for path in paths], rules)
     """
-    return plan_chosen_rows(((index, None) for index in indices), rules)
+    return plan_chosen_rows(lambda split: (split(index, None) for index in indices), rules)
 
 
 def plan_chosen_rows(
-    shards: Iterable[tuple[ShardIndex, NDArray[np.bool_] | None]], rules: PackingRules
+    each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRules
 ) -> RowPlan:
     """Return the rows of some of a dataset's documents; these keep their numbers in the dataset.
 
     Args:
-        shards: of each shard its index, and bool [N], the documents to plan; None: all.
+        each: yields what a function makes of each shard's index and of bool [N], the documents to
+            plan, None for all; it may be called in threads.
         rules: lengths and conventions.
 
     Example:
-        >>> plan = plan_chosen_rows(select_documents(dataset, "year > 2020").shards(), rules)
+        >>> plan = plan_chosen_rows(select_documents(dataset, "year > 2020").each, rules)
     """
     counts: list[int] = []
     windows: list[_Window] = []
     pending = np.empty(0, SEGMENT)
-    for segments, num_documents in _split(shards, rules):
+    for segments, num_documents in _number(each(partial(_split, rules))):
         counts.append(num_documents)
         full, pending = _cut_windows(_measure(_join([pending, segments]), rules), rules)
         windows += [_pack_window(window, rules) for window in full]
@@ -245,22 +254,22 @@ class _Window:
     first_document: int
 
 
-def _split(
-    shards: Iterable[tuple[ShardIndex, NDArray[np.bool_] | None]], rules: PackingRules
-) -> Iterator[tuple[NDArray[np.void], int]]:
-    """Yield each shard's segments in document order, and its number of documents."""
+def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | None) -> SplitShard:
+    segments = split_index(index, student_room=rules.student_room, teacher_room=rules.teacher_room)
+    return segments if kept is None else segments[kept[segments["document"]]], len(index)
+
+
+def _number(shards: Iterable[SplitShard]) -> Iterator[SplitShard]:
+    """Count documents through all shards."""
     first_document = 0
-    for index, kept in shards:
-        segments = split_index(
-            index, student_room=rules.student_room, teacher_room=rules.teacher_room
-        )
-        if kept is not None:
-            segments = segments[kept[segments["document"]]]
-        first_document += len(index)
-        if first_document >= 1 << 32:
-            raise ValueError(f"{first_document} documents exceed 2**32: split the dataset")
-        segments["document"] += np.uint32(first_document - len(index))
-        yield segments, len(index)
+    for segments, num_documents in shards:
+        if first_document + num_documents >= 1 << 32:
+            raise ValueError(
+                f"{first_document + num_documents} documents exceed 2**32: split the dataset"
+            )
+        segments["document"] += np.uint32(first_document)
+        first_document += num_documents
+        yield segments, num_documents
 
 
 def _measure(segments: NDArray[np.void], rules: PackingRules) -> _Measured:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -108,7 +108,7 @@ def plan_folder(
 def _plan(selection: Selection, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
     indices = _Indices(selection)
-    plan = plan_chosen_rows(indices, rules)
+    plan = plan_chosen_rows(indices.each, rules)
     require_documents(len(plan), selection)
     student_padding, teacher_padding = plan.padding()
     logger.info(
@@ -138,13 +138,19 @@ class _Indices:
         self._selection = selection
         self._kept: list[dict[str, NDArray[np.integer]]] = []
 
-    def __iter__(self) -> Iterator[tuple[ShardIndex, Kept]]:
-        """Read each index in the manifest's order, and which of its documents are wanted."""
+    def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
+        """Yield what a function makes of each index, see `Selection.each`."""
         self._kept.clear()
-        for index, chosen in self._selection.shards():
-            kept = {name: getattr(index, name).astype(to) for name, to in _SAMPLE_COLUMNS.items()}
-            self._kept.append(kept)
-            yield index, chosen
+
+        def keep(index: ShardIndex, chosen: Kept) -> tuple[dict[str, NDArray[np.integer]], Result]:
+            columns = {
+                name: getattr(index, name).astype(to) for name, to in _SAMPLE_COLUMNS.items()
+            }
+            return columns, work(index, chosen)
+
+        for columns, result in self._selection.each(keep):
+            self._kept.append(columns)
+            yield result
 
     def sample_columns(self) -> dict[str, NDArray[np.integer]]:
         """Return what was kept of the indices that were read, by column."""

@@ -34,7 +34,7 @@ def read(output: Path, generation: int | None = None) -> set[str]:
     """Ids of the documents that a reader sees."""
     dataset = open_dataset(str(output), generation=generation)
     found: set[str] = set()
-    for shard, (_, kept) in enumerate(select_documents(dataset).shards()):
+    for shard, kept in enumerate(select_documents(dataset).each(lambda _, kept: kept)):
         names = np.array(dataset.read_ids(shard).to_pylist())
         found |= set(names.tolist() if kept is None else names[kept].tolist())
     return found

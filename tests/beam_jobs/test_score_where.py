@@ -67,8 +67,7 @@ def test_only_the_part_is_scored_and_stored(world: Path) -> None:
     dataset, scores = open_dataset(world / "data"), part_scores(world)
     assert scores.manifest.rule.where == WHERE
     selection = select_documents(dataset, WHERE)
-    shards = list(selection.shards())
-    wanted = [int(index.num_teacher_tokens[kept].sum()) for index, kept in shards]
+    wanted = list(selection.each(lambda index, kept: int(index.num_teacher_tokens[kept].sum())))
     assert [record.num_losses for record in scores.manifest.sidecars] == wanted
     assert 0 < sum(wanted) < 0.7 * dataset.manifest.totals["num_teacher_tokens"]
 
@@ -107,9 +106,8 @@ def test_the_same_job_finds_itself_finished_and_says_what_it_would_do(
     run_score(world, "--where", WHERE)
     assert "is finished" in capsys.readouterr().out
     run_score(world, "--where", WHERE, "--dry-run")
-    kept = [
-        kept.sum() for _, kept in select_documents(open_dataset(world / "data"), WHERE).shards()
-    ]
+    selection = select_documents(open_dataset(world / "data"), WHERE)
+    kept = list(selection.each(lambda _, kept: kept.sum()))
     told = capsys.readouterr().out
     assert f"teacher tokens in {sum(kept)} documents" in told
     assert f"where           {WHERE}" in told

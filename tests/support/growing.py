@@ -70,7 +70,7 @@ def documents(folder: Path, generation: int | None = None) -> dict[str, tuple[ob
     """Return what a reader sees of each document: ids, offsets and spans as they are stored."""
     dataset = open_dataset(str(folder), generation=generation)
     found: dict[str, tuple[object, ...]] = {}
-    for shard, (_, kept) in enumerate(select_documents(dataset).shards()):
+    for shard, kept in enumerate(select_documents(dataset).each(lambda _, kept: kept)):
         index = dataset.read_index(shard, with_names=True)
         places = range(len(index)) if kept is None else np.flatnonzero(kept).tolist()
         sources = index.metadata["source"].to_pylist()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.dataset import cut_columns
-from pipeline.dataset.cut_columns import read_cut_columns
+from pipeline.dataset.cut_columns import Scratch, read_cut_columns
 from schemas.index import CUTS, decode_index, encode_index
 from tests.schemas.test_index import ONE, indices
 
@@ -24,6 +24,7 @@ OURS = {
         ("cut_student.list.element", "cut_teacher.list.element"), "DELTA_BINARY_PACKED"
     ),
 }
+FRESH = Scratch().take
 VALUE = st.integers(0, 40) | st.integers(0, (1 << 32) - 1)
 ROWS = st.lists(st.lists(VALUE, max_size=40) | st.just([7] * 100), max_size=30)
 
@@ -66,6 +67,54 @@ def test_lists_are_what_pyarrow_reads(
         assert read(data) is None or len(read(data)["cut_starts"]) == 1  # type: ignore[index]
 
 
+@given(st.lists(indices(), min_size=1, max_size=4))
+def test_memory_that_is_used_again_holds_what_new_memory_would(many: list[Any]) -> None:
+    scratch = Scratch()
+    for index in [*many, *many]:
+        scratch.clear()
+        data = encode_index(index)
+        expected, file = read(data), pq.ParquetFile(pa.BufferReader(data)).metadata
+        found = read_cut_columns(data, file, scratch)
+        assert expected is not None
+        assert found is not None
+        for name in NAMES:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_memory_grows_to_what_one_index_takes_and_is_taken_again() -> None:
+    scratch = Scratch()
+    scratch.take(100), scratch.take(7)
+    rounds = []
+    for _ in range(2):
+        scratch.clear()
+        rounds.append([scratch.take(100), scratch.take(7), scratch.take(1)])
+    assert [len(own) for own in rounds[0]] == [100, 7, 1]
+    again = [np.shares_memory(one, two) for one, two in zip(*rounds, strict=True)]
+    assert again == [False] * 3  # the third was too many, so there is new memory for all
+    scratch.clear()
+    third = [scratch.take(100), scratch.take(7), scratch.take(1)]
+    assert [np.shares_memory(*both) for both in zip(rounds[1], third, strict=True)] == [True] * 3
+    assert not any(np.shares_memory(one, two) for one, two in pairwise(third))
+
+
+def test_a_page_of_another_length_than_its_header_says_is_left_to_pyarrow() -> None:
+    data = write([list(range(0, 4000, 9))])
+    file = pq.ParquetFile(pa.BufferReader(data)).metadata
+    place = file.row_group(0).column(0).data_page_offset
+    header, _ = cut_columns._read_struct(data, place)
+    told = _varint(2 * header[2])
+    assert read(data) is not None
+    assert data.find(told, place) == place + 3  # the type before it, and this field's number
+    for wrong in (-1, 1):
+        other = _varint(2 * (header[2] + wrong))
+        assert read(data[: place + 3] + other + data[place + 3 + len(told) :]) is None
+
+
+def _varint(value: int) -> bytes:
+    low, high = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
+
+
 @pytest.mark.parametrize("bits", range(33))
 def test_every_width_of_steps(bits: int) -> None:
     rng = np.random.default_rng(bits)
@@ -79,7 +128,7 @@ def test_long_lists_over_many_pages() -> None:
     rows = [np.sort(rng.integers(0, 50_000, count % 90)).tolist() for count in range(500)]
     data = write(rows, data_page_size=2000, write_batch_size=100)
     pages = [
-        list(cut_columns._pages(data, pq.ParquetFile(pa.BufferReader(data)).metadata, name))
+        list(cut_columns._pages(data, pq.ParquetFile(pa.BufferReader(data)).metadata, name, FRESH))
         for name in NAMES[1:]
     ]
     assert min(map(len, pages)) > 6
@@ -125,7 +174,7 @@ def test_altered_bytes_are_never_read_beyond_what_is_there(monkeypatch: pytest.M
     """Each byte of a page altered: some values, or none, and no fault of the process."""
     data = write([[1, 50, 7], [], list(range(0, 4000, 9))])
     file, outcomes = pq.ParquetFile(pa.BufferReader(data)).metadata, set()
-    whole = [list(cut_columns._pages(data, file, name)) for name in NAMES[1:]]
+    whole = [list(cut_columns._pages(data, file, name, FRESH)) for name in NAMES[1:]]
     for place in range(whole[0][0].num_bytes):
         pages = [[page._replace(data=page.data.copy()) for page in own] for own in whole]
         for own in pages:
@@ -133,7 +182,7 @@ def test_altered_bytes_are_never_read_beyond_what_is_there(monkeypatch: pytest.M
         monkeypatch.setattr(
             cut_columns,
             "_pages",
-            lambda data, file, name, pages=pages: iter(pages[NAMES.index(name) - 1]),
+            lambda data, file, name, take, pages=pages: iter(pages[NAMES.index(name) - 1]),
         )
         outcomes.add(read_cut_columns(data, file) is None)
     assert outcomes == {True, False}

@@ -49,7 +49,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def chosen(dataset: Dataset, where: str) -> set[int]:
     """Return the numbers of the documents that are read."""
     selection, found = select_documents(dataset, where), set()
-    for shard, (_, kept) in enumerate(selection.shards()):
+    for shard, kept in enumerate(selection.each(lambda _, kept: kept)):
         names = dataset.read_index(shard, with_names=True).document_id
         wanted = range(len(names)) if kept is None else np.flatnonzero(kept).tolist()
         found |= {int(names[place].rpartition("-")[2]) for place in wanted}
