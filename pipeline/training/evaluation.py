@@ -8,12 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import select_documents
+from pipeline.dataset.selection import Kept, select_documents
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.scoring.hf_models import hidden_states, output_weight
 from pipeline.streaming import AlignedRows, Convention, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks
+from schemas.index import ShardIndex
 
 BITS_PER_BYTE = "heldout_bits_per_byte"
 _ROWS_AT_ONCE = 8
@@ -89,9 +90,13 @@ def _num_text_bytes(dataset: Dataset) -> int:
     """Return the bytes of the documents that are read."""
     if dataset.is_whole:
         return dataset.manifest.totals["num_text_bytes"]
-    shards = select_documents(dataset).shards()
-    sizes = (i.num_text_bytes if kept is None else i.num_text_bytes[kept] for i, kept in shards)
-    return sum(int(each.sum()) for each in sizes)
+    sizes = select_documents(dataset).each(_num_bytes_read)
+    return sum(sizes)
+
+
+def _num_bytes_read(index: ShardIndex, kept: Kept) -> int:
+    sizes = index.num_text_bytes if kept is None else index.num_text_bytes[kept]
+    return int(sizes.sum())
 
 
 def _loss_sum(config: TrainConfig, student: PreTrainedModel, batch: Rows) -> torch.Tensor:
