@@ -81,7 +81,7 @@ class CopiedShard:
     def sizes(self) -> dict[str, int]:
         """The bytes of each of its files, by name."""
         sizes = {record.file: record.num_bytes for record in self._records}
-        indexed = (self.shard, *self.views.values())
+        indexed: tuple[ShardRecord | ViewFileRecord, ...] = (self.shard, *self.views.values())
         return sizes | {record.index_file: record.index_num_bytes for record in indexed}
 
     @property
