@@ -26,9 +26,8 @@ from pathlib import Path
 import psutil
 
 from pipeline.dataset.reading import read_manifest
-from tests.engines.flink_cluster import FlinkCluster, flink_cluster
-from tests.engines.workload import NUM_FILES, ROOT, align_arguments, external, finish, start
-from tests.support.servers import worker_pool
+from tests.engines.flink_cluster import FlinkCluster, flink_cluster, process_environment
+from tests.engines.workload import NUM_FILES, ROOT, align_arguments, finish, start
 
 SAMPLE_SECONDS = 0.25
 MOST_DISTINCT_MEGABYTES = 250
@@ -93,7 +92,7 @@ class Watch:
     def _look(self, process: psutil.Process, kind: str) -> None:
         if kind == "launcher" and process.name() == "java":
             kind = "job server"
-        if kind == "pool" and process.pid not in self._kinds:
+        if kind == "task manager" and process.pid not in self._kinds and process.name() != "java":
             kind = "worker"
         times = process.cpu_times()
         key = (process.pid, process.create_time())
@@ -107,11 +106,12 @@ def measure(megabytes: int, folder: Path) -> list[str]:
     size = [f"--bytes={megabytes / copies}MB", f"--files={NUM_FILES}", f"--copies={copies}"]
     finish(start([str(ROOT / "benchmarks" / "corpus.py"), f"--output={folder}/corpus", *size]))
     silence = {"silent_seconds": FLINKS_SILENT_SECONDS}
-    with flink_cluster(folder / "flink", **silence) as cluster, worker_pool() as (address, pool):
-        beam = [*cluster.options(), *external(address), f"--shard-bytes={SHARD_BYTES}"]
+    with flink_cluster(folder / "flink", **silence) as cluster:
+        # Not one pool for both: the task manager that ends first would stop the other's worker.
+        beam = [*cluster.options(), *process_environment(), f"--shard-bytes={SHARD_BYTES}"]
         began = time.monotonic()
         job = start(align_arguments(f"{folder}/corpus/*.jsonl", folder / "out", *beam))
-        watch = Watch(_kinds(cluster, pool, job))
+        watch = Watch(_kinds(cluster, job))
         with watch.watching():
             finish(job)
         seconds = time.monotonic() - began
@@ -141,11 +141,9 @@ def main() -> None:
             print(f"| {' | '.join(measure(megabytes, Path(folder)))} |", flush=True)
 
 
-def _kinds(
-    cluster: FlinkCluster, pool: "subprocess.Popen[bytes]", job: "subprocess.Popen[str]"
-) -> dict[int, str]:
+def _kinds(cluster: FlinkCluster, job: "subprocess.Popen[str]") -> dict[int, str]:
     managers = {process.pid: "task manager" for process in cluster.task_managers}
-    return {cluster.manager.pid: "job manager", pool.pid: "pool", job.pid: "launcher", **managers}
+    return {cluster.manager.pid: "job manager", job.pid: "launcher", **managers}
 
 
 def _peak_bytes(pid: int) -> int:
