@@ -36,8 +36,12 @@ class StoredTokenizer:
     differing: tuple[tuple[int, int], ...]
 
 
+_KEPT = 4
+"""Tokenizers that a process keeps, of 40 to 400 MB each: those of two jobs that take turns."""
+
 _lock = threading.Lock()
 _loaded: dict[StoredTokenizer, Tokenizer] = {}
+"""Least recently used first."""
 
 
 def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredTokenizer:
@@ -55,12 +59,12 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
         tokenizer.differing.ranges,
     )
     with _lock:
-        _loaded[stored] = tokenizer
+        _keep(stored, tokenizer)
     return stored
 
 
 def load_stored(stored: StoredTokenizer) -> Tokenizer:
-    """Return a stored tokenizer, loaded once per process.
+    """Return a stored tokenizer, loaded once by a process that serves few jobs at a time.
 
     Raises:
         ForeignTokenizerError: the file is not the one the job started with.
@@ -68,8 +72,17 @@ def load_stored(stored: StoredTokenizer) -> Tokenizer:
     with _lock:
         tokenizer = _loaded.get(stored)
         if tokenizer is None:
-            tokenizer = _loaded[stored] = _load(stored)
+            tokenizer = _load(stored)
+        _keep(stored, tokenizer)
     return tokenizer
+
+
+def _keep(stored: StoredTokenizer, tokenizer: Tokenizer) -> None:
+    """Remember a tokenizer, and forget those of jobs that are long over."""
+    _loaded.pop(stored, None)
+    _loaded[stored] = tokenizer
+    while len(_loaded) > _KEPT:
+        del _loaded[next(iter(_loaded))]
 
 
 def _load(stored: StoredTokenizer) -> Tokenizer:

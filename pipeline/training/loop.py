@@ -55,7 +55,7 @@ class Run:
     guided: nn.Module
     teacher: PreTrainedModel | None
     optimizer: torch.optim.Optimizer
-    heldout_views: Mapping[str, str]
+    heldout_views: Mapping[str, str] = field(default_factory=dict)
     tokenizer: dict[str, bytes] = field(default_factory=dict)
 
 

@@ -55,3 +55,19 @@ def test_a_worker_gets_the_differing_characters_from_the_launcher(
     assert worker.differing.ranges == told.differing
     worker.tokenize_batch(["é".encode(), "ü".encode()])
     assert worker.num_reference_documents == 1
+
+
+def test_a_process_that_serves_job_after_job_forgets_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_files, "_loaded", {})
+    tokenizer = load_tokenizer(STUDENT)
+    jobs = [
+        store_tokenizer(tokenizer, str(tmp_path / f"job-{n}" / "a.model"), scratch=str(tmp_path))
+        for n in range(4)
+    ]
+    kept = load_stored(jobs[0])  # it is at work
+    fifth = store_tokenizer(tokenizer, str(tmp_path / "job-4" / "a.model"), scratch=str(tmp_path))
+    assert list(tokenizer_files._loaded) == [*jobs[2:], jobs[0], fifth]
+    assert kept is tokenizer
+    assert load_stored(jobs[1]).sha256 == tokenizer.sha256, "loaded again from its file"
