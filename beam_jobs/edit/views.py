@@ -59,11 +59,11 @@ def copy_view(
     data, index = seen.view_index_bytes(shard_index), seen.read_view_index(shard_index)
     parts = [(record.num_bytes, True)]
     if len(removed):
-        kept = np.delete(np.arange(len(index)), removed)
+        are_kept = np.ones(len(index), np.bool_)
+        are_kept[removed] = False
         sizes = index.payload_bytes.tolist()
-        are_kept = np.isin(np.arange(len(index)), kept).tolist()
-        parts = [(len(VIEW_MAGIC), True), *zip(sizes, are_kept, strict=True)]
-        index = take_view_documents(index, kept)
+        parts = [(len(VIEW_MAGIC), True), *zip(sizes, are_kept.tolist(), strict=True)]
+        index = take_view_documents(index, np.flatnonzero(are_kept))
         data = encode_view_index(index)
     with (
         seen.open_view_file(shard_index) as source,
