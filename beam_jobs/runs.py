@@ -117,6 +117,26 @@ def open_run(folder: str, configuration: Mapping[str, Any]) -> None:
         storage.delete_files(folder, left)  # texts, as large as the corpus
 
 
+def close_run(output: str, folder: str, manifest: Manifest) -> None:
+    """Remove what a finished dataset does not need: its run's files, and abandoned shards.
+
+    The summary goes last: while it is there, the same command comes back to go on with this.
+
+    Args:
+        output: the dataset's folder.
+        folder: the run's.
+        manifest: the dataset's newest, which names every shard that stays.
+    """
+    named = {name for shard in manifest.shards for name in (shard.file, shard.index_file)}
+    pattern = _shard_pattern(manifest.name, any_generation=manifest.generation > 0)
+    found = storage.list_folder(output)
+    abandoned = [name for name in found if pattern.fullmatch(name) and name not in named]
+    storage.delete_files(output, abandoned)
+    left = storage.list_folder(folder)
+    storage.delete_files(folder, [name for name in left if name != SUMMARY_FILE])
+    storage.remove_folder(folder)
+
+
 def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
     """Return the commit record that an earlier attempt left, or None: the work is done again.
 
@@ -185,10 +205,16 @@ def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> 
 
 
 def _require_no_shards(output: str, name: str) -> None:
-    shards = re.compile(rf"{re.escape(name)}-\d{{6}}-of-\d{{6}}\.(tar|index\.parquet)")
-    found = sorted(file for file in storage.list_folder(output) if shards.fullmatch(file))
+    pattern = _shard_pattern(name)
+    found = sorted(file for file in storage.list_folder(output) if pattern.fullmatch(file))
     if found:
         raise OptionsError(
             f"--output {output} holds {len(found)} files such as {found[0]} but no manifest that "
             "says what made them; choose another --output, or delete them"
         )
+
+
+def _shard_pattern(name: str, *, any_generation: bool = False) -> re.Pattern[str]:
+    """Return what the file names of a dataset's shards match."""
+    generation = r"(g\d{3,}-)?" if any_generation else ""
+    return re.compile(rf"{re.escape(name)}-{generation}\d{{6}}-of-\d{{6}}\.(tar|index\.parquet)")

@@ -42,7 +42,6 @@ from beam_jobs.align.steps import (
     NumberShards,
     PublishShards,
     ReadBlocks,
-    RemoveTemporaries,
     WriteManifest,
 )
 from beam_jobs.align.summary import library_versions, read_summary, summarise, write_report
@@ -60,7 +59,14 @@ from beam_jobs.runners import (
     make_runner,
     run_to_end,
 )
-from beam_jobs.runs import SUMMARY_FILE, find_finished, open_run, run_folder_of, warn_of_lost_files
+from beam_jobs.runs import (
+    SUMMARY_FILE,
+    close_run,
+    find_finished,
+    open_run,
+    run_folder_of,
+    warn_of_lost_files,
+)
 from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import NOTHING, describe_convention, describe_tokenizer
@@ -91,8 +97,6 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
         | "PublishShards" >> beam.ParDo(PublishShards(job)).with_output_types(str)
         | "GatherShards" >> Gather()
         | "WriteManifest" >> beam.ParDo(WriteManifest(job)).with_output_types(str)
-        | "SettleManifest" >> Spread()
-        | "RemoveTemporaries" >> beam.ParDo(RemoveTemporaries(job)).with_output_types(str)
     )
 
 
@@ -338,7 +342,7 @@ def _make(
     run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
     publish_inputs(run_folder, options.output)
-    storage.remove_folder(run_folder)
+    close_run(options.output, run_folder, manifest)
     options.run.say(summarise(manifest, run, output=options.output, report=report))
     _require_few_losses(manifest, losses, options)
     return manifest

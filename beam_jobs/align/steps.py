@@ -2,11 +2,11 @@
 
 Each can run twice, or on two workers at once, without harm: temporary files have random names, a
 bucket's commit record is replaced whole by an equal one, a final name is given by an atomic rename,
-and nothing is removed before the manifest is in place.
+and nothing is removed: a runner that starts the job again, even for a loss in its last step, takes
+over all that was finished. The launcher cleans up once the job has ended.
 """
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,6 @@ from apache_beam.metrics import Metrics
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, pack_blocks
 from beam_jobs.align.buckets import align_bucket
-from beam_jobs.align.input_identity import INPUTS_FILE
 from beam_jobs.align.job import BucketRecord, Job, Part, number_shards
 from beam_jobs.align.metadata import columns_of
 from beam_jobs.align.overlap import exclude_overlap
@@ -27,21 +26,17 @@ from beam_jobs.align.pieces import decode_task
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
 from beam_jobs.align.taken_ids import TAKEN_IDS, TakenId, read_taken_ids
 from beam_jobs.generations import read_kept
-from beam_jobs.progress import PROGRESS_PREFIX, worker_progress
-from beam_jobs.runs import CONFIGURATION_FILE, LOCK_FILE, SUMMARY_FILE, require_shared
+from beam_jobs.progress import worker_progress
+from beam_jobs.runs import SUMMARY_FILE, require_shared
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (
     MANIFEST_FILE,
     DeadLetterRecord,
     Manifest,
-    decode_manifest,
     encode_manifest,
     next_generation,
 )
 
-_KEPT_FILES = re.compile(
-    rf"{SUMMARY_FILE}|{CONFIGURATION_FILE}|{INPUTS_FILE}|{PROGRESS_PREFIX}.*|{LOCK_FILE}"
-)
 _PROGRESS_DOCUMENTS = 1000
 
 Outcome = PlacedDocument | DeadLetter | TakenId
@@ -190,24 +185,6 @@ class WriteManifest(_JobStep):
 
     def _write(self, folder: str, name: str, data: bytes) -> None:
         storage.write_atomically(storage.join(folder, name), data, scratch=self._job.run_folder)
-
-
-class RemoveTemporaries(_JobStep):
-    """Manifest's path -> nothing; the run's files go, and shards of an abandoned attempt."""
-
-    def process(self, element: str) -> None:
-        """Remove what the finished dataset does not need."""
-        manifest = decode_manifest(storage.read_bytes(element), where=element)
-        named = {name for shard in manifest.shards for name in (shard.file, shard.index_file)}
-        # Shards of earlier generations are in the manifest, too.
-        generation = r"(g\d{3,}-)?" if self._job.generation else ""
-        name = rf"{re.escape(self._job.name)}-{generation}\d{{6}}-of-\d{{6}}"
-        ours = re.compile(rf"{name}\.(tar|index\.parquet)")
-        found = storage.list_folder(self._job.output)
-        stale = [name for name in found if ours.fullmatch(name) and name not in named]
-        storage.delete_files(self._job.output, stale)
-        left = storage.list_folder(self._job.run_folder)
-        storage.delete_files(self._job.run_folder, [n for n in left if not _KEPT_FILES.match(n)])
 
 
 def make_manifest(

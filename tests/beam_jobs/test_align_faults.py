@@ -9,11 +9,12 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.align import buckets, steps
+from beam_jobs.align import buckets, command, steps
 from beam_jobs.align.command import align, main
 from beam_jobs.errors import OptionsError
 from beam_jobs.runs import open_run
@@ -88,7 +89,8 @@ def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.M
         ("align.buckets", "align_batch", 30, False),  # in the middle of a shard
         ("storage", "publish", 7, False),  # some shards have their final names
         ("align.steps", "encode_manifest", 1, False),  # all have, the manifest is missing
-        ("storage", "remove_folder", 1, True),  # nothing is left but to clean up
+        ("align.command", "close_run", 1, True),  # nothing is left but to clean up
+        ("storage", "remove_folder", 1, True),  # nothing is left but a summary
     ],
 )
 def test_a_killed_job_then_a_second_start(
@@ -106,6 +108,49 @@ def test_a_killed_job_then_a_second_start(
     align(options)
     assert digests(tmp_path) == digests(reference)
     assert (tmp_path / "report.html").exists()
+
+
+def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, reference = reference_dataset()
+    counter = itertools.count()
+    align_batch, run_job = buckets.align_batch, command.run_job
+    ends: list[int] = []
+
+    def count(*arguments: Any, **keywords: Any) -> Any:
+        next(counter)
+        return align_batch(*arguments, **keywords)
+
+    def run_twice(*arguments: Any, **keywords: Any) -> None:
+        for _ in range(2):  # as Flink does: reading and all, with the same job
+            run_job(*arguments, **keywords)
+            assert (tmp_path / "manifest.json").exists()
+            ends.append(next(counter))
+
+    monkeypatch.setattr(buckets, "align_batch", count)
+    monkeypatch.setattr(command, "run_job", run_twice)
+    align(align_options(corpus, tmp_path))
+    assert ends[0] > 2
+    assert ends[1] == ends[0] + 1, "buckets were aligned again"
+    assert digests(tmp_path) == digests(reference)
+    assert not list(tmp_path.glob(".vocag-*/*"))
+
+
+def test_shards_of_an_abandoned_attempt_are_removed_and_no_others(tmp_path: Path) -> None:
+    corpus, reference = reference_dataset()
+    options = align_options(corpus, tmp_path)
+    kept = [f"{options.name}-notes.tar", f"{options.name}2-000000-of-000001.tar"]
+    left = [f"{options.name}-000000-of-000099.{end}" for end in ("tar", "index.parquet")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "encode_manifest", _raise)
+        assert main(command_line(options)) == 1
+    for name in (*left, *kept):
+        (tmp_path / name).write_bytes(b"of someone")
+    align(options)
+    others = {path.name for path in tmp_path.iterdir()} - {*digests(reference)}
+    assert others.issuperset(kept)
+    assert others.isdisjoint(left)
 
 
 def test_documents_that_changed_between_two_starts_are_aligned_again(
