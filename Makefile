@@ -62,9 +62,9 @@ test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed
 # ENGINE_MEGABYTES=20 tries it with less text.
 ENGINE_MEGABYTES ?= 200
 
-test-flink: $(VENV)/.installed-test ## run the jobs on a real Flink cluster of two task managers (a quarter of an hour)
+test-flink: $(VENV)/.installed-test ## run the jobs on a real Flink cluster of three hosts, and lose some: network namespaces, as root (a quarter of an hour)
 	tests/engines/setup.sh boot flink
-	ENGINE_MEGABYTES=$(ENGINE_MEGABYTES) $(BIN)/python -m pytest -m engines tests/engines/test_flink.py
+	ENGINE_MEGABYTES=$(ENGINE_MEGABYTES) $(BIN)/python -m pytest -m engines tests/engines/test_flink.py tests/engines/test_flink_losses.py
 
 test-prism: $(VENV)/.installed-test ## run the align job on Beam's portable runner, which Go builds (minutes)
 	tests/engines/setup.sh prism

@@ -1,11 +1,14 @@
-"""A standalone Flink cluster on this machine: a job manager, and task managers of two slots."""
+"""A standalone Flink cluster: a job manager, and task managers of two slots.
+
+All are on this machine, or each on a host of its own.
+"""
 
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from tests.engines.hosts import Host
+from tests.engines.workload import external
 from tests.support.servers import (
     START_SECONDS,
     free_port,
@@ -21,11 +26,14 @@ from tests.support.servers import (
     serve,
     wait_until,
     worker_environment,
+    worker_pool,
 )
 
 ENGINES = Path(sys.prefix) / "engines"
 SET_UP = "`make test-flink` sets up what these tests need"
 NUM_SLOTS = 2
+NUM_TASK_MANAGERS = 2
+POOL_PORT = 50000
 
 _SPREAD = {"taskmanager.load-balance.mode": "SLOTS"}
 
@@ -81,15 +89,73 @@ class FlinkCluster:
         return max(jobs, key=lambda job: job["start-time"])
 
 
+@dataclass(frozen=True)
+class FlinkHosts:
+    """A cluster whose machines are hosts, with a worker pool beside each task manager.
+
+    Attributes:
+        cluster: whose job manager runs where jobs are launched.
+        launcher: that host; tests run inside it.
+        hosts: of the task managers, in their order.
+        pools: the pools' processes, likewise.
+        pool_logs: what they and their workers print.
+    """
+
+    cluster: FlinkCluster
+    launcher: Host
+    hosts: Sequence[Host]
+    pools: Sequence["subprocess.Popen[bytes]"]
+    pool_logs: Sequence[Path]
+
+    def options(self) -> list[str]:
+        """Return the options of a job whose workers are the pools'."""
+        return [*self.cluster.options(), *self.pool_options()]
+
+    def pool_options(self) -> list[str]:
+        """Return those that name the pools: what is local to each task manager."""
+        return external(f"localhost:{POOL_PORT}")
+
+
 @contextlib.contextmanager
-def flink_cluster(
-    folder: Path, *, num_task_managers: int = 2, attempts: int = 300, silent_seconds: int = 10
-) -> Iterator[FlinkCluster]:
-    """Run a cluster.
+def flink_on_hosts(
+    folder: Path, hosts: Sequence[Host], *, attempts: int = 300, pools_on: Sequence[str] = ()
+) -> Iterator[FlinkHosts]:
+    """Run a cluster on hosts.
 
     Args:
         folder: for its logs and temporary files.
-        num_task_managers: processes of two slots each.
+        hosts: the first for job manager and launcher, the others for task managers and pools.
+        attempts: as `flink_cluster` takes them.
+        pools_on: a command before each pool's, which runs it somewhere.
+    """
+    logs = [folder / f"pool_{number}.log" for number in range(len(hosts) - 1)]
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        pools = []
+        for host, log in zip(hosts[1:], logs, strict=True):
+            with host.inside():
+                pool = worker_pool(POOL_PORT, log=log, on=pools_on)
+                pools.append(stack.enter_context(pool)[1])
+        with hosts[0].inside():
+            cluster = flink_cluster(folder / "flink", hosts=hosts, attempts=attempts)
+            up = stack.enter_context(cluster)
+        yield FlinkHosts(up, hosts[0], hosts[1:], pools, logs)
+
+
+@contextlib.contextmanager
+def flink_cluster(
+    folder: Path,
+    *,
+    hosts: Sequence[Host] = (),
+    attempts: int = 300,
+    silent_seconds: int = 10,
+) -> Iterator[FlinkCluster]:
+    """Run a cluster of two task managers.
+
+    Args:
+        folder: for its logs and temporary files.
+        hosts: where job manager and task managers run, the first being the caller's; none: all on
+            this machine.
         attempts: how often a job that has failed is started again, a second later.
         silent_seconds: a machine that says nothing for so long is lost, and the job starts again
             on the others.
@@ -97,55 +163,77 @@ def flink_cluster(
     home = ENGINES / "flink"
     version = require_program(home / "version", SET_UP).read_text().strip()
     rest_port = free_port()
-    environment = _configure(folder, home, version, rest_port, attempts, silent_seconds)
-    master = f"localhost:{rest_port}"
+    address = hosts[0].address if hosts else "localhost"
+    environment = _configure(folder, home, version, address, rest_port, attempts, silent_seconds)
+    master = f"{address}:{rest_port}"
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             serve(
                 [home / "bin" / "jobmanager.sh", "start-foreground"],
                 rest_port,
+                address=address,
                 environment=environment,
                 log=folder / "job_manager.log",
             )
         )
         task_managers = tuple(
-            stack.enter_context(_task_manager(home, environment, folder / f"tasks_{number}.log"))
-            for number in range(num_task_managers)
+            stack.enter_context(_task_manager(home, environment, folder / f"tasks_{n}.log", host))
+            for n, host in enumerate(hosts[1:] or [None] * NUM_TASK_MANAGERS)
         )
 
         def all_there() -> bool:
-            return bool(_ask(master, "overview")["taskmanagers"] == num_task_managers)
+            return bool(_ask(master, "overview")["taskmanagers"] == len(task_managers))
 
         if not wait_until(all_there, manager, seconds=START_SECONDS):
             pytest.fail(f"the task managers did not register; see {folder}")
         yield FlinkCluster(master, manager, task_managers, version)
 
 
-def process_environment() -> list[str]:
-    """Return the options that let every task manager start workers itself, by Beam's program."""
+def process_environment(more: Mapping[str, str] | None = None) -> list[str]:
+    """Return the options that let every task manager start workers itself, by Beam's program.
+
+    Args:
+        more: variables of the workers' environment.
+    """
     # Otherwise the program makes an environment for every worker and installs what was staged.
     variables = {"RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT": "1"}
     variables |= {name: worker_environment()[name] for name in ("PATH", "PYTHONPATH")}
+    variables |= more or {}
     boot = require_program(ENGINES / "bin" / "boot", SET_UP)
     config = {"command": str(boot), "env": variables}
     return ["--environment_type=PROCESS", f"--environment_config={json.dumps(config)}"]
 
 
+@contextlib.contextmanager
 def _task_manager(
-    home: Path, environment: dict[str, str], log: Path
-) -> contextlib.AbstractContextManager["subprocess.Popen[bytes]"]:
-    port = free_port()
-    command = [
-        home / "bin" / "taskmanager.sh",
-        "start-foreground",
-        f"-Dtaskmanager.rpc.port={port}",
-    ]
-    # Beam's program leaves its options where it runs.
-    return serve(command, port, environment=environment, log=log, folder=log.parent)
+    home: Path, environment: dict[str, str], log: Path, host: Host | None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    address = host.address if host else "localhost"
+    with contextlib.ExitStack() as stack:
+        with host.inside() if host else contextlib.nullcontext():
+            port = free_port()
+            command = [
+                home / "bin" / "taskmanager.sh",
+                "start-foreground",
+                f"-Dtaskmanager.host={address}",
+                f"-Dtaskmanager.rpc.port={port}",
+            ]
+            # Beam's program leaves its options where it runs.
+            server = serve(
+                command, port, address=address, environment=environment, log=log, folder=log.parent
+            )
+            process = stack.enter_context(server)
+        yield process
 
 
 def _configure(
-    folder: Path, home: Path, version: str, rest_port: int, attempts: int, silent_seconds: int
+    folder: Path,
+    home: Path,
+    version: str,
+    address: str,
+    rest_port: int,
+    attempts: int,
+    silent_seconds: int,
 ) -> dict[str, str]:
     """Write a cluster's configuration; return the environment of its programs."""
     for name in ("conf", "temp"):
@@ -156,12 +244,11 @@ def _configure(
     theirs = yaml.safe_load((home / "conf" / "config.yaml").read_text())
     settings = {
         "env": theirs["env"],  # what Java 17 has to open
-        "jobmanager.rpc.address": "localhost",
+        "jobmanager.rpc.address": address,
         "jobmanager.rpc.port": free_port(),
         "jobmanager.memory.process.size": "1000m",
-        "rest.address": "localhost",
+        "rest.address": address,
         "rest.port": rest_port,
-        "taskmanager.host": "localhost",
         "taskmanager.numberOfTaskSlots": NUM_SLOTS,
         "taskmanager.memory.process.size": "1200m",
         "taskmanager.memory.managed.size": "128m",

@@ -5,6 +5,7 @@ network alone; a host whose cable is pulled computes on, and nobody hears of it.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
+
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,16 @@ class Host:
         """Return what runs a program on this host."""
         return ["nsenter", f"--net=/run/netns/{self.name}", *arguments]
 
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Put this thread on the host, and with it the processes that it starts meanwhile."""
+        with open("/proc/thread-self/ns/net") as here, open(f"/run/netns/{self.name}") as there:
+            os.setns(there.fileno(), os.CLONE_NEWNET)
+            try:
+                yield
+            finally:
+                os.setns(here.fileno(), os.CLONE_NEWNET)
+
     def cut_off(self) -> None:
         """Pull its cable."""
         _run("ip", "-n", self.switch, "link", "set", self.cable, "down")
@@ -52,7 +65,7 @@ def network(num_hosts: int) -> Iterator[Sequence[Host]]:
             pytest.skip(f"no {program} here: install iproute2 and util-linux")
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    stem = f"vocag{os.getpid()}"
+    stem = f"vocag{os.getpid()}n{next(_NUMBERS)}"
     switch = f"{stem}s"
     with contextlib.ExitStack() as stack:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.hosts import Host, network
+from tests.engines.hosts import Host
 from tests.engines.workload import ROOT, RUN_SECONDS, SLOWLY, Workload, await_commits, finish, start
 from tests.support.corpus import digests
 from tests.support.servers import kill, wait_until
@@ -75,13 +75,6 @@ def submit(
         f"--dask_client_address={address}", "--dask_partition_size=1",
     ]  # fmt: skip
     return start(workload.arguments(output, *beam, *more), on=host.command, environment=ENVIRONMENT)
-
-
-@pytest.fixture
-def hosts() -> Iterator[Sequence[Host]]:
-    """Three."""
-    with network(3) as made:
-        yield made
 
 
 def test_workers_on_two_hosts_give_the_local_bytes(

@@ -1,37 +1,37 @@
 """The jobs run on a real Flink cluster, with workers of their own."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from beam_jobs.runners import RESUME
-from tests.engines.flink_cluster import FlinkCluster, process_environment
+from tests.engines.flink_cluster import (
+    FlinkCluster,
+    FlinkHosts,
+    flink_on_hosts,
+    process_environment,
+)
+from tests.engines.hosts import Host
 from tests.engines.workload import Workload, external, finish, start
 from tests.support.corpus import digests
 from tests.support.scored_data import score_arguments, sidecars, write_world
-from tests.support.servers import free_port, worker_pool
+from tests.support.servers import free_port
 
 pytestmark = pytest.mark.engines
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[list[str]]:
-    """The options that name a worker pool."""
-    with worker_pool(log=tmp_path / "pool.log") as (address, _):
-        yield external(address)
-
-
-def test_flink_gives_the_local_bytes(
-    flink: FlinkCluster, workload: Workload, pool: list[str], tmp_path: Path
+def test_hosts_with_a_worker_pool_each_give_the_local_bytes(
+    flink_hosts: FlinkHosts, workload: Workload, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    finish(start(workload.arguments(output, *flink.options(), *pool)))
+    finish(start(workload.arguments(output, *flink_hosts.options())))
     assert digests(output) == digests(workload.dataset)
     assert len(digests(output)) > 8
     assert "FlinkRunner" in (output / "report.html").read_text()
-    workers = (tmp_path / "pool.log").read_text().count("Starting worker")
-    assert workers >= len(flink.task_managers), "one task manager did all the work"
+    for log in flink_hosts.pool_logs:
+        assert "Starting worker" in log.read_text(), "one host did all the work"
+    assert flink_hosts.cluster.last_job_failures() == []
 
 
 @pytest.mark.parametrize("shuffle", ["files", "runner"])
@@ -45,38 +45,37 @@ def test_task_managers_that_start_workers_themselves_give_the_local_bytes(
 
 
 def test_a_job_server_that_runs_elsewhere_gives_the_local_bytes(
-    flink: FlinkCluster, small: Workload, pool: list[str], tmp_path: Path
+    flink_hosts: FlinkHosts, small: Workload, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    with flink.job_server(tmp_path) as endpoint:
-        beam = ["--runner=FlinkRunner", f"--job_endpoint={endpoint}", "--parallelism=2", *pool]
-        finish(start(small.arguments(output, *beam)))
+    with flink_hosts.cluster.job_server(tmp_path) as endpoint:
+        beam = ["--runner=FlinkRunner", f"--job_endpoint={endpoint}", "--parallelism=2"]
+        finish(start(small.arguments(output, *beam, *flink_hosts.pool_options())))
     assert digests(output) == digests(small.dataset)
 
 
-def test_scores_from_flink_are_the_local_bytes(
-    flink: FlinkCluster, pool: list[str], tmp_path: Path
-) -> None:
+def test_scores_from_flink_are_the_local_bytes(flink_hosts: FlinkHosts, tmp_path: Path) -> None:
     world = write_world(tmp_path / "world")
     run = ["-m", "beam_jobs.score", *score_arguments(world)]
     finish(start(run))
     here = sidecars(world)
     for name in here:
         (world / "data" / name).unlink()
-    finish(start([*run, *flink.options(), *pool]))
+    finish(start([*run, *flink_hosts.options()]))
     assert len(here) > 1
     assert sidecars(world) == here
 
 
 def test_workers_that_do_not_see_the_output_say_so_and_nothing_else(
-    flink: FlinkCluster, small: Workload, tmp_path: Path
+    hosts: Sequence[Host], small: Workload, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
     output.mkdir()
     elsewhere = f'mount -t tmpfs none {output} && exec "$@"'
     on = ["unshare", "--mount", "sh", "-c", elsewhere, "sh"]
-    with worker_pool(log=tmp_path / "pool.log", on=on) as (address, _):
-        job = start(small.arguments(output, *flink.options(), *external(address)))
+    cluster = flink_on_hosts(tmp_path / "flink", hosts, attempts=2, pools_on=on)
+    with cluster as flink, flink.launcher.inside():
+        job = start(small.arguments(output, *flink.options()))
         said, _ = job.communicate()
     assert job.returncode == 1, said
     assert said.startswith("vocag align: the job failed: OptionsError: worker "), said

@@ -1,57 +1,60 @@
-"""A Flink cluster loses a task manager, or its workers, in the middle of aligning."""
+"""A Flink cluster loses a task manager, its workers or a whole host in the middle of aligning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.engines.flink_cluster import FlinkCluster, flink_cluster
-from tests.engines.workload import SLOWLY, Workload, await_commits, external, finish, start
+from tests.engines.flink_cluster import POOL_PORT, FlinkHosts, flink_on_hosts
+from tests.engines.hosts import Host
+from tests.engines.workload import SLOWLY, Workload, await_commits, finish, start
 from tests.support.corpus import digests
-from tests.support.servers import free_port, kill, worker_pool
+from tests.support.servers import kill, worker_pool
 
 pytestmark = pytest.mark.engines
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[FlinkCluster]:
-    """A cluster of two task managers that its test may kill."""
-    with flink_cluster(tmp_path / "flink") as cluster:
+def mortal(hosts: Sequence[Host], tmp_path: Path) -> Iterator[FlinkHosts]:
+    """A cluster of three hosts that its test may kill; it runs on it."""
+    with flink_on_hosts(tmp_path / "flink", hosts) as cluster, cluster.launcher.inside():
         yield cluster
 
 
-def restarts(folder: Path) -> int:
-    """Return how often Flink has started the job again."""
-    log = (folder / "flink" / "job_manager.log").read_text()
-    return log.count("from state RESTARTING to RUNNING")
-
-
 def test_a_task_manager_is_killed_in_the_middle(
-    mortal: FlinkCluster, middling: Workload, tmp_path: Path
+    mortal: FlinkHosts, middling: Workload, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    with worker_pool(log=tmp_path / "pool.log") as (address, _):
-        beam = [*mortal.options(), *external(address), SLOWLY]
-        job = start(middling.arguments(output, *beam))
-        await_commits(job, output, 1)
-        kill(mortal.task_managers[0])
-        finish(job)
+    job = start(middling.arguments(output, *mortal.options(), SLOWLY))
+    await_commits(job, output, 1)
+    kill(mortal.cluster.task_managers[0])
+    finish(job)
     assert digests(output) == digests(middling.dataset)
-    assert restarts(tmp_path) >= 1
+    assert len(mortal.cluster.last_job_failures()) >= 1
 
 
 def test_a_worker_pool_is_killed_in_the_middle_and_started_again(
-    mortal: FlinkCluster, middling: Workload, tmp_path: Path
+    mortal: FlinkHosts, middling: Workload, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    port = free_port()
-    with worker_pool(port, log=tmp_path / "first.log") as (address, pool):
-        beam = [*mortal.options(), *external(address), SLOWLY]
-        job = start(middling.arguments(output, *beam))
-        await_commits(job, output, 1)
-        kill(pool)
-    with worker_pool(port, log=tmp_path / "second.log"):  # as a supervisor would
+    job = start(middling.arguments(output, *mortal.options(), SLOWLY))
+    await_commits(job, output, 1)
+    kill(mortal.pools[0])
+    log = tmp_path / "second.log"
+    with mortal.hosts[0].inside(), worker_pool(POOL_PORT, log=log):  # as a supervisor would
         finish(job)
-    assert "Starting worker" in (tmp_path / "second.log").read_text()
+    assert "Starting worker" in log.read_text()
     assert digests(output) == digests(middling.dataset)
-    assert restarts(tmp_path) >= 1
+    assert len(mortal.cluster.last_job_failures()) >= 1
+
+
+def test_a_host_is_cut_off_in_the_middle_and_computes_on(
+    mortal: FlinkHosts, middling: Workload, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    job = start(middling.arguments(output, *mortal.options(), SLOWLY))
+    await_commits(job, output, 1)
+    mortal.hosts[0].cut_off()
+    finish(job)
+    assert digests(output) == digests(middling.dataset)
+    assert len(mortal.cluster.last_job_failures()) >= 1

@@ -49,6 +49,7 @@ def serve(
     command: Sequence[str | Path],
     port: int,
     *,
+    address: str = "localhost",
     environment: Mapping[str, str] = os.environ,
     log: Path | None = None,
     folder: Path | None = None,
@@ -57,7 +58,8 @@ def serve(
 
     Args:
         command: the program and its arguments.
-        port: of this machine, where it listens.
+        port: where it listens.
+        address: of this machine, where it listens.
         environment: the process's.
         log: a file for what it prints; a temporary one unless given.
         folder: where it runs; here unless given.
@@ -72,7 +74,7 @@ def serve(
             process_group=0,  # with what it starts
         )
         try:
-            if not accepts(process, port):
+            if not accepts(process, port, address):
                 output.seek(0)
                 pytest.fail(f"{command[0]} did not start:\n{output.read().decode()}")
             yield process
@@ -80,11 +82,11 @@ def serve(
             end(process)
 
 
-def accepts(process: "subprocess.Popen[bytes]", port: int) -> bool:
+def accepts(process: "subprocess.Popen[bytes]", port: int, address: str = "localhost") -> bool:
     """Wait until a server accepts connections; return False where it ends or takes too long."""
 
     def is_open() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
+        with contextlib.suppress(OSError), socket.create_connection((address, port)):
             return True
         return False
 
