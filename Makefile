@@ -62,9 +62,10 @@ test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed
 # ENGINE_MEGABYTES=20 tries it with less text.
 ENGINE_MEGABYTES ?= 200
 
-test-flink: $(VENV)/.installed-test ## run the jobs on a real Flink cluster of three hosts, and lose some: network namespaces, as root (a quarter of an hour)
+test-flink: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs on a real Flink cluster of three hosts (namespaces, as root), lose some, write to stores (a quarter of an hour)
 	tests/engines/setup.sh boot flink
-	ENGINE_MEGABYTES=$(ENGINE_MEGABYTES) $(BIN)/python -m pytest -m engines tests/engines/test_flink.py tests/engines/test_flink_losses.py
+	tests/services/setup.sh gcs s3
+	ENGINE_MEGABYTES=$(ENGINE_MEGABYTES) $(BIN)/python -m pytest -m engines tests/engines/test_flink*.py
 
 test-prism: $(VENV)/.installed-test ## run the align job on Beam's portable runner, which Go builds (minutes)
 	tests/engines/setup.sh prism

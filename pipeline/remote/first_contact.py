@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 FIRST_ANSWER_SECONDS = 8.0
 
+_EXTRAS = {"gs": "gcp", "gcs": "gcp", "s3": "aws", "s3a": "aws"}
 _HINTS = {"gs": " (without credentials, NO_GCE_CHECK=true spares the search for some)"}
 
 _answered: set[str] = set()
@@ -62,13 +63,14 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
         look_at: the client's cheapest question about a URL; None: that of fsspec.
 
     Raises:
-        NoAnswerError: no answer, or none that is about the file.
+        NoAnswerError: no answer, none that is about the file, or nothing here that could ask.
 
     Example:
         >>> require_answer("gs://bucket/aligned/manifest.json")  # doctest: +SKIP
     """
     store = store_of(url)
     if store is not None and store not in _answered:
+        _require_client(store)
         ask = look_at or _look_at
         first_answer(lambda: ask(url), of=store)
         _answered.add(store)
@@ -84,7 +86,7 @@ def first_answer(ask: Callable[[], object], *, of: str) -> None:
         answer_of(ask, of=of)
     except (FileNotFoundError, PermissionError):
         pass
-    except (NoAnswerError, ImportError):
+    except NoAnswerError:
         raise
     except Exception as error:  # clients raise types of their own
         reason = str(error).strip().split("\n")[0] or "no reason given"
@@ -102,6 +104,21 @@ def store_of(url: str) -> str | None:
     if not separator or scheme in ("file", "local", "memory"):
         return None
     return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _require_client(store: str) -> None:
+    """Check that fsspec has a client: datasets are read by it, whoever has written them."""
+    import fsspec
+
+    scheme = store.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        remedy = f": pip install 'vocag[{extra}]'" if extra else ""
+        raise NoAnswerError(f"{store} can't be used: {error}{remedy}") from error
+    except ValueError:  # a scheme that fsspec does not know, of which its user has more to say
+        pass
 
 
 def _look_at(url: str) -> None:

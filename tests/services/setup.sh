@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Installs the object store emulators and a server of models, each in an environment of its own:
 # the emulators' dependencies are older than Beam's. Does nothing where they are installed already.
+# Arguments: which of them, gcs s3 llama_cpp; none: all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
+wanted=" ${*:-gcs s3 llama_cpp} "
 
 install() {  # folder, requirements...
   local folder=".venv/services/$1"
   shift
-  if [[ ! -e "$folder/.installed" ]]; then
+  if [[ "$wanted" == *" ${folder##*/} "* && ! -e "$folder/.installed" ]]; then
     "$python" -m venv "$folder"
     "$folder/bin/python" -m pip install --quiet "$@"
     touch "$folder/.installed"

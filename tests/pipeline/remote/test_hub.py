@@ -4,6 +4,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import huggingface_hub.constants
 import pytest
 
@@ -81,6 +82,7 @@ def test_a_store_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     asked: list[str] = []
     monkeypatch.setattr(first_contact, "_look_at", asked.append)
     monkeypatch.setattr(first_contact, "_answered", set())
+    monkeypatch.setattr(fsspec, "get_filesystem_class", str)  # there is a client
     for name in ("a", "b"):
         require_answer(f"gs://bucket/{name}")
         require_answer(f"{tmp_path}/{name}")
@@ -103,7 +105,7 @@ def test_what_a_client_raises() -> None:
         (FileNotFoundError("gone"), None),
         (PermissionError("not yours"), None),
         (RuntimeError("no credentials\nat all"), "gs://b can't be used: RuntimeError: no cred"),
-        (ImportError("install gcsfs"), "install gcsfs"),
+        (ImportError("install gcsfs"), "gs://b can't be used: ImportError: install gcsfs"),
     ],
 )
 def test_what_is_an_answer(error: Exception, raised: str | None) -> None:
@@ -113,9 +115,23 @@ def test_what_is_an_answer(error: Exception, raised: str | None) -> None:
     if raised is None:
         first_contact.first_answer(ask, of="gs://b")
         return
-    with pytest.raises((NoAnswerError, ImportError), match=raised) as caught:
+    with pytest.raises(NoAnswerError, match=raised) as caught:
         first_contact.first_answer(ask, of="gs://b")
     one_line(caught)
+
+
+@pytest.mark.parametrize(("scheme", "extra"), [("s3", "aws"), ("gs", "gcp")])
+def test_a_client_that_is_not_installed_is_told_before_anything_is_asked(
+    scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"Install a client to access {name}")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+    remedy = rf"^{scheme}://b can't be used: Install a client .*: pip install 'vocag\[{extra}\]'$"
+    with pytest.raises(NoAnswerError, match=remedy) as raised:
+        require_answer(f"{scheme}://b/manifest.json", look_at=lambda _: pytest.fail("was asked"))
+    one_line(raised)
 
 
 def test_stores() -> None:
