@@ -8,6 +8,7 @@ moment is left behind, and `vocag_cli.leave` ends the process without waiting fo
 import atexit
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +31,10 @@ def skip_last_collection() -> None:
     """Spare this process Python's last collections when it ends.
 
     They would look at every object of Beam and of two vocabularies, 0.7 s in each process, and
-    whoever started workers waits for theirs.
+    whoever started workers waits for theirs. A process with triton, of a teacher's, collects: its
+    bindings (nanobind) print whatever is left as a leak, page after page.
     """
-    atexit.register(gc.freeze)
+    atexit.register(_freeze_unless_bindings_complain)
 
 
 def run_supervised(work: Callable[[], None], *, verbose: bool = False) -> None:
@@ -65,6 +67,11 @@ def run_supervised(work: Callable[[], None], *, verbose: bool = False) -> None:
             _end(thread, workers)
             raise
     thread.join()
+
+
+def _freeze_unless_bindings_complain() -> None:
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 @contextmanager

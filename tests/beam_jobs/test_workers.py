@@ -164,3 +164,14 @@ def test_run_options_are_read_from_the_command_line(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         parse_options([*required, "--workers=0"])
     assert '"0" is no number of processes; write 1 or more' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("libraries", ["torch._dynamo, triton", "torch", "json"])
+def test_a_process_leaves_without_a_word(libraries: str) -> None:
+    pytest.importorskip(libraries.rpartition(", ")[2])
+    script = (
+        "from beam_jobs.supervision import skip_last_collection\n"
+        f"skip_last_collection()\nimport {libraries}"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
