@@ -23,22 +23,7 @@ from schemas.manifest import (
 )
 from schemas.sidecar import decode_sidecar
 from schemas.view_file import Side
-from tests.support.datasets import build_dataset, byte_level, make_texts
-from tests.support.hf_folders import write_model
-from tests.support.scored_data import SEQ_LENGTH, run_score, sidecars
-
-
-def write_viewed_world(root: Path, side: Side) -> None:
-    """Write `data` with view "other", `fresh`, and the teacher that both are for."""
-    texts, sizes = make_texts(40), {"student": 400, "teacher": 480}
-    first = {**sizes, side: 440}
-    for name, pair in (("data", first), ("fresh", sizes)):
-        student, teacher = byte_level(pair["student"]), byte_level(pair["teacher"])
-        build_dataset(root / name, texts, student=student, teacher=teacher, keep_text=False)
-    path = root / "tokenizer.json"
-    path.write_bytes(byte_level(sizes[side]).file_bytes)
-    add_view(ViewRequest(str(root / "data"), side, str(path), "other"))
-    write_model(root / "teacher", byte_level(480), seed=1)
+from tests.support.scored_data import SEQ_LENGTH, run_score, sidecars, write_viewed_world
 
 
 def losses_of(folder: Path) -> np.ndarray:

@@ -49,6 +49,10 @@ def life(root: str, place: str, teacher: Path) -> dict[str, Step]:
         "append": ("align", ["--append", *align, f"--input={root}/in/b.jsonl"]),
         "add-teacher of what is new": ("add-teacher", view),
         "remove": ("remove", [data, f"--ids={root}/ids.txt", "--quiet"]),
+        "add-student": (
+            "add-student",
+            [data, f"--student={teacher.parent / 'pupil.json'}", "--name=pupil", "--quiet"],
+        ),
         "compact": ("compact", [data, f"--output={place}/clean", "--quiet"]),
     }
 
@@ -77,6 +81,7 @@ def local_life(tmp_path_factory: pytest.TempPathFactory) -> LocalLife:
     (root / "ids.txt").write_text("".join(f"{name}\n" for name in GONE), "utf-8")
     teacher = root / "other.json"
     teacher.write_bytes(byte_level(380).file_bytes)
+    (root / "pupil.json").write_bytes(byte_level(360).file_bytes)
     left = {}
     for step, (command, arguments) in life(str(root), str(root / "data"), teacher).items():
         assert run_command([command, *arguments]) == 0
