@@ -23,7 +23,9 @@ go_program() {  # name, its package in Beam's module
 
 job_server() {  # folder; prints the version of Flink that it is for
   local artifact=beam-runners-flink-2.2-job-server
-  if mvn --quiet --batch-mode org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
+  # --update-snapshots: Maven remembers for a day what it could not have.
+  if mvn --quiet --batch-mode --update-snapshots \
+    org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
     "-Dartifact=org.apache.beam:$artifact:$beam" "-DoutputDirectory=$1" >"$1/copy.log" 2>&1; then
     mv "$1/$artifact-$beam.jar" "$1/job-server.jar"
     echo 2.2
