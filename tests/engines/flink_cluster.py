@@ -150,7 +150,7 @@ def flink_cluster(
     attempts: int = 300,
     silent_seconds: int = 10,
 ) -> Iterator[FlinkCluster]:
-    """Run a cluster of two task managers.
+    """Run a cluster of two task managers, or of one on each host but the first.
 
     Args:
         folder: for its logs and temporary files.
