@@ -26,6 +26,15 @@ from beam_jobs.align.command import main
 sys.exit(main(sys.argv[1:]))
 """
 
+DELETE = """
+import sys
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+from beam_jobs import storage
+FileSystems.set_options(PipelineOptions([]))
+storage.delete_files(sys.argv[1], sys.argv[2:])
+"""
+
 
 def arguments(corpus: str, *beam: str) -> list[str]:
     return [
@@ -61,6 +70,18 @@ def test_two_worker_processes_give_the_local_bytes(
     result = store.run("-m", "beam_jobs.align", *arguments(corpus, *TWO_PROCESSES))
     assert result.returncode == 0, result.stderr
     assert store.digests(f"{corpus}/aligned") == digests(reference)
+
+
+def test_files_that_are_gone_keep_no_other_from_being_deleted(
+    store: ObjectStore, remote_corpus: tuple[str, Path]
+) -> None:
+    folder = f"{remote_corpus[0]}/data [1]"
+    for name in ("a", "b*", "stays"):
+        store.files.pipe_file(f"{folder}/{name}", b"data")
+    names = ["gone", "a", "gone, too", "b*"]
+    result = store.run("-c", DELETE, folder, *names)
+    assert result.returncode == 0, result.stderr
+    assert store.list(folder) == ["stays"]
 
 
 def test_a_killed_job_is_resumed_in_an_object_store(
