@@ -3,22 +3,19 @@
 `where` is a condition in DuckDB's SQL over the index's columns: a field of the metadata by its
 name, in double quotes where it holds dots, or by its last part where that is no other's; and the
 counts. A condition that is null, as a comparison with a missing value is, is not true.
-
-DuckDB and not pyarrow: pyarrow reads no expression from text, and what people know is SQL.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.dataset.conditions import ConditionQuery, WhereError
 from pipeline.dataset.cut_columns import Scratch
 from pipeline.dataset.files import Dataset
 from schemas.index import METADATA_TYPES, ShardIndex
@@ -38,19 +35,6 @@ _NAMED = {"document_id": pa.string(), "num_mapped": pa.int64(), "byte_iou_sum": 
 _READ_AHEAD = 8
 """Indices in memory at one time: 10,000 documents of usual length take about 8 MB."""
 
-_PLACE = "place in the index"
-_LITERALS = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_ALONE: dict[str, str | bool | int | float | list[str]] = {
-    "enable_external_access": "false",
-    "autoload_known_extensions": "false",
-    "threads": "1",
-}
-
-
-class WhereError(ValueError):
-    """A condition can't be understood, or is true of no document."""
-
 
 @dataclass(frozen=True)
 class Selection:
@@ -59,10 +43,12 @@ class Selection:
     Attributes:
         dataset: the dataset.
         where: a condition that was checked, "" for none.
+        columns: those that it names.
     """
 
     dataset: Dataset
     where: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -119,6 +105,7 @@ class Selection:
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
+            WhereError: a document's value can't be converted as the condition wants it.
         """
         fields, with_names = self._needed
         index = self.dataset.read_index(
@@ -131,24 +118,19 @@ class Selection:
         kept[removed] = False
         return index, kept
 
-    @cached_property
+    @property
     def _needed(self) -> tuple[list[str], bool]:
-        """The fields that the condition names, perhaps more, and whether names are needed."""
-        manifest, where = self.dataset.manifest, self.where.lower()
-        fields = [
-            entry.name
-            for entry in manifest.metadata
-            if entry.name.rpartition(".")[2].lower() in where
-        ]
-        return fields, any(name in where for name in _NAMED)
+        """The fields that the condition names, and whether it needs what is read with names."""
+        full = {entry.name: entry.name for entry in self.dataset.manifest.metadata}
+        full |= _short_names(self.dataset.manifest)
+        fields = {full[name] for name in self.columns if name in full}
+        return sorted(fields), any(name in _NAMED for name in self.columns)
 
     def _match(self, index: ShardIndex) -> NDArray[np.bool_]:
         columns = {name: index.metadata[name] for name in self._needed[0]}
-        table = _table(self.dataset.manifest, columns, index)
-        table = table.append_column(_PLACE, pa.array(np.arange(len(index))))
-        places = _Query(table).filter(self.where)
+        query = ConditionQuery(_table(self.dataset.manifest, columns, index))
         kept = np.zeros(len(index), np.bool_)
-        kept[places] = True
+        kept[query.filter(self.where)] = True
         return kept
 
 
@@ -160,16 +142,15 @@ def select_documents(dataset: Dataset, where: str = "") -> Selection:
         where: a condition, "" for every document that is not removed.
 
     Raises:
-        WhereError: no condition, an unknown column, or types that can't be compared; it lists the
-            columns that there are.
+        WhereError: no condition, an unknown column, types that can't be compared, or a value that
+            isn't the same each time; it lists the columns that there are.
 
     Example:
         >>> select_documents(dataset, "language == 'en' and score > 0.5")  # doctest: +SKIP
     """
     where = where.strip()
-    if where:
-        _require_condition(dataset.manifest, where)
-    return Selection(dataset, where)
+    columns = _require_condition(dataset.manifest, where) if where else ()
+    return Selection(dataset, where, columns)
 
 
 def require_documents(num_documents: int, selection: Selection) -> None:
@@ -188,49 +169,16 @@ def require_documents(num_documents: int, selection: Selection) -> None:
     raise WhereError(f"no document of {location} is left: all are removed")
 
 
-class _Query:
-    """One table, asked by conditions; nothing else can be reached from them."""
+def _require_condition(manifest: Manifest, where: str) -> tuple[str, ...]:
+    """Check a condition; return the columns that it names.
 
-    def __init__(self, table: pa.Table) -> None:
-        try:
-            import duckdb
-        except ModuleNotFoundError as error:
-            raise WhereError("where needs DuckDB: pip install 'vocag[where]'") from error
-        self.errors: type[Exception] = duckdb.Error
-        self._duckdb = duckdb
-        self._connection = duckdb.connect(config=_ALONE)
-        self._relation = self._connection.from_arrow(table)
-
-    def type_of(self, where: str) -> str:
-        return str(self._relation.project(self._duckdb.SQLExpression(where)).types[0])
-
-    def filter(self, where: str) -> NDArray[np.int64]:
-        found = self._relation.filter(self._duckdb.SQLExpression(where))
-        places: NDArray[np.int64] = found.project(f'"{_PLACE}"').fetchnumpy()[_PLACE]
-        return places
-
-    def unstable_functions(self) -> set[str]:
-        query = "SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'"
-        return {name for (name,) in self._connection.sql(query).fetchall()}
-
-
-def _require_condition(manifest: Manifest, where: str) -> None:
-    table = _table(manifest, {}, None)
-    query = _Query(table.append_column(_PLACE, pa.array([], pa.int64())))
+    Raises:
+        WhereError: see `select_documents`.
+    """
     try:
-        kind = query.type_of(where)
-        query.filter(where)
-    except query.errors as error:
-        problem = str(error).partition("\n")[0]
-        raise WhereError(f"where {where}: {problem}; {_told(manifest)}") from error
-    if kind != "BOOLEAN":
-        raise WhereError(f"where {where}: it is a value of type {kind}, no condition")
-    words = {word.lower() for word in _WORD.findall(_LITERALS.sub(" ", where))}
-    unstable = words & query.unstable_functions() - {name.lower() for name in table.column_names}
-    if unstable:
-        raise WhereError(
-            f"where {where}: {min(unstable)} is not the same each time, and so would be the rows"
-        )
+        return tuple(ConditionQuery(_table(manifest, {}, None)).require_condition(where))
+    except WhereError as error:
+        raise WhereError(f"{error}; {_told(manifest)}") from error
 
 
 def _table(

@@ -1,5 +1,6 @@
 """Which documents a condition is true of, and what it says where it can't be understood."""
 
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,13 @@ def chosen(dataset: Dataset, where: str) -> set[int]:
         ("source like 'm%'", lambda n: n % 3 == 1),
         ("document_id = 'doc-0-7'", lambda n: n == 7),
         ("source <> 'random()'", lambda n: n % 3 < 2),
+        ("\"SOURCE\" ilike 'W%' -- random()", lambda n: n % 3 == 0),
+        ("nullif(source, 'web') is not null", lambda n: n % 3 == 1),
+        ("split_part(document_id, '-', 3)::int between 3 and 5", lambda n: 3 <= n <= 5),
+        ("try_cast(document_id as int) is null and year % 2 = 0", lambda n: n % 2 == 0),
+        ("coalesce(source, 'none') collate nocase = 'NONE'", lambda n: n % 3 == 2),
+        ("case when good then year > 2010 else false end", lambda n: n % 2 == 0 and n > 10),
+        ("make_date(year, 1, 1) > date '2019-06-01'", lambda n: n > 19),
     ],
 )  # fmt: skip
 def test_what_a_condition_is_true_of(dataset: Dataset, where: str, expected: Any) -> None:
@@ -92,15 +100,63 @@ def test_counts_and_quality_are_columns(dataset: Dataset) -> None:
         ("source ==", r"syntax error"),
         ("year", r"it is a value of type BIGINT, no condition"),
         ("random() < 0.5", r"random is not the same each time"),
-        ("current_date > '2024-01-01'", r"current_date is not the same"),
-        ("sum(year) > 3", r"cannot contain aggregates"),
-        ("source = (select column0 from read_csv('/etc/hostname'))", r"Cannot access file"),
+        ('"random"() < 0.5', r"random is not the same each time"),
+        ('year > 3 and ("RANDOM"()) < 0.5', r"random is not the same each time"),
+        ("system.main.random() < 0.5", r'column "main.random" not found'),
+        ("uuid() > source", r"uuid is not the same each time"),
+        ("current_date > '2024-01-01'", r'column "current_date" not found'),
+        ("current_timestamp > '2024-01-01'", r'column "current_timestamp" not found'),
+        ("current_localtime() > '04:00'", r"current_localtime is not the same"),
+        ("age(make_date(year, 1, 1)) > interval 5 year", r"age is not the same each time"),
+        ("date_add(make_date(year, 1, 1), ago(interval 5 year)) is null", r'"current_timestamp"'),
+        ("pg_conf_load_time() is not null", r'column "current_timestamp" not found'),
+        ("sum(year) > 3", r"sum is no function of one document's values"),
+        ("unnest([year]) > 3", r"unnest is no function of one document's values"),
+        ("row_number() over () > 3", r"it holds a window"),
+        ("source = (select column0 from read_csv('/etc/hostname'))", r"it holds a subquery"),
+        ("(select i from range(9) t(i) using sample 1) > 3", r"it holds a subquery"),
+        ("year = any([2001, 2002])", r"it holds a subquery"),
+        ("columns(*) > 3", r"it holds a star"),
+        ("#1 > 3", r"it holds a positional reference"),
+        ("? > 3", r"it holds a parameter"),
+        ('"place in the index" < 4', r'column "place in the index" not found'),
+        ('"place in the index".abs() < 4', r'"place in the index.abs" not found.*write f\(x\)'),
+        ("rowid < 4", r'column "rowid" not found'),
+        ("meta.score > 0.5", r'column "meta.score" not found; put a name with dots in double'),
         ("true); drop table x; select (true", r"Parser Error"),
     ],
 )
 def test_what_can_not_be_understood(dataset: Dataset, where: str, message: str) -> None:
     with pytest.raises(WhereError, match=message):
         select_documents(dataset, where)
+
+
+def test_a_value_that_can_not_be_converted(
+    dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = "cast(document_id as int) > 3"
+    assert explore(["plan", dataset.location, "--seq-length", "64", "--where", where]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"explore: where {where}: Conversion Error: Could not convert string")
+    assert error.endswith("try_cast makes null of what it can't convert\n")
+    assert error.count("\n") == 1
+
+
+def test_times_with_a_zone_are_the_same_everywhere(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "extract(hour from timestamptz '2020-01-01 12:00:00+00') = 12 and good"
+    for zone in ("America/New_York", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert chosen(dataset, where) == set(range(0, 24, 2))
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_name_with_quotes_is_a_column(tmp_path: Path) -> None:
+    build_dataset(tmp_path, metadata={'a"b': "int64"}, values=lambda name: (int(name[6:]),))
+    assert chosen(open_dataset(str(tmp_path)), '"a""b" < 5') == set(range(5))
 
 
 def test_a_condition_true_of_nothing(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,171 @@
+"""Conditions in DuckDB's SQL over a table, checked to give the same for every document each time.
+
+DuckDB and not pyarrow: pyarrow reads no expression from text, and what people know is SQL.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_PLACE = "place in the index"
+_ALONE: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoload_known_extensions": "false",
+    "threads": "1",
+}
+_PARTS = frozenset(
+    {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT",
+     "FUNCTION", "OPERATOR", "TYPE"}
+)  # fmt: skip
+"""Classes of expressions whose value follows from a row's: subqueries may sample, and a lambda's
+parameters, stars and positions hide which columns they read."""
+_CALLED_CONSISTENT = frozenset({"age", "current_localtime", "current_localtimestamp", "version"})
+"""What DuckDB 2.0 classes as consistent, and reads the clock or the release."""
+
+
+class WhereError(ValueError):
+    """A condition can't be understood, or is true of no document."""
+
+
+class ConditionQuery:
+    """One table, asked by conditions; nothing else can be reached from them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Hold the table.
+
+        Raises:
+            WhereError: DuckDB isn't installed.
+        """
+        try:
+            import duckdb
+        except ModuleNotFoundError as error:
+            raise WhereError("where needs DuckDB: pip install 'vocag[where]'") from error
+        self._duckdb = duckdb
+        self._connection = duckdb.connect(config=_ALONE)
+        # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only,
+        # without which nothing depends on it.
+        if self._ask("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'"):
+            self._ask("SET TimeZone = 'UTC'")
+        self._names = {name.lower(): name for name in table.column_names}
+        places = pa.array(np.arange(len(table)))
+        self._relation = self._connection.from_arrow(table.append_column(_PLACE, places))
+
+    def require_condition(self, where: str) -> frozenset[str]:
+        """Check a condition; return the table's columns that it names.
+
+        Raises:
+            WhereError: no condition, an unknown column, types that can't be compared, or a value
+                that isn't the same each time.
+
+        Example:
+            >>> ConditionQuery(pa.table({"year": [2020]})).require_condition("year > 3")
+            frozenset({'year'})
+        """
+        try:
+            columns = self._require_stable(where)
+            expression = self._duckdb.SQLExpression(where)
+            kind = str(self._relation.project(expression).types[0])
+            self._relation.filter(expression).fetchall()
+        except self._duckdb.Error as error:
+            raise WhereError(f"where {where}: {_first_line(error)}") from error
+        if kind != "BOOLEAN":
+            raise WhereError(f"where {where}: it is a value of type {kind}, no condition")
+        return columns
+
+    def filter(self, where: str) -> NDArray[np.int64]:
+        """Return the rows that a checked condition is true of, int64, ascending.
+
+        Raises:
+            WhereError: a row's value can't be converted, or is out of range.
+        """
+        try:
+            found = self._relation.filter(self._duckdb.SQLExpression(where))
+            places: NDArray[np.int64] = found.project(f'"{_PLACE}"').fetchnumpy()[_PLACE]
+        except self._duckdb.Error as error:
+            raise WhereError(
+                f"where {where}: {_first_line(error)}; try_cast makes null of what it can't convert"
+            ) from error
+        return places
+
+    def _require_stable(self, where: str) -> frozenset[str]:
+        """Check every part of a condition, macros' included; return the columns that it names."""
+        found: set[str] = set()
+        waiting, seen = [(str(self._duckdb.SQLExpression(where)), self._names)], set[str]()
+        while waiting:
+            text, names = waiting.pop()
+            parts = list(self._parse(text))
+            for part in parts:
+                _require_plain(part, where)
+            columns = {part["column_names"][-1] for part in parts if part["class"] == "COLUMN_REF"}
+            if unknown := {name for name in columns if name.lower() not in names}:
+                raise WhereError(f'where {where}: column "{min(unknown)}" not found')
+            if names is self._names:
+                found = {names[name.lower()] for name in columns}
+            called = {part["function_name"].lower() for part in parts if "function_name" in part}
+            for name in called - seen:
+                waiting += self._macros(name, where)
+            seen |= called
+        return frozenset(found)
+
+    def _parse(self, expression: str) -> Iterator[dict[str, Any]]:
+        """Yield every part of an expression."""
+        # On a line of its own, the parenthesis is in no comment.
+        [(text,)] = self._ask("SELECT json_serialize_sql(?)", f"SELECT ({expression}\n)")
+        tree = json.loads(text)
+        if tree["error"]:
+            raise self._duckdb.ParserException(tree["error_message"])
+        waiting: list[Any] = [tree["statements"][0]["node"]["select_list"]]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, dict):
+                if "class" in node:
+                    yield node
+                waiting += node.values()
+            elif isinstance(node, list):
+                waiting += node
+
+    def _macros(self, name: str, where: str) -> Iterator[tuple[str, dict[str, str]]]:
+        """Check a function's stability; yield what it stands for where it is a macro."""
+        rows = self._ask(
+            "SELECT stability, macro_definition, parameters FROM duckdb_functions() "
+            "WHERE lower(function_name) = ? AND function_type IN ('scalar', 'macro')",
+            name,
+        )
+        if not rows:
+            raise WhereError(f"where {where}: {name} is no function of one document's values")
+        for stability, definition, parameters in rows:
+            if definition is not None:
+                yield definition, {each.lower(): each for each in parameters}
+            elif stability != "CONSISTENT" or name in _CALLED_CONSISTENT:
+                raise WhereError(
+                    f"where {where}: {name} is not the same each time, and so would be the rows"
+                )
+
+    def _ask(self, query: str, *values: str) -> list[Any]:
+        return self._connection.execute(query, values).fetchall()
+
+
+def _require_plain(part: dict[str, Any], where: str) -> None:
+    """Check that a part of a condition is one whose meaning can be read from it."""
+    kind = part["class"]
+    if kind not in _PARTS:
+        raise WhereError(
+            f"where {where}: it holds a {kind.lower().replace('_', ' ')}; a condition is made of "
+            "columns, constants, operators and functions"
+        )
+    # `"column".upper()` is a call whose column stands where a schema does.
+    path = part["column_names"] if kind == "COLUMN_REF" else [part.get("schema"), ""]
+    if len([name for name in path if name]) > (kind == "COLUMN_REF"):
+        name = ".".join(path) if kind == "COLUMN_REF" else f"{path[0]}.{part['function_name']}"
+        raise WhereError(
+            f'where {where}: column "{name}" not found; put a name with dots in double quotes, and '
+            "write f(x) for x.f()"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
