@@ -18,7 +18,7 @@ ALLOWED = {
     "pipeline": "",
     "pipeline.drawing": "",
     "pipeline.remote": "",
-    "pipeline.guidance": "",
+    "pipeline.guidance": "pipeline.fractions",
     "pipeline.tokenization": "pipeline.batches pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches pipeline.remote",
@@ -32,7 +32,7 @@ ALLOWED = {
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
     "pipeline.scoring": "pipeline.packing pipeline.dataset pipeline.guidance pipeline.tokenization"
-    " pipeline.remote",
+    " pipeline.fractions pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset"
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"

@@ -157,11 +157,14 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
     speed = added["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
     left_out = manifest.dead_letters.count
     seen = added["num_documents"] + left_out
+    # The report is of what the shards hold; most of its figures can't be told without reading them.
+    gone = manifest.removed
+    removed = f", {format_count(gone.count)} of them removed and never read" if gone else ""
     cards = [
         (
             "Documents",
             format_count(totals["num_documents"]),
-            format_plural(len(manifest.shards), "shard"),
+            f"{format_plural(len(manifest.shards), 'shard')}{removed}",
         ),
         ("Student tokens", format_short(student), format_count(student)),
         ("Teacher tokens", format_short(teacher), format_count(teacher)),

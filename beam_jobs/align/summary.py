@@ -10,7 +10,7 @@ from beam_jobs import storage
 from beam_jobs.align.card import CARD_FILE, may_write, render_card
 from beam_jobs.align.report import RunSummary, render_report
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.groups import Group, count_by
+from pipeline.dataset.groups import Group, count_by, count_read
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -106,7 +106,8 @@ def _write_card(
     card = storage.join(output, CARD_FILE)
     existing = None if storage.num_bytes_of(card) is None else storage.read_bytes(card)
     if may_write(existing):
-        storage.write_atomically(card, render_card(manifest, groups).encode(), scratch=scratch)
+        read = count_read(Dataset(output, manifest))
+        storage.write_atomically(card, render_card(read, groups).encode(), scratch=scratch)
 
 
 def _dead_letters(manifest: Manifest) -> str:

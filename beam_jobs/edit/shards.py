@@ -78,7 +78,9 @@ def measure_removed(dataset: Dataset, shard_index: int) -> AlignmentStatistics:
         return AlignmentStatistics.empty()
     index = dataset.read_index(shard_index, with_names=True)
     parts = []
-    for place, payload in dataset.samples(shard_index, index, documents=removed.tolist()):
+    places = removed.tolist()
+    samples = dataset.samples(shard_index, index, documents=places, with_removed=True)
+    for place, payload in samples:
         document = decode_document(payload)
         sides = (_batch(document.student), _batch(document.teacher))
         source = SourceDocument(document.document_id, b"")

@@ -235,7 +235,7 @@ def _batches(
     documents: list[AlignedDocument] = []
     texts: list[bytes | None] = []
     num_bytes = 0
-    for _, sample in dataset.samples(shard, index):
+    for _, sample in dataset.samples(shard, index, with_removed=True):
         document = decode_document(sample)
         documents.append(document)
         texts.append(text_of(document, dataset))

@@ -170,8 +170,8 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
         num_mapped=int(num_mapped),
         byte_iou_sum=float(iou_sum),
         byte_ios_sum=float(ios_sum),
-        student_length_counts=_count_lengths(np.diff(student.cu_tokens)),
-        teacher_length_counts=_count_lengths(np.diff(teacher.cu_tokens)),
+        student_length_counts=count_lengths(np.diff(student.cu_tokens)),
+        teacher_length_counts=count_lengths(np.diff(teacher.cu_tokens)),
         span_width_counts=bins[0],
         student_token_bytes_counts=bins[1],
         teacher_token_bytes_counts=bins[2],
@@ -179,6 +179,20 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
         num_teacher_over_wide=_count_over_wide(teacher),
     )
     return statistics, quality
+
+
+def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)].
+
+    Args:
+        lengths: integers [D], tokens of each document.
+
+    Example:
+        >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
+        [1, 2, 0]
+    """
+    bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
+    return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
 
 
 def covered_ranges(teacher_offsets: Ranges, teacher_spans: Ranges) -> Ranges:
@@ -241,11 +255,6 @@ def _count_sharing(
             count += shares or shares_next
             shares = shares_next
     return count
-
-
-def _count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
-    return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
 
 
 @njit(cache=True, nogil=True)

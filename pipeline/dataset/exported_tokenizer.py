@@ -11,6 +11,7 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -315,8 +316,7 @@ def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocum
     num_bytes = 0
     for number, record in enumerate(shards):
         index = dataset.read_index(number, with_names=True)
-        first = range(min(each, len(index)))
-        for _, sample in dataset.samples(number, index, documents=first):
+        for _, sample in islice(dataset.samples(number, index), each):
             document = decode_document(sample)
             num_bytes += document.num_text_bytes
             if num_bytes > _MAX_PROVEN_BYTES:

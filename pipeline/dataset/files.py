@@ -89,9 +89,14 @@ class Dataset:
         return _open(self.view_file(shard_index).url)
 
     def samples(
-        self, shard_index: int, index: ShardIndex, *, documents: Iterable[int] | None = None
+        self,
+        shard_index: int,
+        index: ShardIndex,
+        *,
+        documents: Iterable[int] | None = None,
+        with_removed: bool = False,
     ) -> Iterator[tuple[int, memoryview]]:
-        """Read samples of a shard, each checked against its CRC-32.
+        """Read samples of a shard, each checked against its CRC-32, less the removed ones.
 
         For one pass. `pipeline.streaming` reads at random, without copies: its `SampleReader` maps
         whole shards into memory instead.
@@ -100,18 +105,22 @@ class Dataset:
             shard_index: the shard.
             index: its index, with names.
             documents: places in the index of those to read; None reads all, in order.
+            with_removed: read removed ones too, where what is on disk is the subject.
 
         Yields:
             the sample's place in the index, and its payload.
 
         Raises:
-            DamagedShardError: the tar is missing or cut.
+            DamagedShardError: the tar, or the list of what is removed, is missing or cut.
             DamagedSampleError: a sample was altered.
 
         Example:
             >>> index = dataset.read_index(0, with_names=True)  # doctest: +SKIP
             >>> [decode_document(sample) for _, sample in dataset.samples(0, index)]
         """
+        if not with_removed and len(removed := self.removed_of(shard_index)):
+            wanted, gone = range(len(index)) if documents is None else documents, set(removed)
+            documents = [place for place in wanted if place not in gone]
         with self.open_shard(shard_index) as file:
             name = self.manifest.shards[shard_index].file
             samples = read_samples(file, index, shard=name, documents=documents)

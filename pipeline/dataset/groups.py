@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, isinf, log10
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
 from schemas.index import ShardIndex
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, ShardRecord
 
 _READ_AT_ONCE = 8
 
@@ -53,8 +53,8 @@ class Group:
         return self.byte_iou_sum / max(self.num_mapped, 1)
 
 
-_SUMS = ("num_text_bytes", "num_student_tokens", "num_teacher_tokens", "num_mapped",
-         "byte_iou_sum")  # fmt: skip
+_SIZES = ("num_text_bytes", "num_student_tokens", "num_teacher_tokens")
+_SUMS = (*_SIZES, "num_mapped", "byte_iou_sum")
 
 
 def require_field(manifest: Manifest, name: str) -> None:
@@ -89,6 +89,36 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
                 sums[value] += own
     groups = [_group(value, own) for value, own in sums.items()]
     return sorted(groups, key=lambda group: (-group.num_student_tokens, str(group.value)))
+
+
+def count_read(dataset: Dataset) -> Manifest:
+    """Return a dataset's manifest, whose shards count only documents that are read.
+
+    Bytes on disk and statistics stay those of all documents in the shards.
+
+    Raises:
+        DamagedShardError: an index, or the list of what is removed, is damaged.
+
+    Example:
+        >>> count_read(open_dataset("OUTPUT")).totals["num_documents"]  # doctest: +SKIP
+        1317
+    """
+    if dataset.is_whole:
+        return dataset.manifest
+    numbers = range(len(dataset.manifest.shards))
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        shards = tuple(pool.map(lambda number: _count_read(dataset, number), numbers))
+    return replace(dataset.manifest, shards=shards)
+
+
+def _count_read(dataset: Dataset, shard_index: int) -> ShardRecord:
+    record, removed = dataset.manifest.shards[shard_index], dataset.removed_of(shard_index)
+    if not len(removed):
+        return record
+    index = dataset.read_index(shard_index)
+    gone = {name: int(getattr(index, name)[removed].sum()) for name in _SIZES}
+    left = {name: getattr(record, name) - count for name, count in gone.items()}
+    return replace(record, num_documents=record.num_documents - len(removed), **left)
 
 
 def _group(value: Value, sums: NDArray[np.float64]) -> Group:

@@ -8,7 +8,6 @@ and the indices promise, and raises where a shard does not hold it.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import webdataset
 
 from pipeline.dataset.files import Dataset, open_dataset
@@ -53,7 +52,6 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
 def _read_shard(dataset: Dataset, shard_index: int) -> Iterator[dict[str, Any]]:
     url = dataset.shard(shard_index).url
     index = dataset.read_index(shard_index, with_names=True)
-    kept = np.delete(np.arange(len(index)), dataset.removed_of(shard_index))
-    for place, sample in dataset.samples(shard_index, index, documents=kept.tolist()):
+    for place, sample in dataset.samples(shard_index, index):
         document = decode_document(sample)
         yield {"__key__": index.key[place], "__url__": url, "document": document}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.groups import count_read
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.evaluation.data import read_items
@@ -139,7 +140,7 @@ def check_overlap(
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     temporary.replace(path)
     yield from _table({name: len(made) for name, made in items.items()}, seen, questions.num_short)
-    total = dataset.manifest.totals["num_documents"]
+    total = count_read(dataset).totals["num_documents"]
     counts = f"{format_count(len(documents))} of {format_count(total)}"
     yield f"{counts} documents hold one; wrote {path}"
     if documents:
@@ -147,8 +148,8 @@ def check_overlap(
 
 
 def _search(dataset: Dataset, questions: Questions) -> Iterator[tuple[str, Question]]:
-    totals = dataset.manifest.totals
-    with tqdm(total=totals["num_documents"], unit=" documents") as bar:
+    total = count_read(dataset).totals["num_documents"]
+    with tqdm(total=total, unit=" documents") as bar:
         for shard in range(len(dataset.manifest.shards)):
             index = dataset.read_index(shard, with_names=True)
             for _, sample in dataset.samples(shard, index):

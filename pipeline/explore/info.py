@@ -1,10 +1,12 @@
 """What a dataset holds and how rows of it would be packed, as text tables."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import isnan, nan
 
-from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
+from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics, count_lengths
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.groups import count_by
+from pipeline.dataset.groups import count_by, count_read
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -24,8 +26,7 @@ MAX_SHARDS = 20
 
 def describe_dataset(dataset: Dataset) -> Iterator[str]:
     """Yield the lines of `explore info`."""
-    manifest = dataset.manifest
-    statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
+    manifest, statistics = count_read(dataset), _statistics_read(dataset)
     yield printable(f"{manifest.name}  {dataset.location}")
     yield f"fingerprint {manifest.fingerprint}"
     yield ""
@@ -112,9 +113,8 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
     stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
     text = totals["num_text_bytes"]
-    unmapped = student - statistics.num_mapped
     removed = manifest.removed
-    left_out = f", of which {format_count(removed.count)} are removed" if removed else ""
+    left_out = f", and {format_count(removed.count)} removed" if removed else ""
     return {
         "generation": format_count(manifest.generation),
         "documents": format_count(totals["num_documents"]) + left_out,
@@ -122,10 +122,54 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
         "student tokens": f"{format_count(student)}, {format_ratio(text, student)} bytes each",
         "teacher tokens": f"{format_count(teacher)}, {format_ratio(text, teacher)} bytes each",
         "teacher / student tokens": format_ratio(teacher, student),
-        "unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})",
-        "byte IoU, IoS": f"{statistics.byte_iou:.4f}, {statistics.byte_ios:.4f}",
+        **_quality(manifest, statistics),
         "on disk": f"{format_bytes(stored)}, {format_ratio(stored, student)} B per student token",
     }
+
+
+def _quality(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, str]:
+    """Return what is known of the alignment of the documents that are read."""
+    if isnan(statistics.byte_iou_sum):
+        return {}
+    student = manifest.totals["num_student_tokens"]
+    unmapped = student - statistics.num_mapped
+    told = {"unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})"}
+    if isnan(statistics.byte_ios_sum):
+        return {**told, "byte IoU": f"{statistics.byte_iou:.4f}"}
+    return {**told, "byte IoU, IoS": f"{statistics.byte_iou:.4f}, {statistics.byte_ios:.4f}"}
+
+
+def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
+    """Return the statistics less the removed documents', as far as the indices know them.
+
+    Their samples aren't read: they may be removed because they are damaged. So IoS is NaN where
+    documents are removed; and so is IoU where that is from a shard of version 1, which knows no
+    document's quality.
+    """
+    statistics = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
+    if dataset.manifest.removed is None:
+        return statistics
+    num_mapped, iou = 0, 0.0
+    lengths = [statistics.student_length_counts.copy(), statistics.teacher_length_counts.copy()]
+    for shard in range(len(dataset.manifest.shards)):
+        if not len(removed := dataset.removed_of(shard)):
+            continue
+        index = dataset.read_index(shard, with_names=True, metadata=[])
+        for counts, own in zip(
+            lengths, (index.num_student_tokens, index.num_teacher_tokens), strict=True
+        ):
+            counts -= count_lengths(own[removed])
+        known = len(index.num_mapped) == len(index)
+        num_mapped += int(index.num_mapped[removed].sum()) if known else 0
+        iou += float(index.byte_iou_sum[removed].sum()) if known else nan
+    return replace(
+        statistics,
+        num_mapped=statistics.num_mapped - num_mapped,
+        byte_iou_sum=statistics.byte_iou_sum - iou,
+        byte_ios_sum=nan,
+        student_length_counts=lengths[0],
+        teacher_length_counts=lengths[1],
+    )
 
 
 def _facts(facts: dict[str, str]) -> Iterator[str]:

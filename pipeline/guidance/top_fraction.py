@@ -9,11 +9,12 @@ to the smallest global positions, found by the same search.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from pipeline.fractions import floor_of_fraction
 
 _DIGIT_BITS = 11
 _RANKING_BITS = 33  # an fp32 value takes 32; a whole number of digits
@@ -44,10 +45,7 @@ def keep_top_fraction(
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor | None = None,
 ) -> TopFraction:
-    """Keep the `floor(fraction * candidates)` candidates that rank highest.
-
-    The fraction is read as the nearest quotient of integers up to 10**8, so 0.29 of 100 candidates
-    is 29 and not the 28 that binary floating point gives.
+    """Keep the `floor_of_fraction` of the candidates, those that rank highest.
 
     Args:
         ranking: fp32 [rows, T], what is ranked by, finite for candidates.
@@ -72,7 +70,7 @@ def keep_top_fraction(
     keys = _descending_keys(ranking.reshape(rows))
     if num_candidates is None:
         num_candidates = _sum_over(members.sum(-1), group)
-    num_kept = _floor_of_fraction(num_candidates, fraction)
+    num_kept = floor_of_fraction(num_candidates, fraction)
 
     last, num_tied, num_equal = _kth_smallest(keys, members, num_kept, _RANKING_BITS, group)
     kept = members & (keys < last.unsqueeze(-1)) & (num_kept > 0).unsqueeze(-1)
@@ -120,12 +118,6 @@ def _ranking_of_keys(keys: Tensor) -> Tensor:
     ascending = 2**32 - 1 - keys
     bits = torch.where(ascending < 2**31, ~ascending, ascending - 2**31)
     return bits.to(torch.int32).view(torch.float32)
-
-
-def _floor_of_fraction(counts: Tensor, fraction: float) -> Tensor:
-    # A denominator of at most 10**8 keeps the product of up to 9 * 10**10 tokens inside int64.
-    exact = Fraction(fraction).limit_denominator(10**8)
-    return counts * exact.numerator // exact.denominator
 
 
 def _sum_over(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.fractions import floor_of_fraction
 from pipeline.scoring.stored_losses import (
     ScoreFiles,
     find_scores,
@@ -61,7 +62,7 @@ class Comparison:
 
 
 def compare_scores(location: str, first: str, second: str, *, view: str = "") -> Comparison:
-    """Return what two scores of a dataset differ by.
+    """Return what two scores of a dataset differ by, in documents that are not removed.
 
     Args:
         location: the dataset's folder.
@@ -87,8 +88,10 @@ def compare_scores(location: str, first: str, second: str, *, view: str = "") ->
     for number in range(len(dataset.manifest.shards)):
         index = dataset.read_index(number, with_names=True)
         a, b = (_read(one, dataset, number) for one in scores)
+        is_read = np.ones(len(index), np.bool_)
+        is_read[dataset.removed_of(number)] = False
         difference = b.losses.astype(np.float64) - a.losses
-        difference = difference[~np.isnan(difference)]
+        difference = difference[~np.isnan(difference) & np.repeat(is_read, np.diff(a.starts))]
         sizes = np.abs(difference)
         histogram += np.histogram(np.minimum(sizes, _EDGES[-1]), _EDGES)[0]
         found.num_tokens += len(difference)
@@ -109,14 +112,15 @@ def kept_tokens(guidance: NDArray[np.float64], share: float = KEPT) -> NDArray[n
 
     Args:
         guidance: float64 [T], nats, a teacher's; NaN where a token is unmapped.
-        share: of the mapped tokens; equal ones go to the earlier token.
+        share: of the mapped tokens, rounded down as in training; equal ones go to the earlier
+            token.
 
     Example:
         >>> kept_tokens(np.array([3.0, 1.0, np.nan, 2.0, 0.5, 9.0])).tolist()
         [False, True, False, False, True, False]
     """
     kept = np.zeros(len(guidance), np.bool_)
-    num_kept = round(share * np.count_nonzero(~np.isnan(guidance)))
+    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), share)
     kept[np.argsort(guidance, kind="stable")[:num_kept]] = True
     return kept
 

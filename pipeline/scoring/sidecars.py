@@ -43,6 +43,8 @@ def read_teacher_tokens(
 ) -> DocumentTokens:
     """Return the teacher tokens of a shard's documents, each verified against the index.
 
+    Removed ones too: what is stored beside a shard doesn't depend on them.
+
     Args:
         dataset: the dataset.
         shard_index: its shard.
@@ -59,7 +61,9 @@ def read_teacher_tokens(
     """
     parts, lengths = [np.empty(0, np.int64)], np.zeros(len(index), np.int64)
     documents = None if kept is None else np.flatnonzero(kept).tolist()
-    for place, sample in dataset.samples(shard_index, index, documents=documents):
+    for place, sample in dataset.samples(
+        shard_index, index, documents=documents, with_removed=True
+    ):
         parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
         lengths[place] = len(parts[-1])
     starts = np.append(0, np.cumsum(lengths))

@@ -148,9 +148,11 @@ def _summary(report: ValidationReport) -> Iterator[str]:
     totals = report.totals
     if totals:
         seconds = max(report.elapsed_seconds, 1e-9)
+        count = totals["num_removed"]
+        removed = f" ({format_count(count)} of them removed)" if count else ""
         yield (
             f"{format_plural(totals['num_shards'], 'shard')}, "
-            f"{format_plural(totals['num_documents'], 'document')}, "
+            f"{format_plural(totals['num_documents'], 'document')}{removed}, "
             f"{format_short(totals['num_student_tokens'])} student tokens, "
             f"{format_bytes(totals['num_bytes'])} in {format_duration(seconds)} "
             f"({format_short(totals['num_student_tokens'] / seconds)} student tokens/s)"

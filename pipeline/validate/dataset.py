@@ -52,7 +52,8 @@ class ValidationReport:
         fingerprint: as computed from the manifest's content, "" where it can't be read.
         findings: every broken rule, ordered by check, shard and key.
         notes: what could not be checked, and why.
-        totals: shards, documents, tokens and bytes, as the manifest says.
+        totals: shards; documents, tokens and bytes on disk; and how many of these documents are
+            removed, as the manifest says.
         elapsed_seconds: wall time.
     """
 
@@ -121,7 +122,7 @@ def validate_dataset(
         fingerprint="" if manifest is None else manifest.fingerprint,
         findings=tuple(sorted(findings.found)),
         notes=tuple(findings.notes),
-        totals={} if manifest is None else {"num_shards": len(manifest.shards), **manifest.totals},
+        totals={} if manifest is None else _totals(manifest),
         elapsed_seconds=time.perf_counter() - start,
     )
 
@@ -162,6 +163,12 @@ _UNKNOWN: dict[str, Any] = {
     "adds_eos": False,
 }
 """What a tokenizer's record may have lost without its shards being past checking."""
+
+
+def _totals(manifest: Manifest) -> dict[str, int]:
+    num_removed = 0 if manifest.removed is None else manifest.removed.count
+    num_shards = len(manifest.shards)
+    return {"num_shards": num_shards, **manifest.totals, "num_removed": num_removed}
 
 
 def _salvage(data: bytes) -> Manifest | None:

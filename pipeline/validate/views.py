@@ -114,7 +114,8 @@ def _check_documents(
     while places:
         done = 0
         try:
-            for place, payload in dataset.samples(shard, index, documents=places):
+            samples_there = dataset.samples(shard, index, documents=places, with_removed=True)
+            for place, payload in samples_there:
                 samples.append(Sample(place, bytes(payload)))
                 done += 1
                 if len(samples) == _SAMPLES_AT_ONCE:

@@ -70,7 +70,10 @@ def test_documents_leave_and_shards_stay(
     assert manifest.totals == first.totals
     assert manifest.generations[0].fingerprint == first.fingerprint
     assert len({first.fingerprint, manifest.fingerprint, manifest.generations[1].fingerprint}) == 3
-    assert manifest.fingerprint in after["README.md"].decode()
+    card = after["README.md"].decode()
+    assert manifest.fingerprint in card
+    assert "| documents | 21 |" in card
+    assert "| removed | 3 documents, never read |" in card
     assert validate_dataset(str(output)).findings == ()
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.groups import count_read
 from schemas.document import decode_document
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import ShardIndex
-from tests.support.datasets import build_dataset, make_texts
+from tests.support.datasets import build_dataset, make_texts, remove_documents
 
 
 @pytest.fixture
@@ -39,6 +40,34 @@ def test_chosen_samples_are_those_of_the_index(dataset: Dataset) -> None:
     chosen = [(n, bytes(sample)) for n, sample in dataset.samples(0, index, documents=(last, 0))]
     assert chosen == [(last, everything[last]), (0, everything[0])]
     assert list(dataset.samples(0, index, documents=())) == []
+
+
+def test_removed_samples_are_left_out(tmp_path: Path) -> None:
+    texts = make_texts(12)
+    gone, left = (
+        [texts[2][0], texts[7][0]],
+        [pair for n, pair in enumerate(texts) if n not in (2, 7)],
+    )
+    build_dataset(tmp_path / "all", texts)
+    build_dataset(tmp_path / "left", left)
+    remove_documents(tmp_path / "all", *gone)
+    rest, fresh = open_dataset(tmp_path / "all"), open_dataset(tmp_path / "left")
+    every, num_removed = [], 0
+    for number, (own, other) in enumerate(zip(indices(rest), indices(fresh), strict=True)):
+        expected = [bytes(sample) for _, sample in fresh.samples(number, other)]
+        assert [bytes(sample) for _, sample in rest.samples(number, own)] == expected
+        chosen = rest.samples(number, own, documents=reversed(range(len(own))))
+        assert [bytes(sample) for _, sample in chosen] == expected[::-1]
+        samples = dict(rest.samples(number, own, with_removed=True))
+        every += [decode_document(sample).document_id for sample in samples.values()]
+        num_removed += len(samples) - len(expected)
+    assert (sorted(every), num_removed) == (sorted(name for name, _ in texts), 1)
+    counted = count_read(rest)
+    for own_record, other_record in zip(counted.shards, fresh.manifest.shards, strict=True):
+        for name in ("num_documents", "num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
+            assert getattr(own_record, name) == getattr(other_record, name)
+    assert count_read(fresh) is fresh.manifest
+    assert counted.totals["num_bytes"] == rest.manifest.totals["num_bytes"]
 
 
 def _remove(tar: Path, index: ShardIndex) -> None:

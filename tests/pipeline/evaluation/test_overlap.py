@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.overlap import NUM_WORDS, Questions, split_words
-from tests.support.datasets import build_dataset, make_texts
+from tests.support.datasets import build_dataset, make_texts, remove_documents
 
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
 WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=40)
@@ -60,6 +60,10 @@ def test_a_dataset_with_test_questions_is_found_out(
     text = capsys.readouterr().out
     assert "1 of 13 documents hold one" in text
     assert "--exclude-overlap" in text
+    remove_documents(tmp_path / "aligned", "forum/7")
+    assert main([*command, "--output", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "overlap.jsonl").read_text("utf-8") == ""
+    assert "0 of 12 documents hold one" in capsys.readouterr().out
 
 
 def test_a_clean_dataset_leaves_an_empty_list(tmp_path: Path) -> None:

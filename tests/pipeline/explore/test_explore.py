@@ -19,7 +19,13 @@ from pipeline.explore.command import main
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.manifest import MANIFEST_FILE
-from tests.support.datasets import build_dataset, byte_level, make_texts, word_pieces
+from tests.support.datasets import (
+    build_dataset,
+    byte_level,
+    make_texts,
+    remove_documents,
+    word_pieces,
+)
 
 TEXTS = [
     ("plain", "Probability, Uncertainty"),
@@ -283,6 +289,25 @@ def test_info_counts_every_document_once(
     assert main(["info", str(tmp_path)]) == 0
     rows = re.findall(r"^ *[\d,]+ +(\d+) +(\d+)(?: +█+)?$", capsys.readouterr().out, re.M)
     assert [sum(map(int, column)) for column in zip(*rows, strict=True)] == [30, 30]
+
+
+def test_info_counts_no_removed_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = make_texts(30)
+    build_dataset(tmp_path / "all", texts)
+    build_dataset(tmp_path / "left", texts[3:])
+    remove_documents(tmp_path / "all", *(name for name, _ in texts[:3]))
+    # Removed for its damage, perhaps: what is not read can't stop anyone.
+    tar = next((tmp_path / "all").glob("*.tar"))
+    tar.write_bytes(bytes(tar.stat().st_size))
+    shown = []
+    for name in ("all", "left"):
+        assert main(["info", str(tmp_path / name)]) == 0
+        shown.append(capsys.readouterr().out.replace(", and 3 removed", "").splitlines()[2:])
+    expected = [re.sub("(byte IoU), IoS( .*),.*", r"\1     \2", line) for line in shown[1]]
+    sizes = re.compile(r"^(generation|on disk).*|  [\d.]+ \w*B$")
+    assert [sizes.sub("", line) for line in shown[0]] == [sizes.sub("", line) for line in expected]
 
 
 def test_plan_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,18 +1,21 @@
 """Two scores are compared token by token, by a slow twin's arithmetic."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
-from pipeline.scoring.comparison import compare_scores
+from pipeline.guidance.top_fraction import keep_top_fraction
+from pipeline.scoring.comparison import KEPT, compare_scores, kept_tokens
 from pipeline.scoring.stored_losses import list_scores
 from schemas.document import decode_document
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import decode_sidecar
-from tests.support.datasets import byte_level
+from tests.support.datasets import byte_level, remove_documents
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import run_score, write_world
 
@@ -51,7 +54,7 @@ def test_a_comparison_is_that_of_a_loop_over_tokens(
                     if len(own):
                         ranking.append((float(own.max()), place))
                 place += 1
-        kept = [{n for _, n in sorted(ranking)[: round(0.4 * len(ranking))]} for ranking in ranked]
+        kept = [{n for _, n in sorted(ranking)[: 2 * len(ranking) // 5]} for ranking in ranked]
         num_kept += len(kept[0])
         num_changed += len(kept[0] - kept[1])
     sizes = np.abs(differences)
@@ -66,6 +69,32 @@ def test_a_comparison_is_that_of_a_loop_over_tokens(
     shown = capsys.readouterr().out
     assert f"mean {found.mean:+.4f} nats" in shown
     assert f"{100 * num_changed / num_kept:.1f} % of " in shown
+
+
+@pytest.mark.parametrize("num_mapped", [1, 4, 9, 100])
+def test_as_many_are_kept_as_in_training(num_mapped: int) -> None:
+    guidance = np.append(np.random.default_rng(0).integers(0, 9, num_mapped) / 4, np.nan)
+    candidates = torch.tensor([~np.isnan(guidance)])
+    ranking = -torch.tensor([np.nan_to_num(guidance)], dtype=torch.float32)
+    places = torch.arange(len(guidance))[None]
+    trained = keep_top_fraction(ranking, candidates, KEPT, positions=places).kept[0]
+    assert kept_tokens(guidance).tolist() == trained.tolist()
+
+
+def test_removed_documents_count_in_no_comparison(tmp_path: Path, world: Path) -> None:
+    shutil.copytree(world / "data", tmp_path / "data")
+    data = str(tmp_path / "data")
+    whole = compare_scores(data, "teacher", "other")
+    remove_documents(tmp_path / "data", "doc-0-3", "doc-0-11")
+    rest, gone = compare_scores(data, "teacher", "other"), 0
+    dataset = open_dataset(data)
+    for number in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(number)
+        gone += int(index.num_teacher_tokens[dataset.removed_of(number)].sum())
+    assert gone > 0
+    assert rest.num_tokens == whole.num_tokens - gone
+    assert rest.num_kept < whole.num_kept
+    assert rest.mean != whole.mean
 
 
 def test_scores_that_can_t_be_compared_are_refused(

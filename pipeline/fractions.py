@@ -1,0 +1,23 @@
+"""How many of some candidates a fraction keeps: one rule for training and for what predicts it."""
+
+from fractions import Fraction
+from typing import Any, cast
+
+
+def floor_of_fraction[Count](counts: Count, fraction: float) -> Count:
+    """Return `floor(fraction * counts)`.
+
+    The fraction is read as the nearest quotient of integers up to 10**8, so 0.29 of 100 candidates
+    is 29 and not the 28 that binary floating point gives.
+
+    Args:
+        counts: an int, or a tensor or array of int64.
+        fraction: in 0..1.
+
+    Example:
+        >>> floor_of_fraction(100, 0.29), floor_of_fraction(4, 0.4)
+        (29, 1)
+    """
+    # A denominator of at most 10**8 keeps the product of up to 9 * 10**10 tokens inside int64.
+    exact = Fraction(fraction).limit_denominator(10**8)
+    return cast(Count, cast(Any, counts) * exact.numerator // exact.denominator)
