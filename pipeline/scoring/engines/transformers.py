@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from pipeline.scoring.batches import _Batch, _make_batch, plan_batches
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.dtype_trial import default_dtype
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
+from pipeline.scoring.engines.operations import operations_per_token
 from pipeline.scoring.hf_models import load_language_model, output_weight
 from pipeline.scoring.sidecars import DocumentTokens
 
@@ -72,7 +72,7 @@ class Scorer:
         self._device = self._weight.device
         default = CPU_BATCH_TOKENS if self._device.type == "cpu" else ACCELERATOR_BATCH_TOKENS
         self._batch_tokens = batch_tokens or default
-        self._operations = _operations_per_token(model)
+        self._operations = operations_per_token(model)
 
     @property
     def vocab_size(self) -> int:
@@ -233,39 +233,3 @@ def _require_finite(
         f"{losses[place]}, and {len(bad) - 1} more are like it: its dtype is too narrow (try "
         "--dtype float32), or its weights are damaged"
     )
-
-
-def _operations_per_token(model: PreTrainedModel) -> Callable[[NDArray[np.int64]], float]:
-    """Return a function from lengths to the operations of a forward pass over such pieces.
-
-    Two per weight of every matrix and token, the output layer included, and those of causal
-    attention: two products of length**2 / 2 by the heads' width. Of experts those count that a
-    token is routed to.
-    """
-    cast_model = cast(Any, model)
-    embedding = cast_model.get_input_embeddings().weight
-    tied = cast_model.get_output_embeddings().weight is embedding
-    routed = _routed_share(model.config)
-    weights = sum(
-        p.numel() * (routed if ".experts." in name else 1.0)
-        for name, p in model.named_parameters()
-        if p.dim() > 1
-    )
-    weights -= 0 if tied else embedding.numel()
-    layers = int(getattr(model.config, "num_hidden_layers", 0))
-    width = int(getattr(model.config, "hidden_size", 0))
-
-    def operations(lengths: NDArray[np.int64]) -> float:
-        squares = float(np.square(lengths.astype(np.float64)).sum())
-        return 2.0 * weights * float(lengths.sum()) + 2.0 * layers * width * squares
-
-    return operations
-
-
-def _routed_share(config: Any) -> float:
-    """Return the share of a layer's experts that compute for a token; 1.0 where there are none."""
-    for name in ("num_local_experts", "n_routed_experts", "num_experts"):
-        every = getattr(config, name, None)
-        if every:
-            return float(config.num_experts_per_tok) / float(every)
-    return 1.0

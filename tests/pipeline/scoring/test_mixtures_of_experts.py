@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.engines.operations import operations_per_token
 from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.sidecar import decode_score_manifest
@@ -76,13 +77,8 @@ def test_losses_are_those_of_one_pass_per_document(family: str) -> None:
         places = torch.arange(line.shape[1] - 1)
         expected.append(-logits.log_softmax(-1)[places, line[0, 1:]])
     np.testing.assert_allclose(scored.losses, torch.cat(expected), rtol=0, atol=2e-5)
-    # Two experts of four compute for a token.
-    sizes = {name: p.numel() for name, p in model.named_parameters() if p.dim() > 1}
-    idle = sum(size for name, size in sizes.items() if ".experts." in name) / 2
-    assert idle > 0
-    busy = sum(sizes.values()) - idle - 61 * 32  # looking embeddings up is no arithmetic
-    attention = 2 * 2 * 32 * sum((length + 1) ** 2 for length in lengths)
-    assert scored.work.num_operations == 2 * busy * scored.work.num_tokens + attention
+    with_context = np.array(lengths) + 1
+    assert scored.work.num_operations == operations_per_token(model)(with_context)
 
 
 @pytest.mark.slow
