@@ -523,7 +523,7 @@ def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> 
 def test_a_student_whose_logits_are_computed_otherwise_is_refused(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With weights drawn anew, too, which no loader has seen; as if Granite's field were unknown."""
+    """With weights drawn anew, too; as if Granite's field were unknown."""
     student = shutil.copytree(world / "student", tmp_path / "granite")
     about = json.loads((student / "config.json").read_text())
     changes = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
