@@ -26,7 +26,8 @@ from pipeline.guidance import (
     select_tokens,
 )
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.scoring.packed_attention import packed_arguments
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows
 
@@ -74,7 +75,7 @@ class GuidedTrainer(Trainer):
         )
         losses = linear_cross_entropy(
             output.hidden_states[-1],
-            output_weight(student),
+            output_layer(student),
             batch["labels"].long(),
             loss_mask=batch["loss_mask"],
         ).losses

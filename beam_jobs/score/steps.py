@@ -22,6 +22,7 @@ from apache_beam.ml.inference.base import ModelHandler
 from beam_jobs import storage
 from beam_jobs.progress import worker_progress
 from beam_jobs.score.engine_options import api_key
+from beam_jobs.score.far_shards import refuse_far_shards
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import Kept, Selection, select_documents
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -202,13 +203,20 @@ class WriteScores(beam.DoFn):
         self._job = job
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Write the run's summary and, last, the manifest."""
+        """Write the run's summary and, last, the manifest.
+
+        Raises:
+            FarShardsError: servers gave some shards losses far from the rest's.
+        """
         job = self._job
         shards = {scored.shard: scored for scored in map(ShardScored.from_json, element[1])}
         ordered = [shards[number] for number in sorted(shards)]
-        manifest = ScoreManifest(
-            job.dataset, job.rule, job.source, tuple(scored.record for scored in ordered)
-        )
+        records = tuple(scored.record for scored in ordered)
+        if isinstance(job.settings, ServedSettings):
+            refuse_far_shards(
+                records, output=job.output, run_folder=job.run_folder, started=job.started
+            )
+        manifest = ScoreManifest(job.dataset, job.rule, job.source, records)
         summary = _summary(ordered, time.time() - job.started)
         _write(job, storage.join(job.run_folder, SUMMARY_FILE), summary)
         path = storage.join(job.output, score_manifest_name(job.rule.fingerprint))

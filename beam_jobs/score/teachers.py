@@ -194,8 +194,10 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
         f"{len(settings.endpoints)} of {len(settings.endpoints)} servers answer: "
         f"{engine.info.kind or 'a server'} {version}, asked by {engine.dialect}"
     )
-    # Workers ask again, and find the same version or stop.
-    return JobTeacher(source, digest, record, replace(settings, version=told))
+    # Workers ask again, and find the same version and the same losses or stop.
+    probe_losses = tuple(engine.probe_losses.tolist())
+    settings = replace(settings, version=told, probe_losses=probe_losses)
+    return JobTeacher(source, digest, record, settings)
 
 
 def _in_vllm(options: ScoreOptions, manifest: Manifest) -> JobTeacher:

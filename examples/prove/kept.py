@@ -23,7 +23,8 @@ from pipeline.drawing.formatting import format_table
 from pipeline.guidance import SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.selection import Selector
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig
 
 SELECTORS: tuple[Selector, ...] = (
@@ -67,7 +68,7 @@ def count_kept(
         with torch.autocast(student.device.type, dtype=torch.bfloat16, enabled=bf16):
             scores = linear_cross_entropy(
                 hidden_states(student, batch["input_ids"], position_ids=batch["position_ids"]),
-                output_weight(student),
+                output_layer(student),
                 batch["labels"].long(),
                 loss_mask=batch["loss_mask"],
                 with_entropy=True,

@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.tokenization import Tokenizer, load_tokenizer
 
 _RESULT = re.compile(rb"<<[^<>]*=([^<>=]+)>>")
@@ -110,7 +111,7 @@ def _run(
     student: PreTrainedModel, pieces: Sequence[Piece], *, bf16: bool
 ) -> Iterator[tuple[Sequence[Piece], Tensor, Tensor]]:
     """Yield pieces with each label's loss, fp64 nats, and whether it was the likeliest token."""
-    weight = output_weight(student)
+    layer = output_layer(student)
     for start in range(0, len(pieces), _ROWS_AT_ONCE):
         part = pieces[start : start + _ROWS_AT_ONCE]
         # Padding stands behind the text, where no token of it looks.
@@ -122,8 +123,8 @@ def _run(
         positions = torch.arange(width, device=student.device).expand(len(part), -1)
         with torch.autocast(student.device.type, dtype=torch.bfloat16, enabled=bf16):
             hidden = hidden_states(student, inputs, position_ids=positions)
-            losses = linear_cross_entropy(hidden, weight, labels).losses
-            right = (hidden @ weight.T).argmax(-1) == labels
+            losses = linear_cross_entropy(hidden, layer, labels).losses
+            right = layer.logits(hidden).argmax(-1) == labels
         yield part, losses.double().cpu(), right.cpu()
 
 

@@ -19,7 +19,8 @@ from pipeline.drawing.page_blocks import BLOCK_STYLE, Mark, draw_block, draw_leg
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import score_tokens
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.tokenization import Tokenizer
 
 NUM_SHOWN = 12
@@ -171,7 +172,7 @@ def _score(
     positions = torch.arange(len(tokens))[None]
     hidden = hidden_states(model, input_ids, position_ids=positions)
     mask = positions > 0
-    losses = score_tokens(hidden, output_weight(model), input_ids, teacher_loss_mask=mask)
+    losses = score_tokens(hidden, output_layer(model), input_ids, teacher_loss_mask=mask)
     num_added = len(tokens) - len(ids)
     return losses[:, num_added:], mask[:, num_added:]
 

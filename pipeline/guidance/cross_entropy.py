@@ -15,8 +15,8 @@ inputs, which is too coarse to rank loss differences, gives no entropies, and is
 (benchmarks/guidance.py compares). `liger-kernel` and `cut-cross-entropy` need a GPU; they would
 replace `linear_cross_entropy` behind the same signature.
 
-Shapes: hidden [..., H], labels [...], output_weight [V, H]; inside, n tokens and v rows of the
-vocabulary: logits_nv.
+Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside, n tokens and v rows
+of the vocabulary: logits_nv.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.guidance.output_layer import OutputLayer, logit_slopes, to_logits
+
 # Logits held at once. On CPU a chunk of 8 MiB stays in cache (measured: 4,096 tokens by 512 rows is
 # 2.5 times faster than by 4,096); on an accelerator larger chunks keep the matrix units busy.
 _CPU_CHUNK_ELEMENTS = 2**21
@@ -38,6 +40,10 @@ _MIN_CHUNK_ROWS = 128
 # Below -87.3 an fp32 exponential is subnormal, which CPUs compute eight times slower (measured) and
 # which changes no sum: exp(-87) is 1.6e-38.
 _MIN_EXPONENT = -87.0
+
+# Scale and cap of `OutputLayer`.
+_Change = tuple[float, float | None]
+_UNCHANGED: _Change = (1.0, None)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class TokenScores:
 
 def linear_cross_entropy(
     hidden: Tensor,
-    output_weight: Tensor,
+    output_layer: OutputLayer | Tensor,
     labels: Tensor,
     *,
     loss_mask: Tensor | None = None,
@@ -63,23 +69,23 @@ def linear_cross_entropy(
     with_entropy: bool = False,
     chunk_elements: int | None = None,
 ) -> TokenScores:
-    """Give each label's loss, `-log softmax(hidden @ output_weight.T)[label]`, chunk by chunk.
+    """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
-    Products of half-precision inputs are accumulated and kept in fp32. An output layer with a bias,
-    or with a function between product and softmax, is not covered; a scale is: multiply `hidden`.
+    Products of half-precision inputs are accumulated and kept in fp32, and so is what the model
+    does to them. An output layer with a bias is not covered.
 
     Args:
         hidden: float [..., H], the states that enter the output layer.
-        output_weight: float [V, H], the output layer's weight.
+        output_layer: with its scale and cap; or its weight alone, float [V, H], if it has neither.
         labels: int64 [...], already shifted; any value where the loss mask is 0.
         loss_mask: bool or float [...], 0 where a label doesn't count. None: all count.
-        vocab_size: rows of `output_weight` that are tokens; later rows are padding with probability
+        vocab_size: rows of the weight that are tokens; later rows are padding with probability
             and gradient 0. None: all rows.
         with_entropy: also give the entropy of each predicted distribution.
         chunk_elements: logits held at once. None: 2**21 on CPU, 2**25 elsewhere.
 
     Returns:
-        Losses that carry a gradient to `hidden` and `output_weight`, and entropies if asked for.
+        Losses that carry a gradient to `hidden` and the weight, and entropies if asked for.
 
     Raises:
         ValueError: shapes disagree, or a counted label lies outside the vocabulary.
@@ -88,14 +94,16 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(hidden, lm_head.weight, labels, loss_mask=loss_mask).losses.mean()
     """
     mask = torch.ones_like(labels, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
-    vocab_size = output_weight.shape[0] if vocab_size is None else vocab_size
-    _check_inputs(hidden, output_weight, labels, mask, vocab_size)
+    layer = output_layer if isinstance(output_layer, OutputLayer) else OutputLayer(output_layer)
+    vocab_size = layer.vocab_size if vocab_size is None else vocab_size
+    _check_inputs(hidden, layer.weight, labels, mask, vocab_size)
     flat_labels = labels.masked_fill(~mask, 0).reshape(-1)
     chunk_rows = _chunk_rows(flat_labels.numel(), hidden.device, chunk_elements)
     losses, entropies = _LinearCrossEntropy.apply(
         hidden.reshape(-1, hidden.shape[-1]),
-        output_weight,
+        layer.weight,
         flat_labels,
+        (layer.scale, layer.cap),
         (vocab_size, chunk_rows, with_entropy),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
@@ -106,7 +114,7 @@ def linear_cross_entropy(
 @torch.no_grad()
 def score_tokens(
     hidden: Tensor,
-    output_weight: Tensor,
+    output_layer: OutputLayer | Tensor,
     input_ids: Tensor,
     *,
     teacher_loss_mask: Tensor,
@@ -121,7 +129,7 @@ def score_tokens(
 
     Args:
         hidden: float [rows, T, H], the teacher's last hidden states.
-        output_weight: float [V, H].
+        output_layer: as in `linear_cross_entropy`.
         input_ids: int64 [rows, T], the teacher's tokens.
         teacher_loss_mask: bool [rows, T], False where a token has no context (the first of a
             document) or is padding.
@@ -146,7 +154,7 @@ def score_tokens(
         )
     scores = linear_cross_entropy(
         hidden[:, :-1],
-        output_weight,
+        output_layer,
         input_ids[:, 1:],
         loss_mask=mask[:, 1:],
         vocab_size=vocab_size,
@@ -155,6 +163,15 @@ def score_tokens(
     losses = torch.full(input_ids.shape, torch.nan, dtype=scores.losses.dtype, device=hidden.device)
     losses[:, 1:] = scores.losses.masked_fill(~mask[:, 1:], torch.nan)
     return losses
+
+
+def wide_products(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return products of few states with an output layer, at least fp32 [n, V], without gradient.
+
+    No copy of a half-precision weight is made, only of a chunk of it.
+    """
+    chunks = _row_chunks(len(weight), _chunk_rows(len(hidden), hidden.device, None))
+    return torch.cat([_matmul(hidden, weight[chunk].T) for chunk in chunks], dim=-1)
 
 
 def map_token_chunks(
@@ -187,20 +204,26 @@ def map_token_chunks(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """hidden_nh, weight_vh, labels_n, options -> losses_n, entropies_n."""
+    """hidden_nh, weight_vh, labels_n, scale and cap, options -> losses_n, entropies_n."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: tuple[int, int, bool]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        change: _Change,
+        options: tuple[int, int, bool],
     ) -> tuple[Tensor, Tensor | None]:
         vocab_size, chunk_rows, with_entropy = options
         with torch.autocast(hidden.device.type, enabled=False):
-            label_logits = (_widen(hidden) * _widen(weight[labels])).sum(-1)
+            label_products = (_widen(hidden) * _widen(weight[labels])).sum(-1)
+            label_logits = to_logits(label_products, *change)
             log_normaliser, entropies = _log_normalisers(
-                hidden, weight[:vocab_size], label_logits, chunk_rows, with_entropy
+                hidden, weight[:vocab_size], label_logits, change, chunk_rows, with_entropy
             )
         ctx.save_for_backward(hidden, weight, labels, log_normaliser)
-        ctx.options = options
+        ctx.change, ctx.options = change, options
         if entropies is not None:
             ctx.mark_non_differentiable(entropies)
         # The label's logit is a second rounding of one term of the sum: a loss of 0 could read
@@ -211,7 +234,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_losses: Tensor, _: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden, weight, labels, log_normaliser = ctx.saved_tensors
         vocab_size, chunk_rows, _with_entropy = ctx.options
         used = grad_losses.nonzero().squeeze(-1)
@@ -222,15 +245,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 labels[used],
                 log_normaliser[used],
                 grad_losses[used],
+                change=ctx.change,
                 chunks=_row_chunks(vocab_size, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
             )
         grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _log_normalisers(
-    hidden: Tensor, weight: Tensor, label_logits: Tensor, chunk_rows: int, with_entropy: bool
+    hidden: Tensor,
+    weight: Tensor,
+    label_logits: Tensor,
+    change: _Change,
+    chunk_rows: int,
+    with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Walk the vocabulary once: each token's log sum exp, and its entropy if asked for."""
     hidden = _operand(hidden)
@@ -239,7 +268,7 @@ def _log_normalisers(
     total = torch.zeros_like(maximum)  # sum of exp(logit - maximum)
     weighted = torch.zeros_like(maximum)  # sum of exp(logit - maximum) * (logit - maximum)
     for chunk in _row_chunks(weight.shape[0], chunk_rows):
-        logits_nv = _matmul(hidden, weight[chunk].T)
+        logits_nv = to_logits(_matmul(hidden, weight[chunk].T), *change)
         new_maximum = torch.maximum(maximum, logits_nv.amax(-1))
         shift = maximum - new_maximum
         logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(_MIN_EXPONENT)
@@ -264,23 +293,30 @@ def _gradients(
     log_normaliser: Tensor,
     grad_losses: Tensor,
     *,
+    change: _Change,
     chunks: Iterator[slice],
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Walk the vocabulary again: grad_logits = (softmax - one hot of the label) * grad_loss."""
+    """Walk the vocabulary again: grad_logits = (softmax - one hot of the label) * grad_loss.
+
+    Products get that times the slope of what makes logits of them.
+    """
     hidden = _operand(hidden)
     grad_hidden = _widen(torch.zeros_like(hidden))
     grad_weight = torch.zeros_like(weight) if needs_weight else None
     scale = grad_losses.unsqueeze(-1)
     for chunk in chunks:
         rows = weight[chunk]
-        log_probabilities_nv = _matmul(hidden, rows.T).sub_(log_normaliser.unsqueeze(-1))
+        logits_nv = to_logits(_matmul(hidden, rows.T), *change)
+        slopes = logit_slopes(logits_nv, *change)
+        log_probabilities_nv = logits_nv.sub_(log_normaliser.unsqueeze(-1))
         grad_logits_nv = log_probabilities_nv.clamp_min_(_MIN_EXPONENT).exp_().mul_(scale)
         inside = ((labels >= chunk.start) & (labels < chunk.stop)).nonzero().squeeze(-1)
         grad_logits_nv[inside, labels[inside] - chunk.start] -= grad_losses[inside]
-        grad_hidden += _matmul(grad_logits_nv, rows)
+        grad_products_nv = grad_logits_nv if change == _UNCHANGED else grad_logits_nv.mul_(slopes)
+        grad_hidden += _matmul(grad_products_nv, rows)
         if grad_weight is not None:
-            grad_weight[chunk] = _matmul(grad_logits_nv.T, hidden).to(weight.dtype)
+            grad_weight[chunk] = _matmul(grad_products_nv.T, hidden).to(weight.dtype)
     return grad_hidden, grad_weight
 
 
@@ -322,22 +358,22 @@ def _chunk_rows(num_tokens: int, device: torch.device, chunk_elements: int | Non
 
 
 def _check_inputs(
-    hidden: Tensor, output_weight: Tensor, labels: Tensor, mask: Tensor, vocab_size: int
+    hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor, vocab_size: int
 ) -> None:
     if hidden.shape[:-1] != labels.shape or mask.shape != labels.shape:
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be labels {tuple(labels.shape)} with the hidden "
             f"size appended, and loss_mask {tuple(mask.shape)} must have the labels' shape"
         )
-    if output_weight.dim() != 2 or output_weight.shape[1] != hidden.shape[-1]:
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
-            f"output_weight {tuple(output_weight.shape)} must be [vocabulary, {hidden.shape[-1]}]: "
-            "its columns are the hidden size"
+            f"the output layer's weight {tuple(weight.shape)} must be [vocabulary, "
+            f"{hidden.shape[-1]}]: its columns are the hidden size"
         )
-    if not 1 <= vocab_size <= output_weight.shape[0]:
+    if not 1 <= vocab_size <= weight.shape[0]:
         raise ValueError(
-            f"vocab_size {vocab_size} must lie in 1..{output_weight.shape[0]}, the rows of "
-            "output_weight"
+            f"vocab_size {vocab_size} must lie in 1..{weight.shape[0]}, the rows of the output "
+            "layer's weight"
         )
     outside = mask & ((labels < 0) | (labels >= vocab_size))
     if bool(outside.any()):

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.scoring.output_layer import require_own_losses
 from pipeline.scoring.packed_attention import packed_arguments
 from pipeline.scoring.packed_check import keep_documents_apart
 from pipeline.scoring.teacher_files import find_folder
-
-# Functions between the output layer's product and the softmax, by their configuration's field.
-_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def load_language_model(
@@ -44,8 +42,8 @@ def load_language_model(
         packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
 
     Raises:
-        ValueError: an output layer that chunked cross entropy does not cover, or documents of a
-            packed row that see each other; no folder or repository of that name.
+        ValueError: losses that are not the model's own, or documents of a packed row that see each
+            other; no folder or repository of that name.
         OSError: no model in the folder.
 
     Example:
@@ -60,30 +58,11 @@ def load_language_model(
     else:
         path = find_folder(source, role="model")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **arguments)
-    output_weight(model)
     model.train(False).to(device)
+    require_own_losses(model)
     if packed:
         keep_documents_apart(model, attention)
     return cast(PreTrainedModel, model)
-
-
-def output_weight(model: PreTrainedModel) -> Tensor:
-    """Return the output layer's weight, [V, H].
-
-    Raises:
-        ValueError: the logits are more than a product with it.
-    """
-    layer = cast(Any, model).get_output_embeddings()
-    if layer is None or getattr(layer, "bias", None) is not None:
-        raise ValueError(f"{type(model).__name__} has no output layer, or one with a bias")
-    for name in _LOGIT_CHANGES:
-        if getattr(model.config, name, None) not in (None, 1, 1.0):
-            raise ValueError(
-                f"{type(model).__name__} changes its logits ({name} = "
-                f"{getattr(model.config, name)}): chunked cross entropy does not cover that"
-            )
-    weight: Tensor = layer.weight
-    return weight
 
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor) -> Tensor:

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.scoring.output_layer import output_layer
 from pipeline.scoring.packed_attention import PACKED_ATTENTION, packed_arguments, register
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
 
 def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
     """Return rows of documents, int64 [length] each."""
-    vocab_size = len(_weight(model))
+    vocab_size = output_layer(model).vocab_size
     generator = torch.Generator().manual_seed(0)
     return [
         [torch.randint(vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
@@ -161,12 +162,7 @@ def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: 
 def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor]]) -> Tensor:
     labels = torch.cat([ids[1:] for ids in chain(*rows)])
     hidden = torch.cat([own[:-1] for own in states])
-    return linear_cross_entropy(hidden, _weight(model), labels).losses.float()
-
-
-def _weight(model: PreTrainedModel) -> Tensor:
-    weight: Tensor = cast(Any, model).get_output_embeddings().weight
-    return weight
+    return linear_cross_entropy(hidden, output_layer(model), labels).losses.float()
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import Kept, select_documents
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import hidden_states, output_weight
+from pipeline.scoring.hf_models import hidden_states
+from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Convention, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks
@@ -107,6 +108,6 @@ def _loss_sum(config: TrainConfig, student: PreTrainedModel, batch: Rows) -> tor
             position_ids=batch["position_ids"],
         )
         scores = linear_cross_entropy(
-            hidden, output_weight(student), batch["labels"].long(), loss_mask=batch["loss_mask"]
+            hidden, output_layer(student), batch["labels"].long(), loss_mask=batch["loss_mask"]
         )
     return scores.losses.double().sum()

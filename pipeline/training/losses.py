@@ -30,7 +30,8 @@ from pipeline.guidance.cross_entropy import (
 from pipeline.guidance.likelihood_matching import WEIGHT as ALM_WEIGHT
 from pipeline.guidance.likelihood_matching import likelihood_divergences
 from pipeline.guidance.loss import mapped_tokens
-from pipeline.scoring.hf_models import hidden_states, output_weight
+from pipeline.scoring.hf_models import hidden_states
+from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import Rows
 from pipeline.training.method import NEED_LOSSES, Method
 from pipeline.training.sources import losses_by_source
@@ -64,7 +65,7 @@ def batch_loss(
     hidden = _student_states(student, batch)
     scores = linear_cross_entropy(
         hidden,
-        output_weight(student),
+        output_layer(student),
         batch["labels"].long(),
         loss_mask=batch["loss_mask"],
         with_entropy=method.name == "student_entropy",
@@ -111,7 +112,7 @@ def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
     return score_tokens(
         _teacher_states(teacher, batch),
-        output_weight(teacher),
+        output_layer(teacher),
         batch["teacher_input_ids"].long(),
         teacher_loss_mask=batch.teacher_has_loss,
     )
@@ -202,7 +203,7 @@ def _select_by_reference(
 ) -> Selection:
     reference = linear_cross_entropy(
         _student_states(teacher, batch),
-        output_weight(teacher),
+        output_layer(teacher),
         batch["labels"].long(),
         loss_mask=batch["loss_mask"],
         with_entropy=method.name == "rho1_self",
@@ -267,8 +268,8 @@ def _kld(
     counted = batch["loss_mask"].bool()
     values = map_token_chunks(
         lambda s, t: kld_losses(
-            s @ output_weight(student).T,
-            t @ output_weight(teacher).T,
+            output_layer(student).logits(s),
+            output_layer(teacher).logits(t),
             vocab_size=vocab_size,
             direction=method.kld_direction,
         ),
@@ -289,7 +290,7 @@ def _uld(student: PreTrainedModel, teacher: PreTrainedModel, hidden: Tensor, bat
     used = counted[student_places]
     student_places, teacher_places = student_places[used], teacher_places[used]
     values = map_token_chunks(
-        lambda s, t: uld_losses(s @ output_weight(student).T, t @ output_weight(teacher).T),
+        lambda s, t: uld_losses(output_layer(student).logits(s), output_layer(teacher).logits(t)),
         hidden.flatten(0, 1)[student_places],
         teacher_hidden.flatten(0, 1)[teacher_places],
     )

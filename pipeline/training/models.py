@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from pipeline.dataset.reading import read_manifest
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.scoring.fit import require_room, require_tokenizer
-from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.scoring.output_layer import output_layer, require_own_losses
 from pipeline.scoring.packed_check import keep_documents_apart
 from pipeline.scoring.probe import require_trained
 from pipeline.scoring.teacher_files import find_teacher
@@ -35,7 +36,7 @@ def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> Pr
         torch.manual_seed(config.seed)
         shape = AutoConfig.from_pretrained(source)
         model = cast(Any, AutoModelForCausalLM).from_config(shape).float().to(device)
-        output_weight(model)
+        require_own_losses(model)
         keep_documents_apart(model)
     else:
         files = find_teacher(source, role="student")
@@ -45,7 +46,7 @@ def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> Pr
         manifest.student,
         source,
         side="student",
-        vocab_size=output_weight(model).shape[0],
+        vocab_size=output_layer(model).vocab_size,
         seq_length=config.seq_length,
         max_length=_max_length(model),
         remedy="lower --seq-length",
@@ -79,7 +80,7 @@ def load_teacher(
         manifest.teacher,
         config.teacher,
         side="teacher",
-        vocab_size=output_weight(teacher).shape[0],
+        vocab_size=output_layer(teacher).vocab_size,
         seq_length=rows.rules.teacher_seq_length,
         max_length=_max_length(teacher),
         remedy="lower --teacher-seq-length",
@@ -87,7 +88,7 @@ def load_teacher(
     teacher.requires_grad_(False)
     # The data's own text: unlike a text of ours, the teacher knows it if it knows any.
     mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(device))
-    require_trained(mean, output_weight(teacher).shape[0], text="the first row of the data")
+    require_trained(mean, output_layer(teacher).vocab_size, text="the first row of the data")
     return teacher
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,14 @@ import pytest
 from beam_jobs.errors import OptionsError
 from beam_jobs.score.command import main
 from beam_jobs.score.options import parse_options
+from pipeline.dataset.files import open_dataset
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.interface import line_of
+from pipeline.scoring.sidecars import read_teacher_tokens
 from pipeline.scoring.stored_losses import find_scores, list_scores
 from schemas.sidecar import EngineRecord, decode_sidecar
 from tests.support import vllm_stand_in
-from tests.support.completions_server import MODEL, CompletionsServer, serve
+from tests.support.completions_server import MODEL, CompletionsServer, off, right, serve
 from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars, write_world
 
 
@@ -107,6 +112,88 @@ def test_a_server_that_dies_ends_the_job_and_a_re_run_goes_on(
     assert sidecars(world) == reference
     assert len(server.bodies) - asked < all_requests
     assert f"{len(left)} shards were taken over" in capsys.readouterr().out
+
+
+def test_a_server_that_goes_wrong_ends_the_job_and_a_re_run_goes_on(
+    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(served(world, server)) == 0
+    reference = sidecars(world)
+    for name in reference:
+        (world / "data" / name).unlink()
+    server.faults = [right] * 60 + [off] * 100_000
+    assert main(served(world, server, "--attempts", "2", "--concurrency", "2")) == 1
+    message = capsys.readouterr().err
+    assert "losses that differ by 3.00 nats a token from those the job started with" in message
+    left = sidecars(world)
+    assert left.items() <= reference.items(), "what is kept is right"
+    assert 0 < len(left) < 3, "what was scored before stays"
+    server.faults = []
+    assert main(served(world, server)) == 0
+    assert sidecars(world) == reference
+
+
+def wrong_about_a_shard(
+    world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch, shard: int
+) -> None:
+    """Let a server be 3 nats off about one shard's pieces, and right about any other's."""
+    dataset = open_dataset(str(world / "data"))
+    rule = ContextRule.of_dataset(dataset.manifest, seq_length=SEQ_LENGTH)
+
+    def prompts(number: int) -> set[tuple[int, ...]]:
+        index = dataset.read_index(number, with_names=True)
+        tokens, pieces = read_teacher_tokens(dataset, number, index), rule.pieces(index)
+        lines = (line_of(tokens, pieces, piece, rule) for piece in range(len(pieces)))
+        return {tuple(line.input_ids.tolist()) for line in lines}
+
+    own = prompts(shard).difference(*map(prompts, {0, 1, 2} - {shard}))
+    complete = server.complete
+
+    def changed(body: dict[str, Any]) -> dict[str, Any] | int:
+        answer = complete(body)
+        is_own = tuple(body["prompt"]) in own
+        return off(answer) if is_own and isinstance(answer, dict) else answer
+
+    monkeypatch.setattr(server, "complete", changed)
+
+
+def test_a_shard_far_from_the_rest_is_removed_and_scored_again(
+    world: Path,
+    server: CompletionsServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plain text's losses are right meanwhile: the servers prove themselves in vain."""
+    assert main(served(world, server)) == 0
+    reference = sidecars(world)
+    for name in reference:
+        (world / "data" / name).unlink()
+    with monkeypatch.context() as patch:
+        wrong_about_a_shard(world, server, patch, shard=1)
+        assert main(served(world, server)) == 1
+    message = capsys.readouterr().err
+    far = r"the mean loss of 1 of 3 shards is far from the rest.* \S+-000001-of-000003.tar (\S+) "
+    found = re.search(far + r"\(the others \S+\)", message)
+    assert found, message
+    own = np.nanmean(decode_sidecar(list(reference.values())[1], where="").losses.astype(float))
+    assert float(found[1]) - own == pytest.approx(3.0, abs=0.1)
+    assert "look after the servers" in message
+    left = sidecars(world)
+    assert left.items() <= reference.items()
+    assert len(left) == 2
+    assert "-000001-of-" not in " ".join(left)
+    assert main(served(world, server)) == 0
+    assert sidecars(world) == reference
+
+
+def test_a_shard_whose_text_is_unlike_the_rest_is_accepted_when_it_comes_out_the_same(
+    world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_about_a_shard(world, server, monkeypatch, shard=1)
+    assert main(served(world, server)) == 1
+    assert len(sidecars(world)) == 2
+    assert main(served(world, server)) == 0
+    assert len(sidecars(world)) == 4, "three and the manifest"
 
 
 def test_vllm_in_process_gives_its_own_losses(

@@ -22,10 +22,38 @@ from transformers import AutoModelForCausalLM
 from pipeline.tokenization import Tokenizer
 
 MODEL = "served"
+WRONG_BY = 3.0
 
 Kind = Literal["vllm", "sglang", "llama-cpp-python"]
 Fault = Callable[[dict[str, Any]], "dict[str, Any] | int | None"]
 """Takes a good answer: another answer, a status, or None to hang up without one."""
+
+
+def right(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's answer as it is."""
+    return answer
+
+
+def off(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's answer `WRONG_BY` nats off."""
+    return _changed(answer, lambda value: value - WRONG_BY)
+
+
+def zeros(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's answer as if every token were certain."""
+    return _changed(answer, lambda _: 0.0)
+
+
+def constant(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's answer as if every token were as likely as any other."""
+    return _changed(answer, lambda _: -2.5)
+
+
+def _changed(answer: dict[str, Any], change: Callable[[float], float]) -> dict[str, Any]:
+    for place in answer["choices"][0]["prompt_logprobs"][1:]:
+        for entry in place.values():
+            entry["logprob"] = change(entry["logprob"])
+    return answer
 
 
 @dataclass

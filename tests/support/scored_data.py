@@ -9,7 +9,8 @@ from beam_jobs.score.command import main
 from beam_jobs.views.command import add_view
 from beam_jobs.views.options import ViewRequest
 from pipeline.guidance.cross_entropy import score_tokens
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import Rows
 from schemas.view_file import Side
 from tests.support.datasets import build_dataset, byte_level, make_texts
@@ -71,7 +72,7 @@ def online_losses(teacher: Path, batch: Rows) -> torch.Tensor:
         )
         return score_tokens(
             states,
-            output_weight(model),
+            output_layer(model),
             batch["teacher_input_ids"].long(),
             teacher_loss_mask=batch["teacher_position_ids"] > 0,
         )

@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 _ROUNDING = 1e-4
 # vLLM's stand-in for minus infinity, which JSON lacks.
 _IMPOSSIBLE = -9999.0
+# So many tokens in a row never have one and the same log-probability, whatever the text: the first
+# of a run of equal tokens is a surprise.
+_NEVER_ALL_EQUAL = 16
 # Of the logits, so that a token is chosen whatever the others are.
 _FORCING_BIAS = 100
 
@@ -40,6 +43,10 @@ class Dialect(StrEnum):
 
 class NonsenseError(ValueError):
     """An answer that can't be one to what was asked."""
+
+
+class DisprovedError(NonsenseError):
+    """A server is not, or is no longer, what the job's scores are named after."""
 
 
 def scoring_request(
@@ -86,6 +93,7 @@ def read_losses(
 
     Raises:
         NonsenseError: another model, another number of tokens, positive log-probabilities, NaN.
+        DisprovedError: the same value everywhere.
 
     Example:
         >>> choice = {"prompt_logprobs": [None, {"9": {"logprob": -2.0}}]}
@@ -100,7 +108,9 @@ def read_losses(
     else:
         values = _echoed_values(answer, choice, len(input_ids))
     num_missing = 2 if dialect is Dialect.ECHO_TEXT else 1
-    return _to_losses(values, num_missing)
+    losses = _to_losses(values, num_missing)
+    _require_varied(losses[num_missing:])
+    return losses
 
 
 def forcing_request(model: str, text: str, token_id: int) -> dict[str, Any]:
@@ -199,6 +209,11 @@ def _logprobs(choice: Mapping[str, Any]) -> list[float | None]:
     if not isinstance(values, list):
         raise NonsenseError("no log-probabilities (field logprobs)")
     return values
+
+
+def _require_varied(losses: NDArray[np.float32]) -> None:
+    if len(losses) >= _NEVER_ALL_EQUAL and (losses == losses[0]).all():
+        raise DisprovedError(f"all {len(losses)} log-probabilities are {0.0 - losses[0]:g}")
 
 
 def _to_losses(values: Sequence[float | None], num_missing: int) -> NDArray[np.float32]:

@@ -2,7 +2,8 @@
 
 Every request is tried on one server after another until `attempts` are spent, with growing waits in
 between. A server that has failed rests a while, and must prove that it is still the same model
-before it is believed again.
+before it is believed again. So must every server now and then, and before what it has answered is
+kept.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import orjson
 from tenacity import (
     RetryCallState,
     Retrying,
-    retry_if_exception_type,
+    retry_if_exception,
     sleep_using_event,
     stop_after_attempt,
     wait_exponential,
 )
 
-from pipeline.scoring.engines.completions import NonsenseError
+from pipeline.scoring.engines.completions import DisprovedError, NonsenseError
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.settings import ServedSettings
 
@@ -33,6 +34,9 @@ Answer = TypeVar("Answer")
 
 LONGEST_WAIT = 60.0
 """Seconds between two attempts at most."""
+
+PROOF_INTERVAL = 256
+"""Answers after which a server must prove again that it is what it was."""
 
 # What asking again can't help: the request itself is refused.
 _FINAL_STATUSES = (400, 401, 403, 413, 422)
@@ -65,6 +69,8 @@ class Endpoint:
         url: without `/v1`.
         num_under_way: requests.
         num_failures: in a row.
+        num_unproved: answers since it last proved itself.
+        num_disproofs: how often it has failed to; answers from before one are void.
         rests_until: on the monotonic clock.
         next_slot: when the next request may start, likewise.
     """
@@ -72,6 +78,8 @@ class Endpoint:
     url: str
     num_under_way: int = 0
     num_failures: int = 0
+    num_unproved: int = 0
+    num_disproofs: int = 0
     rests_until: float = 0.0
     next_slot: float = 0.0
     proof: threading.Lock = field(default_factory=threading.Lock)
@@ -106,8 +114,18 @@ class Endpoints:
         )
 
     def prove_with(self, prove: Callable[[Endpoint], None]) -> None:
-        """Let a server that has failed be proved by this before it is believed again."""
+        """Let servers be proved by this; it raises `DisprovedError` for one that is another."""
         self._prove = prove
+
+    def vouch(self, server: Endpoint) -> str:
+        """Return why what a server has answered can't be kept, "" if it proves itself now."""
+        assert self._prove is not None, "`prove_with` comes first"
+        try:
+            self.retry(self._prove, server)
+        except EngineError as error:
+            return str(error)
+        server.num_unproved = 0
+        return ""
 
     def interrupt(self) -> None:
         """Let no request start until `resume`; what waits to ask again ends with `EngineError`."""
@@ -147,17 +165,23 @@ class Endpoints:
 
         Args:
             ask: a server; raises `PassingError` or `NonsenseError` where asking again may help.
-            only: ask no other server.
+            only: ask no other server, and this one no more if it is disproved.
 
         Raises:
             EngineError: the attempts are spent, or asking again is of no use.
         """
         last: Endpoint | None = None
+
+        def may_help(error: BaseException) -> bool:
+            if isinstance(error, DisprovedError):
+                return only is None
+            return isinstance(error, PassingError | NonsenseError)
+
         attempts = Retrying(
             stop=stop_after_attempt(self.settings.attempts),
             wait=self._wait,
             sleep=sleep_using_event(self._interrupted),
-            retry=retry_if_exception_type((PassingError, NonsenseError)),
+            retry=retry_if_exception(may_help),
             reraise=True,
         )
         try:
@@ -168,11 +192,12 @@ class Endpoints:
                     return self._ask(last, ask)
         except (PassingError, NonsenseError) as error:
             assert last is not None
-            every = ", ".join(server.url for server in self.servers)
+            every = ", ".join(server.url for server in ([only] if only else self.servers))
+            num_attempts = attempt.retry_state.attempt_number
             raise EngineError(
-                f"{last.url} gave no usable answer in {self.settings.attempts} attempts at "
-                f"{every}; the last one: {error}. Shards that are scored stay: look after the "
-                "server and run the same command again"
+                f"{last.url} gave no usable answer in {num_attempts} attempts at {every}; the last "
+                f"one: {error}. Shards that are scored stay: look after the server and run the "
+                "same command again"
             ) from error
         raise AssertionError("tenacity ends by a value or an error")
 
@@ -181,10 +206,14 @@ class Endpoints:
             server.num_under_way += 1
         try:
             self._require_proof(server)
-            return ask(server)
-        except (PassingError, NonsenseError):
+            answer = ask(server)
+            with self._lock:
+                server.num_unproved += 1
+            return answer
+        except (PassingError, NonsenseError) as error:
             with self._lock:
                 server.num_failures += 1
+                server.num_disproofs += isinstance(error, DisprovedError)
                 rest = self.settings.backoff_seconds * 2 ** min(server.num_failures, 20)
                 server.rests_until = time.monotonic() + min(LONGEST_WAIT, rest)
             raise
@@ -193,13 +222,17 @@ class Endpoints:
                 server.num_under_way -= 1
 
     def _require_proof(self, server: Endpoint) -> None:
-        """Let a server that has failed prove itself; one thread asks, the others find it done."""
-        if not server.num_failures:
+        """Let a server prove itself if it is time; one thread asks, the others find it done."""
+
+        def is_time() -> bool:
+            return server.num_failures > 0 or server.num_unproved >= PROOF_INTERVAL
+
+        if not is_time():
             return
         with server.proof:
-            if server.num_failures and self._prove is not None:
+            if is_time() and self._prove is not None:
                 self._prove(server)
-            server.num_failures = 0
+            server.num_failures = server.num_unproved = 0
 
     def _choose(self, last: Endpoint | None) -> Endpoint:
         """Return the least busy server, rather none that has just failed."""

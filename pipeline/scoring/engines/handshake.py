@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.scoring.engines.completions import (
     Dialect,
+    DisprovedError,
     NonsenseError,
     forcing_request,
     read_forced_loss,
@@ -173,10 +174,10 @@ def require_same_program(info: ServerInfo, first: ServerInfo, where: str) -> Non
     """Check that a server is of the version that the job's scores are named after.
 
     Raises:
-        NonsenseError: it is not.
+        DisprovedError: it is not.
     """
     if (info.kind, info.version) != (first.kind, first.version):
-        raise NonsenseError(
+        raise DisprovedError(
             f"{where} is {info.describe()}, the job's scores are of {first.describe()}: their "
             "losses are not mixed; serve all with one version"
         )
@@ -185,16 +186,16 @@ def require_same_program(info: ServerInfo, first: ServerInfo, where: str) -> Non
 def require_same_model(
     first: NDArray[np.float32], now: NDArray[np.float32], where: str, other: str
 ) -> None:
-    """Check that two servers give a text the same losses, but for rounding.
+    """Check that two servers, or one at two times, give a text the same losses, but for rounding.
 
     Raises:
-        NonsenseError: they don't.
+        DisprovedError: they don't.
     """
     difference = float(np.nanmean(np.abs(first - now)))
     if not difference <= _SAME_MODEL:
-        raise NonsenseError(
+        raise DisprovedError(
             f"{where} gives a plain text losses that differ by {difference:.2f} nats a token from "
-            f"{other}: it serves another model or quantization"
+            f"{other}: it serves another model or quantization, or has gone wrong"
         )
 
 

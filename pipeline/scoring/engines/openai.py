@@ -4,16 +4,19 @@
     engine.score(tokens, rule.pieces(index)).losses
 
 A piece is a request, and `concurrency` of them are under way at each server, whose own scheduler
-makes batches of them. What comes back is held against what was sent before it is believed.
+makes batches of them. What comes back is held against what was sent before it is believed. And it
+is kept only once its server, asked again for the losses of a plain text, has given the job's own: a
+server that went wrong in between gives no sign of it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -53,6 +56,23 @@ from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import DocumentTokens
 from pipeline.tokenization import Tokenizer
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The losses of a piece's targets, and who gave them.
+
+    Attributes:
+        losses: float32 [n].
+        server: None for a piece that nobody needs to be asked about.
+        num_disproofs: of the server, before it was asked.
+    """
+
+    losses: NDArray[np.float32]
+    server: Endpoint | None = None
+    num_disproofs: int = 0
+
 
 class ServedEngine:
     """A served teacher that is ready to score.
@@ -75,6 +95,7 @@ class ServedEngine:
         probe: Sequence[int],
     ) -> None:
         """Use `connect`."""
+        known = endpoints.settings.probe_losses
         self.rule = rule
         self.vocab_size = tokenizer.vocab_size
         self.info = info
@@ -83,7 +104,11 @@ class ServedEngine:
         self._tokenizer = tokenizer
         self._probe = list(probe)
         self._first_losses: dict[tuple[int, int], float] = {}
-        self.probe_losses = endpoints.retry(partial(self._ask, self._probe), endpoints.servers[0])
+        self.probe_losses = (
+            np.array(known, np.float32)
+            if known
+            else endpoints.retry(partial(self._ask, self._probe), endpoints.servers[0])
+        )
 
     @property
     def dialect(self) -> Dialect:
@@ -101,7 +126,8 @@ class ServedEngine:
         """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
         Raises:
-            EngineError: servers that gave no usable answer until the attempts were spent.
+            EngineError: servers that gave no usable answer until the attempts were spent, or none
+                that can be kept.
         """
         start = time.perf_counter()
         self._endpoints.resume()
@@ -109,24 +135,14 @@ class ServedEngine:
             num_requests=-self._endpoints.num_requests, num_retries=-self._endpoints.num_retries
         )
         losses = np.full(len(tokens.input_ids), np.nan, np.float32)
-        settings = self._endpoints.settings
-        pool = ThreadPoolExecutor(settings.concurrency * len(self._endpoints.servers))
-        asked: list[tuple[Line, Future[NDArray[np.float32]]]] = []
-        try:
-            for number in range(len(pieces)):
-                line = line_of(tokens, pieces, number, self.rule)
-                document = int(pieces.document[number])
-                name = json.dumps(names[document]) if names else str(document)
-                asked.append((line, pool.submit(self._score_line, line, name)))
-            for line, answer in asked:
-                losses[line.targets] = answer.result()
-                work.num_tokens += len(line.input_ids)
-                advance(len(line.targets))
-        except BaseException:
-            self._endpoints.interrupt()  # wakes the threads that wait to ask again
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        asked: list[tuple[Line, str]] = []
+        for number in range(len(pieces)):
+            document = int(pieces.document[number])
+            name = json.dumps(names[document]) if names else str(document)
+            asked.append((line_of(tokens, pieces, number, self.rule), name))
+        for line, answer in self._ask_until_vouched(asked, advance):
+            losses[line.targets] = answer
+            work.num_tokens += len(line.input_ids)
         work.num_places = work.num_tokens
         work.num_requests += self._endpoints.num_requests
         work.num_retries += self._endpoints.num_retries
@@ -141,23 +157,75 @@ class ServedEngine:
         """Check that a server is the first one's program, and gives the probe the same losses.
 
         Raises:
-            NonsenseError: it serves another model, or is of another version.
+            DisprovedError: it serves another model, is of another version, or has gone wrong.
+            NonsenseError: its answer is none.
             PassingError: it is not there.
         """
         require_same_program(describe_server(self._endpoints, server), self.info, server.url)
         now = self._ask(self._probe, server)
-        require_same_model(self.probe_losses, now, server.url, "the job's first server")
+        require_same_model(self.probe_losses, now, server.url, "those the job started with")
 
-    def _score_line(self, line: Line, name: str) -> NDArray[np.float32]:
-        """Return the losses of a piece's targets; runs in a thread of its own."""
+    def _ask_until_vouched(
+        self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
+    ) -> Iterator[tuple[Line, NDArray[np.float32]]]:
+        """Yield each piece with losses that can be kept; pieces whose can't are asked again."""
+        left, reasons = list(asked), ""
+        for _ in range(self._endpoints.settings.attempts):
+            given = self._ask_all(left, advance)
+            servers = {answer.server for answer in given if answer.server}
+            failures = {server: self._endpoints.vouch(server) for server in servers}
+            void = []
+            for one, answer in zip(left, given, strict=True):
+                server = answer.server
+                if server and (failures[server] or answer.num_disproofs != server.num_disproofs):
+                    void.append(one)
+                else:
+                    yield one[0], answer.losses
+            if not void:
+                return
+            left, advance = void, int  # they were counted
+            reasons = "; ".join(filter(None, failures.values())) or "it has recovered since"
+            self._first_losses.clear()
+            logger.warning("%d pieces are asked again: %s", len(left), reasons)
+        raise EngineError(
+            f"{len(left)} pieces were answered by a server that did not give a plain text the same "
+            f"losses before and after, so that they can't be kept ({reasons}): look after the "
+            "servers and run the same command again"
+        )
+
+    def _ask_all(
+        self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
+    ) -> list[_Given]:
+        """Return what the servers give each piece, whether or not it can be kept."""
+        settings = self._endpoints.settings
+        pool = ThreadPoolExecutor(settings.concurrency * len(self._endpoints.servers))
+        given = []
+        try:
+            answers = [pool.submit(self._score_line, line, name) for line, name in asked]
+            for (line, _), answer in zip(asked, answers, strict=True):
+                given.append(answer.result())
+                advance(len(line.targets))
+        except BaseException:
+            self._endpoints.interrupt()  # wakes the threads that wait to ask again
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return given
+
+    def _score_line(self, line: Line, name: str) -> _Given:
+        """Return what a server gives a piece; runs in a thread of its own."""
         ids = line.input_ids.tolist()
         if len(ids) < 2 or not len(line.places):
-            return np.empty(0, np.float32)
+            return _Given(np.empty(0, np.float32))
+
+        def ask(server: Endpoint) -> _Given:
+            num_disproofs = server.num_disproofs
+            return _Given(self._ask(ids, server)[line.places], server, num_disproofs)
+
         try:
-            losses = self._endpoints.retry(partial(self._ask, ids))
+            return self._endpoints.retry(ask)
         except EngineError as error:
             raise EngineError(f"document {name}: {error}") from error
-        return losses[line.places]
 
     def _ask(self, ids: list[int], server: Endpoint) -> NDArray[np.float32]:
         """Return the losses of a prompt, float32 [T], NaN at the first; one attempt."""
@@ -190,6 +258,9 @@ def connect(
 ) -> ServedEngine:
     """Return a teacher behind servers, once each has shown that it is the same and can be asked.
 
+    The same is what gives a plain text the losses in the settings, or the first server's: a worker
+    that starts later than the job has the job's.
+
     Args:
         settings: where the servers are, and how they are asked.
         rule: with which context.
@@ -220,7 +291,7 @@ def connect(
     engine = ServedEngine(
         endpoints, conversation, rule, tokenizer=tokenizer, info=infos[0], probe=probe
     )
-    for server in endpoints.servers[1:]:
+    for server in endpoints.servers if settings.probe_losses else endpoints.servers[1:]:
         endpoints.retry(engine.prove, server)
     endpoints.prove_with(engine.prove)
     return engine

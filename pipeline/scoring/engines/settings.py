@@ -33,6 +33,8 @@ class ServedSettings:
         attempts: at each request, the first included.
         backoff_seconds: before the second attempt; doubled before each further one.
         version: that all of them must tell, which scores are named after; "" for the first one's.
+        probe_losses: that all of them must give a plain text, nats, see `connect`; () for the first
+            one's.
     """
 
     endpoints: tuple[str, ...]
@@ -43,6 +45,7 @@ class ServedSettings:
     attempts: int = 10
     backoff_seconds: float = 1.0
     version: str = ""
+    probe_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

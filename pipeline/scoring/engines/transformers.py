@@ -33,7 +33,8 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.dtype_trial import default_dtype
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.engines.operations import operations_per_token
-from pipeline.scoring.hf_models import load_language_model, output_weight
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.scoring.sidecars import DocumentTokens
 
 __all__ = ["DocumentTokens", "Scorer", "default_device", "load_scorer"]
@@ -68,8 +69,8 @@ class Scorer:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
         self._model = model.requires_grad_(False).train(False)
-        self._weight = output_weight(model)
-        self._device = self._weight.device
+        self._layer = output_layer(model)
+        self._device = self._layer.weight.device
         default = CPU_BATCH_TOKENS if self._device.type == "cpu" else ACCELERATOR_BATCH_TOKENS
         self._batch_tokens = batch_tokens or default
         self._operations = operations_per_token(model)
@@ -77,7 +78,7 @@ class Scorer:
     @property
     def vocab_size(self) -> int:
         """Rows of the output layer."""
-        return len(self._weight)
+        return self._layer.vocab_size
 
     @torch.inference_mode()
     def score(
@@ -126,7 +127,8 @@ class Scorer:
 
     def matmul_rate(self) -> float:
         """Return the floating point operations a second of a product shaped like this model's."""
-        hidden, wide = int(self._weight.shape[1]), 4 * int(self._weight.shape[1])
+        hidden = int(self._layer.weight.shape[1])
+        wide = 4 * hidden
         left = torch.ones(self._batch_tokens, hidden, dtype=self._model.dtype, device=self._device)
         right = torch.ones(wide, hidden, dtype=self._model.dtype, device=self._device)
         count, best, end = 1, 0.0, time.perf_counter() + _MATMUL_SECONDS
@@ -155,7 +157,7 @@ class Scorer:
         # The state before a token predicts it.
         hidden_nh = output.last_hidden_state.flatten(0, 1)[places - 1]
         labels_n = input_ids_bl.flatten()[places]
-        return linear_cross_entropy(hidden_nh, self._weight, labels_n).losses
+        return linear_cross_entropy(hidden_nh, self._layer, labels_n).losses
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
+from pipeline.guidance.output_layer import OutputLayer
 from tests.support import reference_guidance as reference
 
 VOCAB, HIDDEN = 700, 8
@@ -94,6 +95,24 @@ def test_gradients_of_weighted_losses_equal_the_plain_path(token_weights):
     chunked = linear_cross_entropy(hidden, weight, labels, chunk_elements=1).losses
     actual = torch.autograd.grad((chunked * weights).sum(), (hidden, weight))
     torch.testing.assert_close(chunked, plain)
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.125, None), (1.0, 3.0), (2.5, 3.0)])
+def test_scaled_and_capped_logits_equal_the_plain_path(scale, cap):
+    hidden, weight, labels = make_inputs(num_tokens=40, dtype=torch.float64)
+    weights = torch.rand(40, dtype=torch.float64).sub_(0.3).relu_()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    layer = OutputLayer(weight, scale, cap)
+    logits = layer.logits(hidden)
+    assert cap is None or 0.9 * cap < logits.max() < cap
+    plain = F.cross_entropy(logits, labels, reduction="none")
+    entropies = torch.distributions.Categorical(logits=logits).entropy()
+    expected = torch.autograd.grad((plain * weights).sum(), (hidden, weight))
+    scores = linear_cross_entropy(hidden, layer, labels, chunk_elements=1, with_entropy=True)
+    actual = torch.autograd.grad((scores.losses * weights).sum(), (hidden, weight))
+    torch.testing.assert_close((scores.losses, scores.entropies), (plain, entropies))
     torch.testing.assert_close(actual, expected)
 
 
@@ -232,14 +251,14 @@ def test_all_masked_gives_zero_losses_and_gradients():
             {"labels": torch.zeros(11, dtype=torch.int64)},
             r"hidden \(12, 8\) must be labels \(11,\)",
         ),
-        ({"output_weight": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
+        ({"output_layer": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
         ({"vocab_size": 701}, r"vocab_size 701 must lie in 1\.\.700"),
         ({"chunk_elements": 0}, "chunk_elements must be positive, got 0"),
     ],
 )
 def test_wrong_inputs_are_named(change, message):
     hidden, weight, labels = make_inputs()
-    inputs = {"hidden": hidden, "output_weight": weight, "labels": labels, **change}
+    inputs = {"hidden": hidden, "output_layer": weight, "labels": labels, **change}
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**inputs)
 

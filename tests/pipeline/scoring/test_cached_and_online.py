@@ -13,7 +13,8 @@ from pipeline.guidance import aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.packing.plan import ENDS, STARTS
 from pipeline.packing.rules import Convention
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.training.command import main as train_main
 from pipeline.training.config import TrainConfig
@@ -84,7 +85,7 @@ def test_cached_and_online_guidance_keep_the_same_tokens_but_for_ties(world: Pat
             position_ids=batch["position_ids"],
         )
         labels = batch["labels"].long()
-        losses = linear_cross_entropy(states, output_weight(student), labels).losses
+        losses = linear_cross_entropy(states, output_layer(student), labels).losses
     online = online_losses(world / "teacher", batch)
     selections = []
     for of_teacher in (batch["teacher_losses"], online):

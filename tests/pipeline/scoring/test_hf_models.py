@@ -1,14 +1,14 @@
 """Models over packed rows see nothing of other documents."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import CohereConfig, CohereForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 
@@ -44,16 +44,7 @@ def test_chunked_losses_equal_the_model_s_own(model: LlamaForCausalLM) -> None:
     bounds = torch.tensor([[0, 16]])
     hidden = hidden_states(model, input_ids, position_ids=_positions(bounds))
     labels = input_ids.roll(-1, 1)
-    losses = linear_cross_entropy(hidden, output_weight(model), labels).losses
+    losses = linear_cross_entropy(hidden, output_layer(model), labels).losses
     logits = model(input_ids).logits
     own = torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="none")
     torch.testing.assert_close(losses[0], own)
-
-
-def test_changed_logits_are_refused(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    model = CohereForCausalLM(CohereConfig(vocab_size=32, logit_scale=0.0625, **sizes, **heads))
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"CohereForCausalLM changes its logits \(logit_scale"):
-        load_language_model(str(tmp_path))

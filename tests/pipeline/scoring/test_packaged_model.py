@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pipeline.guidance.cross_entropy import score_tokens
-from pipeline.scoring.hf_models import hidden_states, load_language_model, output_weight
+from pipeline.scoring.hf_models import hidden_states, load_language_model
+from pipeline.scoring.output_layer import output_layer
 from pipeline.tokenization import load_tokenizer
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
@@ -44,5 +45,5 @@ def _mean_loss(model: torch.nn.Module, ids: list[int]) -> float:
     input_ids = torch.tensor([ids])
     positions = torch.arange(len(ids))[None]
     hidden = hidden_states(model, input_ids, position_ids=positions)
-    losses = score_tokens(hidden, output_weight(model), input_ids, teacher_loss_mask=positions > 0)
+    losses = score_tokens(hidden, output_layer(model), input_ids, teacher_loss_mask=positions > 0)
     return float(losses.nanmean())

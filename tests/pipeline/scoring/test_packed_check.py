@@ -145,7 +145,13 @@ def test_a_model_that_ignores_positions_is_refused_by_name() -> None:
 
 def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    config = GptOssConfig(**SIZES, num_local_experts=2, sliding_window=WINDOW, layer_types=SLIDING)
+    config = GptOssConfig(
+        **SIZES,
+        num_local_experts=2,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        layer_types=SLIDING,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(LeakingRowsError, match=r"GptOssForCausalLM \(gpt_oss\)"):
         load_language_model(str(tmp_path))

@@ -20,7 +20,16 @@ from pipeline.scoring.engines.openai import ServedEngine, connect
 from pipeline.scoring.engines.settings import ServedSettings
 from pipeline.scoring.engines.transformers import load_scorer
 from pipeline.scoring.sidecars import DocumentTokens, read_teacher_tokens
-from tests.support.completions_server import MODEL, CompletionsServer, listen, serve
+from tests.support.completions_server import (
+    MODEL,
+    CompletionsServer,
+    constant,
+    listen,
+    off,
+    right,
+    serve,
+    zeros,
+)
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import SEQ_LENGTH, retrain, write_world
@@ -257,6 +266,60 @@ def test_a_server_that_comes_back_with_another_model_is_not_believed(
         server.model = second.model
         with pytest.raises(EngineError, match=r"it serves another model or quantization"):
             score(engine, world, rule_of(world))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (zeros, r"all \d+ log-probabilities are 0"),
+        (constant, r"all \d+ log-probabilities are -2\.5"),
+        (off, r"a plain text losses that differ by 3\.00 nats a token from those the job started"),
+    ],
+)
+@pytest.mark.parametrize("num_right", [0, 7, 30])
+def test_a_server_that_goes_wrong_after_the_handshake_is_not_believed(
+    world: Path, server: CompletionsServer, wrong: Any, message: str, num_right: int
+) -> None:
+    engine = ask(world, server, attempts=2)
+    server.faults = [right] * num_right + [wrong] * 10_000
+    with pytest.raises(EngineError, match=message):
+        score(engine, world, rule_of(world))
+
+
+def test_what_a_server_gave_before_it_went_wrong_is_asked_of_another(
+    world: Path, server: CompletionsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is found out at the end alone: which of its answers were right, nobody knows."""
+    rule = rule_of(world)
+    with serve(world / "teacher") as second:
+        engine = ask(world, server, second)
+        second.faults = [right] * 3 + [off] * 10_000
+        losses, _ = score(engine, world, rule)
+        assert len(second.faults) < 10_000
+    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
+    assert f"pieces are asked again: {second.url} gave no usable answer" in caplog.text
+
+
+def test_a_server_that_is_wrong_for_a_while_is_found_out_at_intervals(
+    world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = rule_of(world)
+    engine = ask(world, server)
+    monkeypatch.setattr("pipeline.scoring.engines.endpoints.PROOF_INTERVAL", 4)
+    server.faults = [right] * 6 + [off] * 12
+    losses, _ = score(engine, world, rule)
+    assert not server.faults
+    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
+
+
+def test_a_worker_holds_servers_against_the_losses_that_the_job_started_with(
+    world: Path, server: CompletionsServer
+) -> None:
+    known = tuple(ask(world, server).probe_losses.tolist())
+    assert ask(world, server, probe_losses=known).probe_losses.tolist()[1:] == list(known)[1:]
+    server.faults = [off] * 10_000
+    with pytest.raises(EngineError, match=r"differ by 3\.00 nats a token from those the job"):
+        ask(world, server, probe_losses=known)
 
 
 def test_servers_of_two_versions_are_refused(world: Path, server: CompletionsServer) -> None:

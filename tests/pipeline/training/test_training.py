@@ -16,6 +16,7 @@ from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
 from pipeline.guidance import NonFiniteLossError
 from pipeline.scoring.hf_models import load_language_model
+from pipeline.scoring.output_layer import ForeignLossesError
 from pipeline.scoring.probe import UntrainedTeacherError
 from pipeline.streaming import AlignedRows, StreamConfig, open_rows
 from pipeline.training.command import main
@@ -517,6 +518,26 @@ def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> 
     same = {"data": str(world / "same"), "student": str(small)}
     with pytest.raises(ValueError, match=r"the data has student tokens up to 479 .*, .* knows 400"):
         train(_config(world, tmp_path, Method("full"), **same))
+
+
+def test_a_student_whose_logits_are_computed_otherwise_is_refused(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With weights drawn anew, too; as if Granite's field were unknown."""
+    student = shutil.copytree(world / "student", tmp_path / "granite")
+    about = json.loads((student / "config.json").read_text())
+    changes = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    (student / "config.json").write_text(json.dumps(about | changes | {"logits_scaling": 8.0}))
+    monkeypatch.setattr("pipeline.scoring.output_layer._DIVISORS", ())
+    for random_init in (False, True):
+        with pytest.raises(
+            ForeignLossesError, match=r"GraniteForCausalLM \(granite\) computes its"
+        ):
+            train(
+                _config(
+                    world, tmp_path, Method("full"), student=str(student), random_init=random_init
+                )
+            )
 
 
 def test_held_out_data_of_another_student_tokenizer_are_refused(

@@ -1,0 +1,127 @@
+"""Shards whose losses are far from the others', as a server gives them that went wrong in between.
+
+A server proves itself around every shard, by one plain text. One that gives that text its losses
+and others nonsense, as a cache of answers may, passes; its shards show it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs import storage
+from pipeline.scoring.engines.interface import EngineError
+from schemas.sidecar import SidecarRecord
+
+FAR_SHARDS_FILE = "far-shards.json"
+
+# Nats a token: what shards of one corpus may differ by in any case, how often their usual distance
+# from each other, and the noise of a mean of n tokens, which come in documents, times sqrt(n).
+_USUAL, _SPREADS, _NOISE = 1.0, 5.0, 24.0
+_NORMAL = 1.4826  # standard deviations in a median distance
+_SAME = 0.1
+_SHOWN = 5
+
+
+class FarShardsError(EngineError):
+    """Some shards' losses are far from the rest; they have been removed."""
+
+
+@dataclass(frozen=True)
+class FarShard:
+    """A shard unlike the rest.
+
+    Attributes:
+        record: of its sidecar.
+        mean: of its losses, nats.
+        others: the median of the other shards' means, nats.
+    """
+
+    record: SidecarRecord
+    mean: float
+    others: float
+
+
+def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
+    """Return the shards whose mean loss is far from the other shards'.
+
+    Far is more than 1 nat, five times the others' own spread and what chance does to few tokens.
+
+    Example:
+        >>> find_far_shards([])
+        []
+    """
+    known = [record for record in records if record.num_losses]
+    means = np.array([record.loss_sum / record.num_losses for record in known])
+    found = []
+    for place, record in enumerate(known):
+        others: NDArray[np.float64] = np.delete(means, place)
+        if not len(others):
+            break
+        middle = float(np.median(others))
+        spread = _NORMAL * float(np.median(np.abs(others - middle)))
+        allowed = _USUAL + _SPREADS * spread + _NOISE / record.num_losses**0.5
+        if abs(means[place] - middle) > allowed:
+            found.append(FarShard(record, float(means[place]), middle))
+    return found
+
+
+def refuse_far_shards(
+    records: Sequence[SidecarRecord], *, output: str, run_folder: str, started: float
+) -> None:
+    """Remove the sidecars of shards that are far from the rest, and end the job.
+
+    A shard that comes out the same when a later run scores it again is accepted: then it is its
+    text that is unlike the rest. What was removed is noted in the run's folder for that.
+
+    Args:
+        records: of all shards.
+        output: the dataset's folder.
+        run_folder: of the run, the same for a run that resumes it.
+        started: when the command was; a step that Beam runs twice is no later run.
+
+    Raises:
+        FarShardsError: some shards are, by name.
+    """
+    path = storage.join(run_folder, FAR_SHARDS_FILE)
+    noted = _read(path)
+    far = [
+        shard
+        for shard in find_far_shards(records)
+        if not _came_out_the_same(shard, noted.get(shard.record.shard), started)
+    ]
+    if not far:
+        return
+    # Removed before it is noted: what is noted is scored anew, whenever this is killed.
+    storage.delete_files(output, [shard.record.file for shard in far])
+    removed = {shard.record.shard: {"mean": shard.mean, "started": started} for shard in far}
+    data = json.dumps({**noted, **removed}, indent=1).encode()
+    storage.write_atomically(path, data, scratch=run_folder)
+    shown = ", ".join(
+        f"{shard.record.shard} {shard.mean:.2f} (the others {shard.others:.2f})"
+        for shard in far[:_SHOWN]
+    )
+    more = f" and {len(far) - _SHOWN} more" if len(far) > _SHOWN else ""
+    raise FarShardsError(
+        f"the mean loss of {len(far)} of {len(records)} shards is far from the rest, in nats a "
+        f"token: {shown}{more}. A server that goes wrong for a while gives such losses, so they "
+        "have been removed: look after the servers; the next run scores these shards again, and "
+        "accepts losses that come out the same"
+    )
+
+
+def _came_out_the_same(shard: FarShard, noted: Mapping[str, float] | None, started: float) -> bool:
+    if noted is None or noted["started"] == started:
+        return False
+    return abs(shard.mean - noted["mean"]) <= _SAME
+
+
+def _read(path: str) -> dict[str, dict[str, float]]:
+    if storage.num_bytes_of(path) is None:
+        return {}
+    found: dict[str, dict[str, float]] = json.loads(storage.read_bytes(path))
+    return found

@@ -1,0 +1,133 @@
+"""A model's output layer, and proof that the losses computed from it are the model's own.
+
+Losses are computed from hidden states chunk by chunk (`pipeline.guidance.cross_entropy`), so what a
+model does to its logits has to be done here, too. Its configuration says what that is, by fields
+whose meaning only its code defines. So 16 tokens' losses are held against those of the model's own
+logits whenever one is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from pipeline.guidance.cross_entropy import linear_cross_entropy, wide_products
+from pipeline.guidance.output_layer import OutputLayer
+
+logger = logging.getLogger(__name__)
+
+# What models do to their logits, by the fields of their configurations.
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+# The one family that multiplies by what Granite divides by (transformers 5.23).
+_MULTIPLY_BY_DIVISORS = ("hyperclovax",)
+_FIELDS = (*_CAPS, *_MULTIPLIERS, *_DIVISORS)
+_REMEDY = (
+    "as a teacher, serve the model and let vocag score --engine openai ask it; as a student, "
+    "choose a model of another architecture"
+)
+
+_NUM_TOKENS = 16
+# Nats a token on average. The hidden states come from two runs in the model's dtype, which agree to
+# the last bit unless a kernel adds in no fixed order; from there on, both sides compute in fp32.
+_TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 0.01}
+_TOLERANCE = 1e-3
+
+
+class ForeignLossesError(ValueError):
+    """A model's losses can't be computed from its hidden states."""
+
+
+def output_layer(model: PreTrainedModel) -> OutputLayer:
+    """Return a model's output layer, with the scale and cap that its configuration names.
+
+    Raises:
+        ForeignLossesError: none, or one with a bias.
+
+    Example:
+        >>> output_layer(load_language_model("models/granite")).scale  # doctest: +SKIP
+        0.125
+    """
+    layer = cast(Any, model).get_output_embeddings()
+    if layer is None or getattr(layer, "bias", None) is not None:
+        raise ForeignLossesError(
+            f"{type(model).__name__} has no output layer, or one with a bias, which losses are "
+            f"not computed from here: {_REMEDY}"
+        )
+    config = model.config.get_text_config(decoder=True)
+    found = {name: float(value) for name in _FIELDS if (value := getattr(config, name, None))}
+    scale = 1.0
+    for name in (*_MULTIPLIERS, *_DIVISORS):
+        divides = name in _DIVISORS and config.model_type not in _MULTIPLY_BY_DIVISORS
+        factor = found.get(name, 1.0)
+        scale *= 1 / factor if divides else factor
+    cap = next((found[name] for name in _CAPS if name in found), None)
+    return OutputLayer(layer.weight, scale, cap)
+
+
+@torch.no_grad()
+def require_own_losses(model: PreTrainedModel) -> None:
+    """Check that the losses of a model's tokens are those of its own logits.
+
+    Args:
+        model: on the device where it will run.
+
+    Raises:
+        ForeignLossesError: they are others, because of something between the output layer and the
+            logits, or before it, that isn't known here.
+
+    Example:
+        >>> require_own_losses(AutoModelForCausalLM.from_config(config))
+    """
+    layer, training = output_layer(model), model.training
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(layer.vocab_size, (1, _NUM_TOKENS + 1), generator=generator)
+    ids = ids.to(model.device)
+    model.train(False)
+    try:
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        with _wide_logits(model):
+            logits = cast(Any, model)(input_ids=ids, use_cache=False).logits
+    finally:
+        model.train(training)
+    found = linear_cross_entropy(hidden[0, :-1], layer, ids[0, 1:]).losses
+    own = cross_entropy(logits[0, :-1].to(found.dtype), ids[0, 1:], reduction="none")
+    if not own.isfinite().all():
+        logger.warning(
+            "%s gives losses that are not finite: nothing can be held against them",
+            type(model).__name__,
+        )
+        return
+    difference = float((found - own).abs().mean())
+    if not difference <= _TOLERANCES.get(model.dtype, _TOLERANCE):
+        raise ForeignLossesError(
+            f"{type(model).__name__} ({model.config.model_type}) computes its logits in a way that "
+            f"isn't known here: {_NUM_TOKENS} tokens have a mean loss of {float(own.mean()):.4f} "
+            f"nats by its own logits and of {float(found.mean()):.4f} by its hidden states and "
+            f"output layer (scale {layer.scale:g}, cap {layer.cap}), {difference:.2g} apart per "
+            f"token: {_REMEDY}"
+        )
+
+
+@contextmanager
+def _wide_logits(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model's output layer give fp32 for a while: bf16 logits are rounded to tenths."""
+
+    def widen(layer: torch.nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
+        states = inputs[0]
+        products = wide_products(states.flatten(0, -2), cast(Tensor, layer.weight))
+        return products.view(*states.shape[:-1], -1)
+
+    handle = cast(Any, model).get_output_embeddings().register_forward_hook(widen)
+    try:
+        yield
+    finally:
+        handle.remove()
