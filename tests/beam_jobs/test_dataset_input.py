@@ -79,7 +79,7 @@ def tokenizer(name: str) -> str:
 def align_anew(root: Path, pair: Mapping[str, str], anew: Mapping[str, str], **made: Any) -> None:
     """Align texts by one pair of tokenizers and then by another: from the dataset, and afresh."""
     texts = write_texts(root / "texts.jsonl", make_texts(24))
-    made = {"input": (str(texts),), "shard_bytes": 1 << 15, "run": QUIET} | made
+    made = {"input": (str(texts),), "shard_bytes": 1 << 14, "run": QUIET} | made
     paths = {side: tokenizer(name) for side, name in pair.items()}
     others = {side: tokenizer(name) for side, name in anew.items()}
     align(AlignOptions(output=str(root / "data"), **paths, **made))
@@ -167,19 +167,19 @@ def test_generations_become_one(tmp_path: Path) -> None:
     assert (manifest.generation, manifest.generations, manifest.removed) == (0, (), None)
     assert manifest.dead_letters.count == 0
     assert align(wanted) == manifest
+    take_out(tmp_path, ["e1"])
+    with pytest.raises(OptionsError, match="input_generation is 2 there and 3 here"):
+        align(wanted)
     # It grows as the old one would, with nothing but its input named anew; removed ids are free.
     inputs = write_input(tmp_path / "in/c.jsonl", ["w3", "c1"])
     align(replace(options(tmp_path, inputs, append=True), output=str(tmp_path / "new")))
     assert documents(tmp_path / "new").keys() == {*expected, "w3", "c1"}
-    take_out(tmp_path, ["e1"])
-    with pytest.raises(OptionsError, match="input_generation is 2 there and 3 here"):
-        align(wanted)
 
 
 def test_what_is_not_given_is_the_datasets(tmp_path: Path) -> None:
     made = {"keep_text": True, "name": "web", "student_bos": "none", "teacher_context": "7"}
-    grow(tmp_path, "a", FIRST[:9], **made)
-    old = open_dataset(tmp_path / "aligned").manifest
+    inputs = write_input(tmp_path / "in/a.jsonl", FIRST[:9])
+    old = align(options(tmp_path, inputs, **made))
     new = align(from_dataset(tmp_path / "aligned", tmp_path / "new"))
     assert_same(tmp_path / "new", tmp_path / "aligned")
     assert new.student.around_text.first_token_id is None
@@ -231,9 +231,9 @@ def test_lost_texts_are_counted_and_named_before_anything_is_written(
     monkeypatch.setattr(align_module, "build_pipeline", None)  # nothing comes as far as that
     assert main(arguments) == 2
     said = capsys.readouterr().err
-    assert "7 of 100 documents (7.0 %) of" in said
+    assert "7 of 100 documents (7.00 %) of" in said
     assert '"d000", "d001", "d002", "d003", "d004", …. Align the files' in said
-    assert list(new.iterdir()) == []
+    assert not new.exists()
     monkeypatch.undo()
     assert main([*arguments, "--max-dead-letters", "7%"]) == 0
     assert "note: 7 of 100 documents" in capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None
     assert place == (record.file, 4, index.document_id[4])
     assert "CRC-32" in letter["detail"]
     tar.write_bytes(data[:-512])
-    with pytest.raises(OptionsError, match="1 files of .* are gone or cut"):
+    with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut"):
         align(from_dataset(tmp_path / "aligned", tmp_path / "other"))
 
 
@@ -335,7 +335,7 @@ def test_buckets_are_those_of_the_files_that_it_was_made_of(tmp_path: Path, is_k
     opened = open_dataset_as_input(str(tmp_path / "aligned"), "")
     size = {"shard_bytes": made["shard_bytes"], "keep_text": is_kept}
     assert opened.count_buckets(**size) == made["num_buckets"] > 5
-    grow(tmp_path, "b", ["b0"])
+    grow(tmp_path, "b", ["b0"], **(changes | {"repeat": 1}))
     grown = open_dataset_as_input(str(tmp_path / "aligned"), "")
     assert grown.count_buckets(**size) == buckets_for(
         sum(file.num_bytes for file in grown.files), **size
@@ -395,7 +395,7 @@ def test_what_needs_a_dataset_is_refused_without_one(tmp_path: Path) -> None:
         align(replace(plain, where="a = 1"))
     with pytest.raises(OptionsError, match="--teacher is not given: name the teacher's tokenizer"):
         align(replace(plain, teacher=""))
-    with pytest.raises(InputError, match="--format dataset: .* holds no manifest.json"):
+    with pytest.raises(InputError, match=r"--format dataset: .* holds no manifest\.json"):
         align(replace(plain, format="dataset"))
     with pytest.raises(InputError, match=r"mix\.toml is a mixture: align its datasets one by one"):
         align(replace(plain, input=("mix.toml",)))
