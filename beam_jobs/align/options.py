@@ -272,8 +272,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
         SystemExit: argparse's own errors, and --help.
 
     Example:
-        >>> parse_options("--input a.jsonl --output out --student s --teacher t".split()).name
-        'corpus'
+        >>> parse_options("--input a.jsonl --output out --student s --teacher t".split()).teacher
+        't'
     """
     try:
         return options.parse_options(
