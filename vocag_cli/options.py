@@ -1,8 +1,9 @@
 """Command lines from frozen dataclasses: a field is an option, its docstring line the help.
 
 Name, type, default and help stand in the dataclass alone. A field's type is str, int, float, Path,
-bool (False by default), Literal, `X | None`, tuple[X, ...] (several values), or another dataclass,
-whose fields are options of the same command; `Annotated` with an `Option` says more.
+bool (False by default), bool | None (which has a --no- twin), Literal, `X | None`, tuple[X, ...]
+(several values), or another dataclass, whose fields are options of the same command; `Annotated`
+with an `Option` says more.
 """
 
 import argparse
@@ -192,7 +193,7 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     """Return what argparse needs for a field of this type."""
     hint, option = entry.hint, entry.option
     if hint is bool:
-        return {"action": "store_true"}
+        return {"action": argparse.BooleanOptionalAction if entry.default is None else "store_true"}
     if get_origin(hint) is Literal:
         # "" is what a program gives where a user leaves the option out.
         return {"choices": [choice for choice in get_args(hint) if choice]}

@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -21,9 +21,16 @@ from beam_jobs.align.input_identity import (
     publish_inputs,
     require_same_inputs,
 )
-from beam_jobs.align.inputs import describe_inputs, find_inputs
+from beam_jobs.align.inputs import describe_inputs
 from beam_jobs.align.job import Job
 from beam_jobs.align.listing import InputError
+from beam_jobs.align.lost_texts import (
+    LostTextsError,
+    count_lost_texts,
+    describe_lost_texts,
+    read_lost_texts,
+)
+from beam_jobs.align.opened import OpenedInput, open_input
 from beam_jobs.align.options import AlignOptions, own_options, parse_options
 from beam_jobs.align.overlap import digest_of_overlap, read_overlap
 from beam_jobs.align.pieces import InputFile, count_buckets, plan_tasks
@@ -33,10 +40,9 @@ from beam_jobs.align.report import RunSummary
 from beam_jobs.align.resources import (
     choose_shuffle,
     estimate_disk,
-    require_address_space,
     require_disk,
 )
-from beam_jobs.align.standard_input import STANDARD_INPUT, is_spooled, spool_standard_input
+from beam_jobs.align.standard_input import STANDARD_INPUT, spool_standard_input
 from beam_jobs.align.steps import (
     AlignBucket,
     NumberShards,
@@ -71,7 +77,7 @@ from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import NOTHING, describe_convention, describe_tokenizer
 from pipeline.dataset.reading import read_manifest
-from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
 
@@ -129,19 +135,17 @@ def align(options: AlignOptions) -> Manifest:
 def _align(
     options: AlignOptions, beam_options: PipelineOptions, *, started: float, clock: float
 ) -> Manifest:
-    files, tokenizers = _open_inputs(options)
-    configuration = configure(options, files, tokenizers)  # refuses what can't be appended to
+    opened = open_input(options)
+    configuration = configure(opened)  # refuses what can't be appended to
     if storage.num_bytes_of(storage.join(options.output, MANIFEST_FILE)) is not None:
-        finished = _find_finished(options, configuration, files)
+        finished = _find_finished(opened, configuration)
         if finished is not None:
             return finished
     with hold_lock(storage.join(options.output, OUTPUT_LOCK), options.output):
         # Who held the lock until now may have finished the same dataset, or let it grow.
-        configuration = configure(options, files, tokenizers)
-        finished = _find_finished(options, configuration, files)
-        return finished or _make(
-            options, beam_options, files, tokenizers, configuration, started=started, clock=clock
-        )
+        configuration = configure(opened)
+        finished = _find_finished(opened, configuration)
+        return finished or _make(opened, beam_options, configuration, started=started, clock=clock)
 
 
 def describe(options: AlignOptions) -> str:
@@ -155,52 +159,53 @@ def describe(options: AlignOptions) -> str:
             "--dry-run reads a sample, and standard input can't be read again: save it"
         )
     options, _ = _settle(options)
-    files, tokenizers = _open_inputs(options)
-    _find_made(options, configure(options, files, tokenizers))  # refuses what align would
-    return describe_job(options, files, plan_tasks(files), tokenizers)
+    opened = open_input(options)
+    _find_made(opened.options, configure(opened))  # refuses what align would
+    files = opened.files
+    return describe_job(opened.options, files, plan_tasks(files), opened.tokenizers)
 
 
-def configure(
-    options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
-) -> dict[str, Any]:
+def configure(opened: OpenedInput) -> dict[str, Any]:
     """Return everything that determines the dataset, and nothing else.
 
     Raises:
         OptionsError: --append, and there is no dataset, or one made with other options.
     """
-    buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
+    options, dataset = opened.options, opened.dataset
+    size = {"shard_bytes": options.shard_bytes, "keep_text": bool(options.keep_text)}
+    count = partial(count_buckets, opened.files) if dataset is None else dataset.count_buckets
     configuration = {
         "schema_version": SCHEMA_VERSION,
         "name": options.name,
-        "num_buckets": buckets,
-        "shard_bytes": options.shard_bytes,
-        "keep_text": options.keep_text,
+        "num_buckets": count(**size),
+        **size,
         "special_strings": options.special_strings,
         "format": options.format,
-        "student_sha256": tokenizers[0].sha256,
-        "teacher_sha256": tokenizers[1].sha256,
+        "student_sha256": opened.tokenizers[0].sha256,
+        "teacher_sha256": opened.tokenizers[1].sha256,
         **asdict(options.rules),
-        "metadata": options.metadata,
-        **describe_inputs(files),
-        **_chosen_conventions(options, tokenizers),
+        "metadata": opened.metadata,
+        **describe_inputs(opened.files),
+        **({} if dataset is None else dataset.identity),
+        **_chosen_conventions(options, opened.tokenizers),
         **_excluded(options),
     }
     return append_configuration(options.output, configuration) if options.append else configuration
 
 
 def prepare_job(
-    options: AlignOptions,
+    opened: OpenedInput,
     configuration: dict[str, Any],
-    tokenizers: tuple[Tokenizer, Tokenizer],
     *,
     rules: ReadingRules,
     started: float,
     generation: int = 0,
 ) -> Job:
     """Put both tokenizers into the dataset and return what the workers need to know."""
+    options = opened.options
     run_folder = run_folder_of(options.output, configuration)
     stored = []
-    for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
+    for side, tokenizer in zip(("student", "teacher"), opened.tokenizers, strict=True):
         path = storage.join(options.output, "tokenizers", side, tokenizer.file_name)
         stored.append(store_tokenizer(tokenizer, path, scratch=run_folder))
     return Job(
@@ -211,11 +216,11 @@ def prepare_job(
         overlap=_read_overlap(options),
         num_buckets=configuration["num_buckets"],
         shard_bytes=options.shard_bytes,
-        keep_text=options.keep_text,
+        keep_text=configuration["keep_text"],
         shuffle=choose_shuffle(options),
         student=stored[0],
         teacher=stored[1],
-        tokenizer_records=tokenizer_records(options, tokenizers),
+        tokenizer_records=tokenizer_records(options, opened.tokenizers),
         configuration=configuration,
         attempt=uuid.uuid4().hex,
         started=started,
@@ -244,24 +249,24 @@ def tokenizer_records(
 
 
 def run_job(
-    tasks: Sequence[str],
-    job: Job,
+    build: Callable[[beam.Pipeline], None],
+    run_folder: str,
     beam_options: PipelineOptions,
     *,
     run: RunOptions,
     text_bytes: int,
     disk_bytes: int,
 ) -> None:
-    """Run the pipeline to its end, with a live bar where the run's folder is local.
+    """Run a pipeline to its end, with a live bar where the run's folder is local.
 
     Raises:
         JobError: with the cause, and where the traceback is.
     """
-    reset_progress(job.run_folder)
+    reset_progress(run_folder)
     pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
-    build_pipeline(pipeline, tasks, job)
-    bar = partial(run_with_bar, job.run_folder, text_bytes=text_bytes, quiet=run.quiet)
-    run_to_end(pipeline, job.run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
+    build(pipeline)
+    bar = partial(run_with_bar, run_folder, text_bytes=text_bytes, quiet=run.quiet)
+    run_to_end(pipeline, run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -287,25 +292,14 @@ def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
     return replace(options, output=storage.absolute(options.output)), beam_options
 
 
-def _open_inputs(
-    options: AlignOptions,
-) -> tuple[list[InputFile], tuple[Tokenizer, Tokenizer]]:
-    """Return what a job starts from."""
-    require_address_space()  # before anything that starts threads
-    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
-    _require_separate(files, options.output)
-    return files, (_load(options.student, options), _load(options.teacher, options))
-
-
-def _find_finished(
-    options: AlignOptions, configuration: Mapping[str, Any], files: Sequence[InputFile]
-) -> Manifest | None:
+def _find_finished(opened: OpenedInput, configuration: Mapping[str, Any]) -> Manifest | None:
     """Return the dataset if nothing is left to do, and say so."""
+    options = opened.options
     manifest = _find_made(options, configuration)
     summary = storage.join(run_folder_of(options.output, configuration), SUMMARY_FILE)
     if manifest is None or storage.num_bytes_of(summary) is not None:
         return None
-    remark = require_same_inputs(options.output, files)
+    remark = require_same_inputs(options.output, opened.files)
     options.run.say(
         f"{options.output} is finished: the same input and options made it; nothing to do"
         + (f"\nnote: {remark}" if remark else "")
@@ -321,24 +315,25 @@ def _find_made(options: AlignOptions, configuration: Mapping[str, Any]) -> Manif
 
 
 def _make(
-    options: AlignOptions,
+    opened: OpenedInput,
     beam_options: PipelineOptions,
-    files: Sequence[InputFile],
-    tokenizers: tuple[Tokenizer, Tokenizer],
     configuration: dict[str, Any],
     *,
     started: float,
     clock: float,
 ) -> Manifest:
     """Make the dataset, or what an attempt that died last has left to do."""
+    options = opened.options
     run_folder = run_folder_of(options.output, configuration)
     manifest = _find_made(options, configuration)
     seconds = None
     if manifest is None:
-        manifest = _run(options, beam_options, files, tokenizers, configuration, started=started)
+        manifest = _run(opened, beam_options, configuration, started=started)
         seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
     losses = read_losses(options.output, manifest)
-    run = _describe_run(run_folder, configuration, beam_options, manifest, tokenizers, losses)
+    run = _describe_run(
+        run_folder, configuration, beam_options, manifest, opened.tokenizers, losses
+    )
     run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
     publish_inputs(run_folder, options.output)
@@ -349,42 +344,79 @@ def _make(
 
 
 def _run(
-    options: AlignOptions,
+    opened: OpenedInput,
     beam_options: PipelineOptions,
-    files: Sequence[InputFile],
-    tokenizers: tuple[Tokenizer, Tokenizer],
     configuration: dict[str, Any],
     *,
     started: float,
 ) -> Manifest:
     """Run the job to its end, and return what it made."""
+    options, tokenizers = opened.options, opened.tokenizers
     output, run_folder = options.output, run_folder_of(options.output, configuration)
     before = read_newest(output) if options.append else None
-    tasks = plan_tasks(files)
+    tasks = plan_tasks(opened.files)
     probes = probe_documents(tasks, options.rules)
     if before is None:
         rules = settle_metadata(options.rules, probes)
         warn_of_lost_files(output)
     else:
         rules = rules_of(before, options.rules)
-        tasks = [*plan_taken_ids(before, output), *tasks]
     for tokenizer in tokenizers:
         tokenizer.check_fast_path(usable_texts(probes))
-    text_bytes = _text_bytes(files)
-    disk = estimate_disk(text_bytes, keep_text=options.keep_text, shuffle=choose_shuffle(options))
+    text_bytes = _text_bytes(opened.files)
+    keep_text = configuration["keep_text"]
+    disk = estimate_disk(text_bytes, keep_text=keep_text, shuffle=choose_shuffle(options))
     disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
     require_disk(output, run_folder, disk)
     open_run(run_folder, configuration)
     path = storage.join(run_folder, INPUTS_FILE)
-    storage.write_atomically(path, encode_inputs(files), scratch=run_folder)
-    generation = 0 if before is None else before.generation + 1
-    if before is not None:
-        keep_manifest(output, before, scratch=run_folder)
-    job = prepare_job(
-        options, configuration, tokenizers, rules=rules, started=started, generation=generation
+    storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)
+    run = partial(
+        run_job,
+        run_folder=run_folder,
+        beam_options=beam_options,
+        run=options.run,
+        text_bytes=text_bytes,
+        disk_bytes=disk,
     )
-    run_job(tasks, job, beam_options, run=options.run, text_bytes=text_bytes, disk_bytes=disk)
+    if opened.dataset is not None:
+        _count_lost_texts(opened, tasks, rules, run_folder, run)
+    generation = 0
+    if before is not None:
+        generation = before.generation + 1
+        keep_manifest(output, before, scratch=run_folder)
+        tasks = [*plan_taken_ids(before, output), *tasks]
+    job = prepare_job(opened, configuration, rules=rules, started=started, generation=generation)
+    run(lambda pipeline: build_pipeline(pipeline, tasks, job))
     return _read_result(job)
+
+
+def _count_lost_texts(
+    opened: OpenedInput,
+    tasks: Sequence[str],
+    rules: ReadingRules,
+    run_folder: str,
+    run: Callable[[Callable[[beam.Pipeline], None]], None],
+) -> None:
+    """Count and name the documents of a dataset whose texts can't be had, before any is aligned.
+
+    Raises:
+        LostTextsError: they are more than may be left out; nothing of the output is there.
+    """
+    options, dataset = opened.options, opened.dataset
+    assert dataset is not None
+    if dataset.keeps_text:
+        return
+    lost = read_lost_texts(run_folder)  # an earlier attempt has counted them
+    if lost is None:
+        run(lambda pipeline: count_lost_texts(pipeline, tasks, rules, run_folder))
+        lost = read_lost_texts(run_folder)
+        assert lost is not None
+    if lost.count > options.max_dead_letters * dataset.num_documents:
+        storage.remove_folder(run_folder)
+        raise LostTextsError(describe_lost_texts(lost, dataset))
+    if lost.count:
+        options.run.say(f"note: {describe_lost_texts(lost, dataset)}")
 
 
 def _read_overlap(options: AlignOptions) -> dict[str, str]:
@@ -395,26 +427,6 @@ def _excluded(options: AlignOptions) -> dict[str, str]:
     """Return what identifies the list; datasets made without one keep their configuration."""
     overlap = _read_overlap(options)
     return {"overlap_sha256": digest_of_overlap(overlap)} if options.exclude_overlap else {}
-
-
-def _load(source: str, options: AlignOptions) -> Tokenizer:
-    tokenizer = load_tokenizer(
-        source, special_strings=options.special_strings, fast=not options.no_fast_path
-    )
-    if tokenizer.slow_reason:
-        logger.warning("%s takes the reference path: %s", source, tokenizer.slow_reason)
-    return tokenizer
-
-
-def _require_separate(files: Sequence[InputFile], output: str) -> None:
-    folder = output.rstrip("/") + "/"
-    paths = [file.path for file in files if file.path.startswith(folder)]
-    inside = [path for path in paths if not is_spooled(path)]
-    if inside:
-        raise InputError(
-            f"{len(inside)} input files, such as {inside[0]}, lie in --output {output}: what the "
-            "job writes there would be read the next time; choose another --output"
-        )
 
 
 def _require_few_losses(manifest: Manifest, losses: Losses, options: AlignOptions) -> None:

@@ -18,7 +18,7 @@ from beam_jobs.align.listing import FoundFile, InputError, fixed_folder, list_fi
 from beam_jobs.align.pieces import InputFile, Piece
 from beam_jobs.align.tables import TABLES, read_shape
 
-Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow"]
+Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow", "dataset"]
 
 _FORMATS = {
     ".jsonl": "jsonl",

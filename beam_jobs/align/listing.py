@@ -13,7 +13,9 @@ from apache_beam.io.filesystems import BeamIOError, FileSystems
 
 from beam_jobs import storage
 
-_WILDCARD = re.compile(r"[*?\[]")
+WILDCARD = re.compile(r"[*?\[]")
+"""What makes a glob of a path."""
+
 _MAX_NAMED = 3
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -54,7 +56,7 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
     if os.path.isdir(pattern):
         yield from _files_of_folder(pattern)
         return
-    is_plain = os.path.lexists(pattern) or not _WILDCARD.search(pattern)
+    is_plain = os.path.lexists(pattern) or not WILDCARD.search(pattern)
     paths = [pattern] if is_plain else sorted(_walk(pattern))
     if not paths or not any(map(os.path.lexists, paths)):
         raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
@@ -80,7 +82,7 @@ def fixed_folder(pattern: str) -> str:
     is_plain = storage.is_local(pattern) and os.path.isfile(pattern)
     if storage.is_local(pattern) and os.path.isdir(pattern):
         return pattern.rstrip("/") + "/"
-    wildcard = None if is_plain else _WILDCARD.search(pattern)
+    wildcard = None if is_plain else WILDCARD.search(pattern)
     fixed = pattern[: wildcard.start()] if wildcard else pattern
     return fixed[: fixed.rfind("/") + 1]
 

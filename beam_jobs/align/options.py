@@ -9,13 +9,15 @@ from typing import Annotated, Literal
 from beam_jobs.align.blocks import Shuffle
 from beam_jobs.align.inputs import Format
 from beam_jobs.align.metadata import parse_metadata
+from beam_jobs.align.pieces import DATASET
 from beam_jobs.align.reading import ReadingRules
+from beam_jobs.align.standard_input import STANDARD_INPUT
 from beam_jobs.align.templates import parse_template
 from beam_jobs.errors import OptionsError
 from beam_jobs.run_options import HERE, RunOptions
 from beam_jobs.tokenizer_files import SpecialStrings
 from vocag_cli import options
-from vocag_cli.options import Folder, Option, Rest, TokenizerSource, TokenName
+from vocag_cli.options import Condition, Folder, Option, Rest, TokenizerSource, TokenName
 
 MIN_SHARD_BYTES = 1 << 14
 MAX_DOCUMENT_BYTES = 1 << 30
@@ -57,15 +59,28 @@ examples:
   vocag align --dry-run --input 'corpus/*.jsonl.zst' --output aligned \\
       --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
 
+  # the documents of a dataset with another teacher; all else as the dataset was made
+  vocag align --input aligned --teacher Qwen/Qwen2.5-Math-7B --output aligned-math
+
+  # a dataset without its removed documents, and a part of one
+  vocag align --input aligned --output aligned-clean
+  vocag align --input aligned --where "source = 'forum' and score > 0.5" --output forum
+
   # then check what was written
   vocag validate aligned
 
 input: .jsonl and .ndjson (one object a line), .json (the same, an array, or one object), .csv and
 .tsv (with a header), .txt (one document a file), each also .gz, .zst, .bz2 or .xz; .parquet; .arrow
-and .feather; folders that Hugging Face datasets saved; - for standard input. Other names need
---format: --format text reads .md or .tex. A document that can't be used goes to
-OUTPUT/dead_letters.jsonl with its reason and stops nothing; an input file that changes while it is
-read stops the job.
+and .feather; folders that Hugging Face datasets saved; - for standard input; or one dataset that
+vocag align has made. Other names need --format: --format text reads .md or .tex. A document that
+can't be used goes to OUTPUT/dead_letters.jsonl with its reason and stops nothing; an input file
+that changes while it is read stops the job.
+
+--input DATASET reads the newest generation without its removed documents. Texts are those that the
+dataset keeps, or are spelled from its tokens and compared by SHA-256; those that can't be had are
+counted and named before any are aligned. Ids and metadata travel along, and every option that isn't
+given is the dataset's: the other tokenizer, the tokens around a text, --keep-text, --shard-bytes
+and --name. With --append they are those of the dataset in OUTPUT.
 
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
@@ -98,9 +113,10 @@ def parse_size(text: str) -> int:
         268435456
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
+    if not size:
         raise argparse.ArgumentTypeError(f'"{text}" is no size; write 268435456, 256MiB or 250MB')
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    return size
 
 
 def parse_share(text: str) -> float:
@@ -135,11 +151,12 @@ class AlignOptions:
 
     Attributes:
         input: documents: files, globs, folders of Hugging Face datasets, or - for standard input;
-            repeatable.
+            repeatable. Or a dataset that vocag align has made.
         output: where the dataset goes, local or in an object store.
         student: the student's tokenizer: Hugging Face repository, folder, tokenizer.json or
-            SentencePiece model.
+            SentencePiece model; may be left out where the input is a dataset.
         teacher: the teacher's, likewise.
+        where: which of a dataset's documents to read, such as "source = 'web' and score > 0.5".
         append: add the input's documents to the finished dataset in OUTPUT, as its next
             generation, with the dataset's own tokenizers and options.
         format: what the input files are (default: what their names say).
@@ -151,7 +168,7 @@ class AlignOptions:
         metadata: fields or columns that become columns of the index, to filter, count and mix by:
             source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
             type, which is otherwise that of the first documents' values.
-        max_document_bytes: longest text; longer ones become dead letters.
+        max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
         exclude_overlap: leave out the documents of this list, which vocag evaluate --check-overlap
             makes: they hold questions of test sets. They don't count for --max-dead-letters.
         max_dead_letters: end with status 3 where a larger share of the documents is left out, such
@@ -160,9 +177,10 @@ class AlignOptions:
             the tokenizer puts one, else what separates documents).
         student_eos: token that stands after a student's document, likewise.
         teacher_context: token that stands before a teacher's text, likewise.
-        special_strings: whether <s> or <|endoftext|> in a text is plain text or its control token.
-        name: prefix of the shards.
-        shard_bytes: about how large a shard is.
+        special_strings: whether <s> or <|endoftext|> in a text is plain text or its control token
+            (default: plain).
+        name: prefix of the shards (default: corpus).
+        shard_bytes: about how large a shard is (default: 256MiB).
         keep_text: keep each document's text in its sample.
         shuffle: how texts travel to their shards: files in OUTPUT, or the runner's own shuffle
             (default: files where OUTPUT is a local or shared folder).
@@ -174,24 +192,25 @@ class AlignOptions:
 
     input: Annotated[tuple[str, ...], Option("GLOB", form="repeated")]
     output: Folder
-    student: TokenizerSource
-    teacher: TokenizerSource
+    student: TokenizerSource = ""
+    teacher: TokenizerSource = ""
+    where: Condition = ""
     append: bool = False
     format: Format | None = None
     text_field: Annotated[str, Option("FIELD", once=_ONE_TEXT)] = "text"
     text_template: Annotated[str, Option("TEMPLATE", once=_ONE_TEXT)] = ""
     id_field: Annotated[str, Option("FIELD")] = "id"
     metadata: Annotated[str, Option("FIELDS", once=_ALL_FIELDS)] = ""
-    max_document_bytes: Size = 16 << 20
+    max_document_bytes: Size = 0
     exclude_overlap: Annotated[str, Option("LIST")] = ""
     max_dead_letters: Share = 0.01
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
-    special_strings: SpecialStrings = "plain"
-    name: str = "corpus"
-    shard_bytes: Size = 256 << 20
-    keep_text: bool = False
+    special_strings: SpecialStrings | Literal[""] = ""
+    name: str = ""
+    shard_bytes: Size = 0
+    keep_text: bool | None = None
     shuffle: Literal["auto"] | Shuffle = "auto"
     no_fast_path: bool = False
     run: RunOptions = HERE
@@ -206,14 +225,16 @@ class AlignOptions:
         """
         if not self.input:
             raise OptionsError("--input names no file; give a path or a glob")
-        if not _NAME.fullmatch(self.name):
+        if self.name and not _NAME.fullmatch(self.name):
             raise OptionsError(f'--name "{self.name}" must be letters, digits, ".", "_" and "-"')
-        if self.shard_bytes < MIN_SHARD_BYTES:
+        if self.shard_bytes and self.shard_bytes < MIN_SHARD_BYTES:
             raise OptionsError(f"--shard-bytes {self.shard_bytes} is below {MIN_SHARD_BYTES}")
-        if not 1 <= self.max_document_bytes < 1 << 32:
+        if not 0 <= self.max_document_bytes < 1 << 32:
             raise OptionsError(
                 f"--max-document-bytes {self.max_document_bytes} is not in 1 .. 4 GiB"
             )
+        if STANDARD_INPUT in self.input and self.format == DATASET:
+            raise OptionsError("--format dataset: a dataset is a folder; give its path or URL")
         if not self.text_field:
             raise OptionsError("--text-field is empty; name the field that holds the text")
         if self.text_template:
@@ -237,7 +258,7 @@ class AlignOptions:
         return ReadingRules(
             self.text_field,
             self.id_field,
-            self.max_document_bytes,
+            self.max_document_bytes or ReadingRules.max_document_bytes,
             self.text_template,
             parse_metadata(self.metadata),
         )
@@ -251,8 +272,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
         SystemExit: argparse's own errors, and --help.
 
     Example:
-        >>> parse_options("--input a.jsonl --output out --student s --teacher t".split()).name
-        'corpus'
+        >>> parse_options("--input a.jsonl --output out --student s --teacher t".split()).teacher
+        't'
     """
     try:
         return options.parse_options(

@@ -1,8 +1,9 @@
 """Documents out of files, and a dead letter for each one that can't be used.
 
 Every document has a place: its source and a position there (byte offset of its line or value in the
-uncompressed file, row number of a table, 0 of a text file). The place is the same wherever the job
-runs and however files are cut into pieces, so documents without an id are named by it.
+uncompressed file, row number of a table, number in a dataset's shard, 0 of a text file). The place
+is the same wherever the job runs and however files are cut into pieces, so documents without an id
+are named by it.
 """
 
 import json
@@ -15,11 +16,12 @@ from typing import Any, BinaryIO
 import orjson
 
 from beam_jobs import storage
+from beam_jobs.align.datasets import NoText, read_texts
 from beam_jobs.align.decompression import DAMAGE, decompress
 from beam_jobs.align.input_identity import require_unchanged
 from beam_jobs.align.json_values import BYTE_ORDER_MARK, split_values
 from beam_jobs.align.metadata import MetadataField, MisfitError, fit_value
-from beam_jobs.align.pieces import Piece
+from beam_jobs.align.pieces import DATASET, Piece
 from beam_jobs.align.tables import TABLES, BadRow, DamagedTableError, read_rows
 from beam_jobs.align.templates import parse_template
 
@@ -44,6 +46,7 @@ class Reason(StrEnum):
     BAD_METADATA = "bad_metadata"
     TOO_LARGE = "too_large"
     UNREADABLE_INPUT = "unreadable_input"
+    TEXT_LOST = "text_lost"
     DUPLICATE_ID = "duplicate_id"
     OVERLAP = "overlap"
     TOKENIZATION_FAILED = "tokenization_failed"
@@ -140,6 +143,9 @@ def read_piece(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | D
 def _read_documents(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
     if piece.format in TABLES:
         yield from _read_table(piece, rules)
+        return
+    if piece.format == DATASET:
+        yield from _read_shard(piece, rules)
         return
     with storage.open_to_read(piece.path) as stored:
         file = decompress(stored, piece.compression)
@@ -243,6 +249,19 @@ def _read_table(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | 
                 yield _place_document(piece.source, position, row, rules, is_text=is_text)
     except DamagedTableError as error:
         yield _damaged(piece.source, error.position, error.__cause__ or error)
+
+
+def _read_shard(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+    for found in read_texts(piece, [field.name for field in rules.metadata]):
+        place = (piece.source, found.place, found.document_id)
+        if isinstance(found, NoText):
+            yield DeadLetter(*place, Reason(found.reason), found.detail)
+            continue
+        try:
+            text = _check_text(found.text, "text", rules)
+            yield PlacedDocument(*place, text, _metadata(found.metadata, rules, is_text=False))
+        except _UnusableError as unusable:
+            yield DeadLetter(*place, unusable.reason, unusable.detail)
 
 
 def _place_document(

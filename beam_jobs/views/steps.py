@@ -9,6 +9,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -217,15 +218,9 @@ def add_shard(shard: int, job: ViewJob, dataset: Dataset) -> ShardSeen:
 
 def text_of(document: AlignedDocument, dataset: Dataset) -> bytes | None:
     """Return a document's text: kept, or spelled by the student's tokens or by the teacher's."""
-    if document.text is not None:
-        return document.text
-    for side in ("student", "teacher"):
-        record = getattr(dataset.manifest, side)
-        tokenizer = load_dataset_tokenizer(dataset.location, record)
-        text = find_text(document, {side: tokenizer})
-        if text is not None:
-            return text
-    return None
+    records = {side: getattr(dataset.manifest, side) for side in ("student", "teacher")}
+    load = partial(load_dataset_tokenizer, dataset.location)
+    return find_text(document, {side: partial(load, record) for side, record in records.items()})
 
 
 def _batches(

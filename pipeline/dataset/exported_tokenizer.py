@@ -326,5 +326,5 @@ def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocum
 
 def _text(document: AlignedDocument, own: Tokenizer) -> str | None:
     """Return a document's text: kept, or spelled by its student tokens and proven by its hash."""
-    text = find_text(document, {"student": own})
+    text = find_text(document, {"student": lambda: own})
     return None if text is None else text.decode()

@@ -77,7 +77,19 @@ class Dataset:
         Raises:
             DamagedShardError: it is missing.
         """
-        return _open(self.shard(shard_index).url)
+        return self._open(self.manifest.shards[shard_index].file)
+
+    def open_file(self, name: str) -> BinaryIO:
+        """Open one of its files as it is stored; a job reads in its own way instead.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return cast(BinaryIO, fsspec.open(self._url(name), "rb").open())
+
+    def read_file(self, name: str) -> bytes:
+        """Return the whole of a small one, likewise."""
+        return read_whole(self._url(name))
 
     def open_view_file(self, shard_index: int) -> BinaryIO:
         """Open a shard's file of the view, likewise.
@@ -86,7 +98,7 @@ class Dataset:
             DamagedShardError: it is missing.
             ValueError: the dataset is seen through no view.
         """
-        return _open(self.view_file(shard_index).url)
+        return self._open(self._view_record(shard_index).file)
 
     def samples(
         self,
@@ -258,7 +270,7 @@ class Dataset:
         """Return where a small file of the manifest lies, and its bytes, hash compared."""
         url = self._url(name)
         try:
-            data = read_whole(url)
+            data = self.read_file(name)
         except FileNotFoundError as error:
             raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
@@ -311,15 +323,14 @@ class Dataset:
                 )
         return None
 
+    def _open(self, name: str) -> BinaryIO:
+        try:
+            return self.open_file(name)
+        except FileNotFoundError as error:
+            raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
+
     def _url(self, name: str) -> str:
         return f"{self.location}/{name}"
-
-
-def _open(url: str) -> BinaryIO:
-    try:
-        return cast(BinaryIO, fsspec.open(url, "rb").open())
-    except FileNotFoundError as error:
-        raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
 
 
 def open_dataset(

@@ -118,18 +118,27 @@ def read_samples(
         DamagedShardError: the tar ends too early.
         DamagedSampleError: a payload's CRC-32 differs.
     """
-    starts, sizes = index.payload_offset.tolist(), index.payload_bytes.tolist()
     for place in range(len(index)) if documents is None else documents:
-        start, size = starts[place], sizes[place]
-        file.seek(start)
-        payload = file.read(size)
-        if len(payload) != size:
-            raise DamagedShardError(
-                f"shard {shard} ends inside sample {index.key[place]} (byte {start + size} is "
-                "missing): it is cut; restore it or run beam_jobs.align again"
-            )
-        check_crc32(payload, int(index.crc32[place]), shard=shard, key=index.key[place])
-        yield place, memoryview(payload)
+        yield place, read_sample(file, index, place, shard=shard)
+
+
+def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) -> memoryview:
+    """Read one of a shard's payloads, as `read_samples` does.
+
+    Raises:
+        DamagedShardError: the tar ends too early.
+        DamagedSampleError: the payload's CRC-32 differs.
+    """
+    start, size = int(index.payload_offset[place]), int(index.payload_bytes[place])
+    file.seek(start)
+    payload = file.read(size)
+    if len(payload) != size:
+        raise DamagedShardError(
+            f"shard {shard} ends inside sample {index.key[place]} (byte {start + size} is "
+            "missing): it is cut; restore it or run beam_jobs.align again"
+        )
+    check_crc32(payload, int(index.crc32[place]), shard=shard, key=index.key[place])
+    return memoryview(payload)
 
 
 def check_crc32(payload: bytes | memoryview, expected: int, *, shard: str, key: str) -> None:

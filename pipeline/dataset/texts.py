@@ -1,32 +1,35 @@
 """The texts of a dataset's documents: kept in their samples, or spelled by their tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 
 from pipeline.tokenization import Tokenizer
 from schemas.document import AlignedDocument, Tokens
 
 
-def find_text(document: AlignedDocument, tokenizers: Mapping[str, Tokenizer]) -> bytes | None:
+def find_text(
+    document: AlignedDocument, tokenizers: Mapping[str, Callable[[], Tokenizer]]
+) -> bytes | None:
     """Return a document's text.
 
     Args:
         document: as a sample holds it.
-        tokenizers: by side, those whose tokens may spell a text that was not kept.
+        tokenizers: by side, what gives the tokenizer whose tokens may spell a text that was not
+            kept; a side is asked only if the text isn't found before.
 
     Returns:
         UTF-8 bytes, as kept or with the SHA-256 that the sample says; None where no side spells
         the text.
 
     Example:
-        >>> find_text(document, {"student": tokenizers.student})  # doctest: +SKIP
+        >>> find_text(document, {"student": lambda: tokenizers.student})  # doctest: +SKIP
         b'Probability, Uncertainty'
     """
     if document.text is not None:
         return document.text
-    for side, tokenizer in tokenizers.items():
+    for side, load in tokenizers.items():
         tokens: Tokens = getattr(document, side)
-        text = tokenizer.spell_text(tokens.input_ids, tokens.byte_offsets, document.num_text_bytes)
+        text = load().spell_text(tokens.input_ids, tokens.byte_offsets, document.num_text_bytes)
         if text is not None and sha256(text).hexdigest() == document.text_sha256:
             return text
     return None

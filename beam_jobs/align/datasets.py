@@ -1,0 +1,297 @@
+"""A finished dataset as input: which of its documents are read, and their texts.
+
+Its files are read as all input is, so a worker needs nothing but the storage they lie in. Which
+documents are read is decided once, by the launcher: conditions need DuckDB, which workers lack.
+"""
+
+import zlib
+from base64 import b85decode, b85encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from beam_jobs import storage
+from beam_jobs.align.input_identity import InputChangedError
+from beam_jobs.align.listing import WILDCARD, InputError
+from beam_jobs.align.pieces import DATASET, InputFile, Piece, buckets_for, sample_bytes
+from beam_jobs.generations import read_kept, read_newest
+from beam_jobs.runs import require_all_files
+from beam_jobs.tokenizer_files import StoredTokenizer, load_stored
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import find_generation, read_sample
+from pipeline.dataset.selection import Kept, require_documents, select_documents
+from pipeline.dataset.texts import find_text
+from pipeline.tokenization.sweep import library_versions
+from schemas.document import decode_document
+from schemas.errors import DatasetError
+from schemas.index import ShardIndex
+from schemas.manifest import FORMAT, MANIFEST_FILE, TokenizerRecord
+
+_MIXTURE = ".toml"
+_OPENED = 4
+
+
+@dataclass(frozen=True)
+class StoredDataset(Dataset):
+    """A dataset whose files are read as a job reads its input."""
+
+    def open_file(self, name: str) -> BinaryIO:
+        """Open one of its files as it is stored."""
+        return storage.open_to_read(self.path_of(name))
+
+    def read_file(self, name: str) -> bytes:
+        """Return the whole of a small one."""
+        return storage.read_bytes(self.path_of(name))
+
+    def path_of(self, name: str) -> str:
+        """Return where one of its files lies."""
+        return storage.join(self.location, *name.split("/"))
+
+    def stored_tokenizer(self, record: TokenizerRecord) -> StoredTokenizer:
+        """Return where one of its tokenizers is, to spell texts with: nothing is encoded."""
+        path, versions = self.path_of(record.file), library_versions()
+        return StoredTokenizer(path, record.sha256, record.special_strings, False, versions, ())
+
+
+@dataclass(frozen=True)
+class InputDataset:
+    """A dataset that is read as input.
+
+    Attributes:
+        dataset: its newest generation.
+        where: which documents are read, "" for all that are not removed.
+        files: its shards of which any are.
+        num_documents: that are read.
+    """
+
+    dataset: StoredDataset
+    where: str
+    files: tuple[InputFile, ...]
+    num_documents: int
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether each sample holds its text."""
+        return bool(self.dataset.manifest.configuration.get("keep_text"))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What names the input: the dataset as it is now, and what is chosen of it."""
+        manifest = self.dataset.manifest
+        return {
+            "input_dataset": manifest.fingerprint,
+            "input_generation": manifest.generation,
+            "input_where": self.where,
+        }
+
+    def count_buckets(self, *, shard_bytes: int, keep_text: bool) -> int:
+        """Return into how many buckets its documents are hashed.
+
+        They are as many as the same documents' own files would be hashed into, as far as the
+        dataset tells the size of these; of one that has grown the texts alone are counted.
+        """
+        manifest = self.dataset.manifest
+        text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
+        made, taken_for = manifest.configuration, total
+        if "num_buckets" in made and manifest.newest_shards == manifest.shards:
+            factor = sample_bytes(keep_text=bool(made.get("keep_text")))
+            most, least = (
+                count * made["shard_bytes"] // factor
+                for count in (made["num_buckets"], made["num_buckets"] - 1)
+            )
+            listed = made.get("input_bytes", total)
+            taken_for = listed if least < listed <= most else total
+            taken_for = min(max(taken_for, least + 1), most)
+        return buckets_for(
+            taken_for * text_bytes // total, shard_bytes=shard_bytes, keep_text=keep_text
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredText:
+    """A document of a shard.
+
+    Attributes:
+        place: in the shard's index.
+        document_id: its id.
+        text: UTF-8 bytes.
+        metadata: its values by field; fields that the dataset lacks are not there.
+    """
+
+    place: int
+    document_id: str
+    text: bytes
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """A document of a shard whose text can't be had, and why."""
+
+    place: int
+    document_id: str
+    reason: Literal["unreadable_input", "text_lost"]
+    detail: str
+
+
+def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
+    """Return the folder of the dataset that the input names, None where it names files.
+
+    Raises:
+        InputError: a mixture, a dataset among other input, or no dataset where one is asked for.
+
+    Example:
+        >>> find_dataset(("aligned/manifest.json",), None)  # doctest: +SKIP
+        '/home/me/aligned'
+    """
+    for pattern in patterns:
+        if pattern.endswith(_MIXTURE):
+            raise InputError(f"--input {pattern} is a mixture: align its datasets one by one")
+    found = [folder for folder in map(_dataset_folder, patterns) if folder is not None]
+    if not found and format == DATASET:
+        raise InputError(
+            f"--format {DATASET}: {patterns[0]} holds no {MANIFEST_FILE} of a dataset: name a "
+            "finished dataset's folder"
+        )
+    if not found:
+        return None
+    if len(patterns) > 1:
+        raise InputError(
+            f"--input {found[0]} is a dataset, which is read alone: align one dataset, and add "
+            "other input by --append"
+        )
+    if format not in (None, DATASET):
+        raise InputError(f"--format {format}: --input {found[0]} is a dataset; leave it out")
+    return found[0]
+
+
+def open_dataset_as_input(location: str, where: str) -> InputDataset:
+    """Return the newest generation of a dataset, and which of its documents are read.
+
+    Raises:
+        WhereError: no condition, or no document matches it.
+        OptionsError: the dataset has lost files.
+        DatasetError: it is damaged.
+
+    Example:
+        >>> open_dataset_as_input("aligned", "source == 'web'").num_documents  # doctest: +SKIP
+        312
+    """
+    dataset = StoredDataset(location, read_newest(location))
+    manifest = dataset.manifest
+    require_all_files(location, manifest)
+    selection = select_documents(dataset, where)
+    numbers = [(record.num_documents, record.num_text_bytes, "") for record in manifest.shards]
+    if not selection.is_whole:
+        numbers = list(selection.each(_count_chosen))
+    files = [
+        InputFile(
+            path=dataset.path_of(record.file),
+            source=record.file,
+            num_bytes=num_bytes,
+            format=DATASET,
+            compression="none",
+            content=f"dataset:{manifest.fingerprint}",
+            num_documents=record.num_documents,
+            chosen=chosen,
+        )
+        for record, (count, num_bytes, chosen) in zip(manifest.shards, numbers, strict=True)
+        if count
+    ]
+    num_documents = sum(count for count, _, _ in numbers)
+    require_documents(num_documents, selection)
+    if not num_documents:
+        raise InputError(f"--input {location} is a dataset without documents")
+    return InputDataset(dataset, where, tuple(files), num_documents)
+
+
+def read_texts(piece: Piece, fields: Sequence[str]) -> Iterator[StoredText | NoText]:
+    """Yield a piece's documents in the order of their shard.
+
+    Args:
+        piece: of a dataset's shard.
+        fields: metadata to read, as far as the dataset has it.
+
+    Raises:
+        InputChangedError: the dataset was made anew since the job was planned.
+        DatasetError: the shard or its index is not the manifest's.
+    """
+    location = piece.path.removesuffix(piece.source).rstrip("/")
+    dataset = _open(location, piece.content.partition(":")[2])
+    manifest = dataset.manifest
+    number = [record.file for record in manifest.shards].index(piece.source)
+    index = dataset.read_index(number, with_names=True)
+    columns = {name: index.metadata[name].to_pylist() for name in fields if name in index.metadata}
+    sides = {"student": manifest.student, "teacher": manifest.teacher}
+    load = {
+        side: partial(load_stored, dataset.stored_tokenizer(record))
+        for side, record in sides.items()
+    }
+    with dataset.open_shard(number) as file:
+        for place in _chosen_places(piece, len(index)):
+            document_id = index.document_id[place]
+            try:
+                document = decode_document(read_sample(file, index, place, shard=piece.source))
+            except DatasetError as error:
+                yield NoText(place, document_id, "unreadable_input", str(error))
+                continue
+            text = find_text(document, load)
+            if text is None:
+                yield NoText(place, document_id, "text_lost", _LOST)
+            else:
+                metadata = {name: values[place] for name, values in columns.items()}
+                yield StoredText(place, document_id, text, metadata)
+
+
+_LOST = (
+    "the dataset keeps no text of it, and neither the student's nor the teacher's tokens spell it "
+    "(SHA-256 compared)"
+)
+
+
+def _dataset_folder(pattern: str) -> str | None:
+    folder = storage.absolute(pattern)
+    if folder.endswith(f"/{MANIFEST_FILE}"):
+        folder = folder.removesuffix(f"/{MANIFEST_FILE}")
+    path = storage.join(folder, MANIFEST_FILE)
+    is_glob = WILDCARD.search(folder) is not None and not storage.is_local(folder)
+    if is_glob or storage.num_bytes_of(path) is None:
+        return None
+    return folder if FORMAT.name.encode() in storage.read_bytes(path) else None
+
+
+def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
+    """Return how many documents of a shard are read, their bytes of text, and which they are."""
+    if kept is None:
+        return len(index), int(index.num_text_bytes.sum()), ""
+    chosen = b85encode(zlib.compress(np.packbits(kept).tobytes())).decode()
+    return int(kept.sum()), int(index.num_text_bytes[kept].sum()), chosen
+
+
+def _chosen_places(piece: Piece, num_documents: int) -> list[int]:
+    """Return the places in a shard's index of a piece's documents, ascending."""
+    end = num_documents if piece.end is None else piece.end
+    if not piece.chosen:
+        return list(range(piece.start, end))
+    bits = np.frombuffer(zlib.decompress(b85decode(piece.chosen)), np.uint8)
+    kept = np.unpackbits(bits, count=num_documents)
+    places: list[int] = (np.flatnonzero(kept[piece.start : end]) + piece.start).tolist()
+    return places
+
+
+@lru_cache(_OPENED)
+def _open(location: str, fingerprint: str) -> StoredDataset:
+    """Return the generation of a dataset that a job was planned with; it may grow meanwhile."""
+    manifest = read_newest(location)
+    number = find_generation(manifest, fingerprint)
+    if number is not None and number != manifest.generation:
+        manifest = read_kept(location, number)
+    if manifest.fingerprint != fingerprint:
+        raise InputChangedError(
+            f"{location} is another dataset than when the job was planned ({fingerprint[:16]}…): "
+            "run the same command again"
+        )
+    return StoredDataset(location, manifest)

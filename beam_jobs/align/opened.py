@@ -1,0 +1,175 @@
+"""What a job starts from: its input, both tokenizers, and what the options leave to a dataset."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from beam_jobs.align.datasets import (
+    InputDataset,
+    StoredDataset,
+    find_dataset,
+    open_dataset_as_input,
+)
+from beam_jobs.align.inputs import find_inputs
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.align.pieces import DATASET, InputFile
+from beam_jobs.align.resources import require_address_space
+from beam_jobs.align.standard_input import is_spooled
+from beam_jobs.errors import OptionsError
+from beam_jobs.generations import read_newest
+from beam_jobs.tokenizer_files import load_stored
+from pipeline.dataset.conventions import NOTHING
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from schemas.manifest import Manifest
+
+_OF_FILES = {"text_field": "text", "id_field": "id", "text_template": "", "metadata": ""}
+"""Options that say what a document of a file is, and their defaults."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedInput:
+    """Everything that a job is made of.
+
+    Attributes:
+        options: with a value for each that was not given.
+        metadata: the fields that travel, as the dataset's configuration names them.
+        files: the input's.
+        tokenizers: student's and teacher's.
+        dataset: that the files belong to; None: they are a corpus.
+    """
+
+    options: AlignOptions
+    metadata: str
+    files: Sequence[InputFile]
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    dataset: InputDataset | None
+
+
+def open_input(options: AlignOptions) -> OpenedInput:
+    """Find the input and load both tokenizers.
+
+    Raises:
+        ValueError: the input, a tokenizer or an option can't be used.
+    """
+    require_address_space()  # before anything that starts threads
+    location = find_dataset(options.input, options.format)
+    if location is None:
+        return _open_files(options)
+    _require_none_of_files(options, location)
+    _require_other_folder(location, options.output)
+    dataset = open_dataset_as_input(location, options.where)
+    model: StoredDataset = dataset.dataset
+    if options.append:  # what is added is made as what is there
+        model = StoredDataset(options.output, read_newest(options.output))
+    made = model.manifest.configuration
+    options = _fill(options, made)
+    names = ",".join(f"{column.name}:{column.type}" for column in model.manifest.metadata)
+    files = {name: made.get(name, default) for name, default in _OF_FILES.items()}
+    options = replace(options, **(files | {"metadata": names, "format": DATASET}))
+    student, teacher = (_load(side, options, model) for side in ("student", "teacher"))
+    options = _take_conventions(options, model.manifest, student, teacher)
+    metadata = str(made.get("metadata", names))
+    return OpenedInput(options, metadata, dataset.files, (student, teacher), dataset)
+
+
+def _open_files(options: AlignOptions) -> OpenedInput:
+    if options.where:
+        raise OptionsError(
+            f"--where {options.where}: only documents of a dataset can be chosen, and --input "
+            f"{options.input[0]} is none: align it with --metadata, then choose of the result"
+        )
+    options = _fill(options, {})
+    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
+    _require_separate(files, options.output)
+    student, teacher = (_load(side, options, None) for side in ("student", "teacher"))
+    return OpenedInput(options, options.metadata, files, (student, teacher), None)
+
+
+def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:
+    """Return the options with a value for each that was not given: a dataset's, or the usual."""
+    keep_text = made.get("keep_text", False) if options.keep_text is None else options.keep_text
+    return replace(
+        options,
+        max_document_bytes=options.max_document_bytes or made.get("max_document_bytes", 16 << 20),
+        special_strings=options.special_strings or made.get("special_strings", "plain"),
+        name=options.name or made.get("name", "corpus"),
+        shard_bytes=options.shard_bytes or made.get("shard_bytes", 256 << 20),
+        keep_text=keep_text,
+    )
+
+
+def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Tokenizer:
+    """Load the tokenizer that is named, or else the dataset's own."""
+    source, fast = getattr(options, side), not options.no_fast_path
+    strings = options.special_strings or "plain"
+    if source:
+        tokenizer = load_tokenizer(source, special_strings=strings, fast=fast)
+    elif model is not None:
+        record = getattr(model.manifest, side)
+        stored = replace(model.stored_tokenizer(record), special_strings=strings, fast=fast)
+        tokenizer = load_stored(replace(stored, versions=()))  # tried here: it encodes
+        tokenizer.file = replace(tokenizer.file, source=record.source)
+    else:
+        raise OptionsError(
+            f"--{side} is not given: name the {side}'s tokenizer; only a dataset brings its own"
+        )
+    if tokenizer.slow_reason:
+        logger.warning("%s takes the reference path: %s", tokenizer.source, tokenizer.slow_reason)
+    return tokenizer
+
+
+def _take_conventions(
+    options: AlignOptions, made: Manifest, student: Tokenizer, teacher: Tokenizer
+) -> AlignOptions:
+    """Return the options with a dataset's tokens around texts, of the tokenizers that it keeps."""
+    taken: dict[str, str | None] = {}
+    own, chosen = student.around_text, made.student.around_text
+    if not options.student:
+        taken["student_bos"] = _name(chosen.first_token_id, own.first_token_id)
+        taken["student_eos"] = _name(chosen.end_token_id, own.end_token_id)
+    if not options.teacher:
+        own, chosen = teacher.around_text, made.teacher.around_text
+        taken["teacher_context"] = _name(chosen.first_token_id, own.first_token_id)
+    return replace(
+        options, **{name: value for name, value in taken.items() if getattr(options, name) is None}
+    )
+
+
+def _name(chosen: int | None, own: int | None) -> str | None:
+    """Return what a user writes for a token; None where it is the tokenizer's own."""
+    if chosen == own:
+        return None
+    return NOTHING if chosen is None else str(chosen)
+
+
+def _require_none_of_files(options: AlignOptions, location: str) -> None:
+    for name, default in _OF_FILES.items():
+        value = getattr(options, name)
+        if value != default:
+            raise OptionsError(
+                f"--{name.replace('_', '-')} {value}: --input {location} is a dataset, whose "
+                "documents have their texts, ids and metadata already; leave it out"
+            )
+
+
+def _require_other_folder(location: str, output: str) -> None:
+    if f"{output}/".startswith(f"{location}/"):
+        raise InputError(
+            f"--output {output} is, or lies in, the dataset that --input names: a dataset can't "
+            "be written over itself; choose another --output"
+        )
+
+
+def _require_separate(files: Sequence[InputFile], output: str) -> None:
+    folder = output.rstrip("/") + "/"
+    paths = [file.path for file in files if file.path.startswith(folder)]
+    inside = [path for path in paths if not is_spooled(path)]
+    if inside:
+        raise InputError(
+            f"{len(inside)} input files, such as {inside[0]}, lie in --output {output}: what the "
+            "job writes there would be read the next time; choose another --output"
+        )

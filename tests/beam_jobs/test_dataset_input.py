@@ -1,0 +1,473 @@
+"""`align --input DATASET` gives what aligning the dataset's texts afresh gives, byte for byte."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_jobs.align import command as align_module
+from beam_jobs.align.command import align, describe, main
+from beam_jobs.align.datasets import open_dataset_as_input, read_texts
+from beam_jobs.align.input_identity import InputChangedError
+from beam_jobs.align.listing import InputError
+from beam_jobs.align.lost_texts import LostTextsError
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.align.pieces import buckets_for, decode_task, plan_tasks
+from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
+from beam_jobs.errors import OptionsError
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import WhereError
+from pipeline.validate.dataset import validate_dataset
+from tests.support.datasets import make_texts, word_pieces
+from tests.support.growing import QUIET, documents, grow, options, take_out, write_input
+from tests.support.killing import killed_at
+from tests.support.shelf import SCHEME
+from tests.support.tokenizer_zoo import MISTRAL_DATA, shared, source
+
+OF_THE_INPUT = {
+    *("format", "input_files", "input_bytes", "input_sha256"),
+    *("input_dataset", "input_generation", "input_where"),
+}
+FIRST = [f"{'web'[n % 3]}{n}" for n in range(90)]
+GONE = ["w0", "e40", "b41", "w63"]
+LARGE = {"repeat": 40, "shard_bytes": 1 << 16}
+TEKKEN = str(MISTRAL_DATA / "tekken_240718.json")
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """Return every file but those that tell of a run, and the manifest less its input's names."""
+    files: dict[str, Any] = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("report.html", "inputs.json", "manifest.json")
+    }
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    made = manifest["configuration"]
+    manifest["configuration"] = {n: v for n, v in made.items() if n not in OF_THE_INPUT}
+    return {**files, "manifest.json": manifest}
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    theirs, ours = content(expected), content(found)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if ours[name] != theirs[name]] == []
+    assert not list(found.glob(".*"))
+
+
+def from_dataset(data: Path, output: Path, **changes: Any) -> AlignOptions:
+    values = {"input": (str(data),), "output": str(output), "run": QUIET}
+    return AlignOptions(**(values | changes))  # type: ignore[arg-type]
+
+
+def write_texts(path: Path, texts: Iterable[tuple[str, str]]) -> Path:
+    lines = [json.dumps({"id": name, "text": text}, ensure_ascii=False) for name, text in texts]
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return path
+
+
+def tokenizer(name: str) -> str:
+    return name if name == TEKKEN else str(source(name))
+
+
+def align_anew(root: Path, pair: Mapping[str, str], anew: Mapping[str, str], **made: Any) -> None:
+    """Align texts by one pair of tokenizers and then by another: from the dataset, and afresh."""
+    texts = write_texts(root / "texts.jsonl", make_texts(24))
+    made = {"input": (str(texts),), "shard_bytes": 1 << 14, "run": QUIET} | made
+    paths = {side: tokenizer(name) for side, name in pair.items()}
+    others = {side: tokenizer(name) for side, name in anew.items()}
+    align(AlignOptions(output=str(root / "data"), **paths, **made))
+    align(from_dataset(root / "data", root / "new", **others))
+    align(AlignOptions(output=str(root / "fresh"), **(paths | others), **made))
+    assert_same(root / "new", root / "fresh")
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("qwen_like", "gpt2_like", "llama_like", "unigram", "sentencepiece_unigram"),
+        *("word_pieces", "nfc", pytest.param("mistral_v1", marks=pytest.mark.slow)),
+        pytest.param(TEKKEN, id="tekken", marks=pytest.mark.slow),
+        *map(shared, ("llama2", "mistral", "qwen2_5")),
+    ],
+)
+def test_equal_to_aligning_afresh(tmp_path: Path, side: str, other: str) -> None:
+    """Whatever the new tokenizer is; texts are spelled by the old ones."""
+    align_anew(tmp_path, {"student": "llama_like", "teacher": "gpt2_like"}, {side: other})
+    assert len(open_dataset(tmp_path / "new").manifest.shards) > 1
+
+
+@pytest.mark.parametrize(
+    ("old", "keep_text"),
+    [
+        *[("llama_like", False), ("sentencepiece_bpe", False), ("gpt2_like", False)],
+        *[("word_pieces", True), ("nfc", True), ("qwen_like", True)],
+        pytest.param("mistral_v1", False, marks=pytest.mark.slow),
+        pytest.param(TEKKEN, False, id="tekken", marks=pytest.mark.slow),
+        *[shared(name, False) for name in ("llama2", "mistral", "deepseek_llm")],
+    ],
+)
+def test_texts_of_every_family_are_read_again(tmp_path: Path, old: str, keep_text: bool) -> None:
+    """Whatever the dataset was made with; a text that is not spelled must have been kept."""
+    pair = {"student": old, "teacher": old}
+    align_anew(tmp_path, pair, {"teacher": "gpt2_like"}, keep_text=keep_text)
+
+
+def test_without_removed_documents_it_is_what_aligning_the_rest_gives(tmp_path: Path) -> None:
+    grow(tmp_path / "old", "a", FIRST, **LARGE)
+    take_out(tmp_path / "old", GONE)
+    grow(tmp_path / "rest", "a", [n for n in FIRST if n not in GONE], **LARGE)
+    old, new = tmp_path / "old/aligned", tmp_path / "new"
+    assert main(["--input", str(old), "--output", str(new)]) == 0
+    rest = tmp_path / "rest/aligned"
+    paths = {side: str(tmp_path / "old" / f"{side}.json") for side in ("student", "teacher")}
+    manifest = json.loads((rest / "manifest.json").read_text("utf-8"))
+    for side, path in paths.items():
+        manifest[side]["source"] = path  # the same file elsewhere
+    (rest / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    for found in (rest, new):  # the card names the files
+        (found / "README.md").unlink()
+    assert_same(new, rest)
+    assert len(open_dataset(new).manifest.shards) > 2
+    assert validate_dataset(str(new)).findings == ()
+    assert b'"e40"' not in b"".join(path.read_bytes() for path in new.glob("*.tar"))
+
+
+def test_a_chosen_part_is_a_dataset_of_its_own(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST, **LARGE)
+    align(from_dataset(tmp_path / "aligned", tmp_path / "new", where="source == 'w'"))
+    inputs = write_input(tmp_path / "in/w.jsonl", FIRST[::3], repeat=40)
+    output = str(tmp_path / "fresh")
+    align(options(tmp_path, inputs, output=output, shard_bytes=LARGE["shard_bytes"]))
+    assert_same(tmp_path / "new", tmp_path / "fresh")
+    made = open_dataset(tmp_path / "new").manifest.configuration
+    assert made["input_where"] == "source == 'w'"
+    with pytest.raises(OptionsError, match="input_where is"):
+        align(from_dataset(tmp_path / "aligned", tmp_path / "new", where="source == 'e'"))
+    with pytest.raises(WhereError, match="no document of"):
+        align(from_dataset(tmp_path / "aligned", tmp_path / "no", where="source == 'x'"))
+    assert not (tmp_path / "no").exists()
+
+
+def test_generations_become_one(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST[:30])
+    grow(tmp_path, "b", ["b0", "w1"])
+    take_out(tmp_path, ["w3", "b0"])
+    expected = documents(tmp_path / "aligned")
+    wanted = from_dataset(tmp_path / "aligned", tmp_path / "new")
+    manifest = align(wanted)
+    assert documents(tmp_path / "new") == expected
+    assert (manifest.generation, manifest.generations, manifest.removed) == (0, (), None)
+    assert manifest.dead_letters.count == 0
+    assert align(wanted) == manifest
+    take_out(tmp_path, ["e1"])
+    with pytest.raises(OptionsError, match="input_generation is 2 there and 3 here"):
+        align(wanted)
+    # It grows as the old one would, with nothing but its input named anew; removed ids are free.
+    inputs = write_input(tmp_path / "in/c.jsonl", ["w3", "c1"])
+    align(replace(options(tmp_path, inputs, append=True), output=str(tmp_path / "new")))
+    assert documents(tmp_path / "new").keys() == {*expected, "w3", "c1"}
+
+
+def test_what_is_not_given_is_the_datasets(tmp_path: Path) -> None:
+    made = {"keep_text": True, "name": "web", "student_bos": "none", "teacher_context": "7"}
+    inputs = write_input(tmp_path / "in/a.jsonl", FIRST[:9])
+    old = align(options(tmp_path, inputs, **made))
+    new = align(from_dataset(tmp_path / "aligned", tmp_path / "new"))
+    assert_same(tmp_path / "new", tmp_path / "aligned")
+    assert new.student.around_text.first_token_id is None
+    assert new.teacher.around_text.first_token_id == 7
+    changes = {"keep_text": False, "teacher_context": "none", "name": "other"}
+    other = align(from_dataset(tmp_path / "aligned", tmp_path / "other", **changes))
+    assert other.student == old.student
+    assert other.teacher.around_text.first_token_id is None
+    assert other.configuration["keep_text"] is False
+    assert other.shards[0].file.startswith("other-")
+    assert documents(tmp_path / "other") == documents(tmp_path / "aligned")
+    # Of another tokenizer the old one's tokens around a text mean nothing.
+    gpt2 = align(from_dataset(tmp_path / "new", tmp_path / "gpt2", student=tokenizer("gpt2_like")))
+    assert gpt2.student.around_text.first_token_id == gpt2.student.eos_token_id
+
+
+def test_one_dataset_is_added_to_another(tmp_path: Path) -> None:
+    """With the options of the one that grows; documents that it has are dead letters."""
+    grow(tmp_path / "one", "a", FIRST[:20], student_bos="none")
+    grow(tmp_path / "two", "b", FIRST[15:40], keep_text=True)
+    one, two = tmp_path / "one/aligned", tmp_path / "two/aligned"
+    grown = align(from_dataset(two, one, append=True, max_dead_letters=1.0))
+    assert (grown.generation, grown.dead_letters.by_reason) == (1, {"duplicate_id": 5})
+    grow(tmp_path / "all", "c", FIRST[:40])
+    assert documents(one) == documents(tmp_path / "all/aligned")
+    with pytest.raises(OptionsError, match=r"keep_text is \S+ there and True here"):
+        align(from_dataset(two, one, append=True, keep_text=True))
+
+
+def lossy(root: Path, num_lost: int) -> Path:
+    """Return a dataset some of whose texts neither tokenizer spells: an accent is recomposed."""
+    path = root / "nfc.json"
+    path.write_bytes(source("qwen_like").read_bytes())
+    texts = [
+        (f"d{n:03d}", f"{n}: a {'cafe\u0301' if n < num_lost else 'tea'} and more")
+        for n in range(100)
+    ]
+    inputs = write_texts(root / "texts.jsonl", texts)
+    sides = {"student": str(path), "teacher": str(path)}
+    align(AlignOptions((str(inputs),), str(root / "data"), **sides, run=QUIET))
+    return root / "data"
+
+
+def test_lost_texts_are_counted_and_named_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, new = lossy(tmp_path, 7), tmp_path / "new"
+    arguments = ["--input", str(data), "--output", str(new)]
+    monkeypatch.setattr(align_module, "build_pipeline", None)  # nothing comes as far as that
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "7 of 100 documents (7.00 %) of" in said
+    assert '"d000", "d001", "d002", "d003", "d004", …. Align the files' in said
+    assert not new.exists()
+    monkeypatch.undo()
+    assert main([*arguments, "--max-dead-letters", "7%"]) == 0
+    assert "note: 7 of 100 documents" in capsys.readouterr().out
+    letters = [json.loads(line) for line in (new / "dead_letters.jsonl").open(encoding="utf-8")]
+    (shard,) = open_dataset(data).manifest.shards
+    assert {letter["reason"] for letter in letters} == {"text_lost"}
+    assert {letter["source"] for letter in letters} == {shard.file}
+    index = open_dataset(data).read_index(0, with_names=True)
+    for letter in letters:
+        assert index.document_id[letter["position"]] == letter["document_id"]
+    assert {letter["document_id"] for letter in letters} == {f"d{n:03d}" for n in range(7)}
+    assert documents_of(new) == {f"d{n:03d}" for n in range(7, 100)}
+
+
+def documents_of(folder: Path) -> set[str]:
+    dataset = open_dataset(folder)
+    return {str(n) for s in range(len(dataset.manifest.shards)) for n in dataset.read_ids(s)}
+
+
+def test_kept_texts_are_not_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(tmp_path, "a", FIRST[:9], keep_text=True)
+    monkeypatch.setattr(align_module, "count_lost_texts", None)
+    align(from_dataset(tmp_path / "aligned", tmp_path / "new"))
+
+
+def test_a_tokenizer_that_spells_nothing_loses_all(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST[:9])
+    (tmp_path / "pieces.json").write_bytes(word_pieces().file_bytes)
+    paths = {side: str(tmp_path / "pieces.json") for side in ("student", "teacher")}
+    align(from_dataset(tmp_path / "aligned", tmp_path / "pieces", **paths))
+    with pytest.raises(LostTextsError, match=r"9 of 9 documents \(100 %\)"):
+        align(from_dataset(tmp_path / "pieces", tmp_path / "new"))
+
+
+def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST[:9])
+    (record,) = open_dataset(tmp_path / "aligned").manifest.shards
+    index = open_dataset(tmp_path / "aligned").read_index(0, with_names=True)
+    tar = tmp_path / "aligned" / record.file
+    data = bytearray(tar.read_bytes())
+    data[int(index.payload_offset[4]) + int(index.payload_bytes[4]) - 1] ^= 1
+    tar.write_bytes(data)
+    wanted = from_dataset(tmp_path / "aligned", tmp_path / "new", max_dead_letters=1.0)
+    assert align(wanted).dead_letters.by_reason == {"unreadable_input": 1}
+    (letter,) = map(json.loads, (tmp_path / "new/dead_letters.jsonl").open(encoding="utf-8"))
+    place = (letter["source"], letter["position"], letter["document_id"])
+    assert place == (record.file, 4, index.document_id[4])
+    assert "CRC-32" in letter["detail"]
+    tar.write_bytes(data[:-512])
+    with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut"):
+        align(from_dataset(tmp_path / "aligned", tmp_path / "other"))
+
+
+def test_pieces_of_one_shard_hold_each_document_once(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST, shard_bytes=1 << 26)
+    take_out(tmp_path, GONE)
+    opened = open_dataset_as_input(str(tmp_path / "aligned"), "source != 'b'")
+    assert len(opened.files) == 1
+    tasks = plan_tasks(opened.files, task_bytes=opened.files[0].num_bytes // 4)
+    assert len(tasks) == 5
+    found = [d for t in tasks for piece in decode_task(t) for d in read_piece(piece, RULES)]
+    placed = [document for document in found if isinstance(document, PlacedDocument)]
+    expected = [n for n in FIRST if n[0] != "b" and n not in GONE]
+    assert len(found) == len(placed) == opened.num_documents == len(expected)
+    assert {document.document_id for document in placed} == set(expected)
+    assert sum(len(document.text) for document in placed) == opened.files[0].num_bytes
+
+
+RULES = ReadingRules()
+
+
+def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    """One that grows gives what it held; another one in its place is none."""
+    grow(tmp_path, "a", FIRST[:9])
+    folder = tmp_path / "aligned"
+    (task,) = plan_tasks(open_dataset_as_input(str(folder), "").files)
+    (piece,) = decode_task(task)
+    take_out(tmp_path, ["w3"])
+    grow(tmp_path, "b", ["b99"])
+    assert len(list(read_texts(piece, ["source"]))) == 9
+    another = replace(piece, content=f"dataset:{'0' * 64}")
+    with pytest.raises(InputChangedError, match="is another dataset than when"):
+        list(read_texts(another, []))
+
+
+def test_a_value_or_text_that_no_longer_fits_is_a_dead_letter(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST[:3])
+    (task,) = plan_tasks(open_dataset_as_input(str(tmp_path / "aligned"), "").files)
+    (piece,) = decode_task(task)
+    outcomes = list(read_piece(piece, ReadingRules(max_document_bytes=10)))
+    reasons = {outcome.reason for outcome in outcomes if isinstance(outcome, DeadLetter)}
+    assert (len(outcomes), reasons) == (3, {Reason.TOO_LARGE})
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_buckets_are_those_of_the_files_that_it_was_made_of(tmp_path: Path, is_kept: bool) -> None:
+    changes = {"repeat": 40, "shard_bytes": 1 << 15, "keep_text": is_kept}
+    made = grow(tmp_path, "a", FIRST, **changes).configuration
+    opened = open_dataset_as_input(str(tmp_path / "aligned"), "")
+    size = {"shard_bytes": made["shard_bytes"], "keep_text": is_kept}
+    assert opened.count_buckets(**size) == made["num_buckets"] > 5
+    grow(tmp_path, "b", ["b0"], **(changes | {"repeat": 1}))
+    grown = open_dataset_as_input(str(tmp_path / "aligned"), "")
+    assert grown.count_buckets(**size) == buckets_for(
+        sum(file.num_bytes for file in grown.files), **size
+    )
+
+
+def test_dry_run_and_overlap(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST[:9])
+    listing = tmp_path / "overlap.jsonl"
+    line = {"document_id": "w3", "words": "a b", "set": "gsm8k", "place": "17"}
+    listing.write_text(json.dumps(line) + "\n", "utf-8")
+    wanted = from_dataset(
+        tmp_path / "aligned", tmp_path / "new", exclude_overlap=str(listing), where="source = 'w'"
+    )
+    said = describe(wanted)
+    assert "1 file (1 dataset)" in said
+    assert "source string" in said
+    assert not (tmp_path / "new").exists()
+    assert align(wanted).dead_letters.by_reason == {"overlap": 1}
+    assert documents(tmp_path / "new").keys() == {"w0", "w6"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["--text-field", "body"], "--text-field body: --input {data} is a dataset, whose"),
+        (["--id-field", ""], "--id-field : --input {data} is a dataset, whose"),
+        (["--text-template", "{a}"], "--text-template {a}: --input {data} is a dataset, whose"),
+        (["--metadata", "a"], "--metadata a: --input {data} is a dataset, whose"),
+        (["--format", "jsonl"], "--format jsonl: --input {data} is a dataset; leave it out"),
+        (["--input", "{root}/in/a.jsonl"], "{data} is a dataset, which is read alone"),
+        (["--output", "{data}"], "can't be written over itself"),
+        (["--output", "{data}/new"], "can't be written over itself"),
+        (["--where", "price > 3"], "where price > 3:"),
+    ],
+)
+def test_what_makes_no_sense_for_a_dataset_is_refused(
+    tmp_path: Path, arguments: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grow(tmp_path, "a", FIRST[:3])
+    data = tmp_path / "aligned"
+    before = content(data)
+    names = {"{data}": str(data), "{root}": str(tmp_path)}
+    for name, path in names.items():
+        arguments = [argument.replace(name, path) for argument in arguments]
+        refusal = refusal.replace(name, path)
+    assert main(["--input", str(data), "--output", str(tmp_path / "new"), *arguments]) == 2
+    assert refusal in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert content(data) == before
+
+
+def test_what_needs_a_dataset_is_refused_without_one(tmp_path: Path) -> None:
+    inputs = write_input(tmp_path / "in/a.jsonl", FIRST[:3])
+    plain = options(tmp_path, inputs)
+    with pytest.raises(OptionsError, match="--where a = 1: only documents of a dataset"):
+        align(replace(plain, where="a = 1"))
+    with pytest.raises(OptionsError, match="--teacher is not given: name the teacher's tokenizer"):
+        align(replace(plain, teacher=""))
+    with pytest.raises(InputError, match=r"--format dataset: .* holds no manifest\.json"):
+        align(replace(plain, format="dataset"))
+    with pytest.raises(InputError, match=r"mix\.toml is a mixture: align its datasets one by one"):
+        align(replace(plain, input=("mix.toml",)))
+    with pytest.raises(OptionsError, match="--format dataset: a dataset is a folder"):
+        replace(plain, input=("-",), format="dataset")
+
+
+def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> None:
+    """Files are read by Beam's clients alone: no other library knows this store."""
+    grow(tmp_path, "a", FIRST[:30])
+    take_out(tmp_path, GONE[:1])
+    data = tmp_path / "aligned"
+    align(from_dataset(data, tmp_path / "by-folder"))
+    align(from_dataset(data / "manifest.json", tmp_path / "by-manifest", format="dataset"))
+    assert_same(tmp_path / "by-manifest", tmp_path / "by-folder")
+    url = f"{SCHEME}://{data}"
+    where = "source == 'w'"
+    align(replace(from_dataset(data, tmp_path / "by-url", where=where), input=(url,)))
+    align(from_dataset(data, tmp_path / "part", where=where))
+    assert_same(tmp_path / "by-url", tmp_path / "part")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "function", "call"),
+    [
+        ("align.command", "count_lost_texts", 1),
+        ("align.lost_texts", "read_piece", 1),
+        ("align.steps", "read_piece", 1),
+        ("align.buckets", "shard_record", 3),
+        ("align.steps", "number_shards", 1),
+        ("align.steps", "make_manifest", 1),
+        ("align.command", "write_report", 1),
+    ],
+)
+def test_killed_anywhere_and_run_again(
+    tmp_path: Path, module: str, function: str, call: int
+) -> None:
+    grow(tmp_path, "a", FIRST, **LARGE)
+    take_out(tmp_path, GONE)
+    data = str(tmp_path / "aligned")
+    align(from_dataset(tmp_path / "aligned", tmp_path / "whole"))
+    code = killed_at("beam_jobs.align.command", module, function, call=call)
+    arguments = ["--input", data, "--output", str(tmp_path / "new"), "--quiet"]
+    killed = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert main(arguments) == 0
+    assert_same(tmp_path / "new", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST, **LARGE)
+    take_out(tmp_path, GONE)
+    data = tmp_path / "aligned"
+    align(from_dataset(data, tmp_path / "one", where="source != 'b'"))
+    arguments = ["--input", str(data), "--where", "source != 'b'", "--workers", "2", "--quiet"]
+    command = [sys.executable, "-m", "beam_jobs.align", *arguments]
+    subprocess.run([*command, "--output", str(tmp_path / "two")], check=True)
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
+def test_chosen_places_travel_compressed(tmp_path: Path) -> None:
+    grow(tmp_path, "a", FIRST)
+    dataset = open_dataset_as_input(str(tmp_path / "aligned"), "source == 'w'")
+    for file in dataset.files:
+        assert len(file.chosen) < 60
+        (task,) = plan_tasks([file])
+        (piece,) = decode_task(task)
+        places = [found.place for found in read_texts(piece, [])]
+        index = dataset.dataset.read_index(
+            [s.file for s in dataset.dataset.manifest.shards].index(file.source), with_names=True
+        )
+        expected = [n for n, name in enumerate(index.document_id) if name.startswith("w")]
+        np.testing.assert_array_equal(places, expected)
