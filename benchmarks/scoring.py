@@ -123,7 +123,6 @@ def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Pat
     chosen = settle_dtype(chosen, manifest, teacher)
     (folder / "run").mkdir()
     return ScoreJob(
-        view="",
         output=output,
         run_folder=str(folder / "run"),
         dataset=manifest.fingerprint,

@@ -81,8 +81,6 @@ class TeacherRule:
         engine: what ran it; None for transformers and Megatron, whose rules name no engine.
         where: documents that it is not true of were not scored, see `pipeline.dataset.selection`;
             "": all were, and such rules name no condition.
-        view: identity of the view through which the dataset was scored, None where it was as
-            it was aligned.
     """
 
     weights_sha256: Sha256
@@ -91,7 +89,6 @@ class TeacherRule:
     context: Mapping[str, Any]
     engine: EngineRecord | None = None
     where: str = ""
-    view: Sha256 | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -99,7 +96,7 @@ class TeacherRule:
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without an engine, view or condition where there is none to name."""
+        """Return plain values, without an engine or condition where there is none to name."""
         body = asdict(self)
         return {name: value for name, value in body.items() if value not in (None, "")}
 

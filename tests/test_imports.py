@@ -24,10 +24,9 @@ ALLOWED = {
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches pipeline.remote",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
-    "pipeline.dataset.views": "",
     "pipeline.dataset.cut_columns": "",
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.cut_columns"
-    " pipeline.dataset.reading pipeline.dataset.views",
+    " pipeline.dataset.reading",
     "pipeline.packing": "",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
@@ -55,8 +54,6 @@ ALLOWED = {
     "beam_jobs.edit": "beam_jobs beam_jobs.align.summary pipeline.alignment.quality"
     " pipeline.scoring pipeline.packing.rules"
     " pipeline.batches pipeline.dataset pipeline.drawing vocag_cli",
-    "beam_jobs.views": "beam_jobs pipeline.tokenization"
-    " pipeline.alignment pipeline.dataset pipeline.drawing vocag_cli",
     "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.packing.mixture_file"
     " pipeline.packing.mixed_datasets pipeline.dataset pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli megatron_plugin.models megatron_plugin.teacher"

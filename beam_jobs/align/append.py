@@ -14,7 +14,7 @@ from schemas.manifest import Manifest
 _APPEND_TO = "append_to"
 _OF_THE_INPUT = {
     *("input_files", "input_bytes", "input_sha256", "format", "overlap_sha256"),
-    *("num_buckets", "schema_version", _APPEND_TO, "compacted_from"),
+    *("num_buckets", "schema_version", _APPEND_TO),
 }
 """What may differ from generation to generation; all else must stay."""
 

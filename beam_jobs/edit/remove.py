@@ -40,8 +40,8 @@ the list: one id a line; in a file .jsonl or .ndjson, one JSON object a line wit
 
 The dataset gets another generation. New runs never see these documents again; a run that was
 started before goes on with exactly its rows, unless it is told --generation latest. The documents'
-bytes stay in the shards: vocag compact writes a dataset without them. Their ids stay taken, so that
-vocag align --append does not bring them back.
+bytes stay in the shards: vocag align --input DATASET --output NEW writes one without them. Their
+ids stay taken, so that vocag align --append does not bring them back.
 
 exit status: 0 done, or nothing was left to do; 2 asked for wrongly, and nothing was written.
 

@@ -66,11 +66,6 @@ class AlignmentStatistics:
     num_teacher_over_wide: int = 0
 
     @property
-    def unmapped_fraction(self) -> float:
-        """Share of student tokens without a teacher token."""
-        return (self.num_student_tokens - self.num_mapped) / max(self.num_student_tokens, 1)
-
-    @property
     def byte_iou(self) -> float:
         """Mean IoU of mapped tokens, in bytes."""
         return self.byte_iou_sum / max(self.num_mapped, 1)
@@ -179,20 +174,6 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
         num_teacher_over_wide=_count_over_wide(teacher),
     )
     return statistics, quality
-
-
-def covered_ranges(teacher_offsets: Ranges, teacher_spans: Ranges) -> Ranges:
-    """Return the range of text that each student token's teacher tokens cover, [T, 2].
-
-    Args:
-        teacher_offsets: [M, 2], bytes or characters of one document.
-        teacher_spans: [T, 2]; an empty span covers the empty range (0, 0).
-    """
-    mapped = teacher_spans[:, 1] > teacher_spans[:, 0]
-    ranges = np.zeros_like(teacher_spans)
-    ranges[mapped, 0] = teacher_offsets[teacher_spans[mapped, 0], 0]
-    ranges[mapped, 1] = teacher_offsets[teacher_spans[mapped, 1] - 1, 1]
-    return ranges
 
 
 def overlap_ratios(

@@ -12,7 +12,7 @@ class StreamState:
     """The data's part of a checkpoint; `dataclasses.asdict` makes it JSON.
 
     Attributes:
-        fingerprint: the dataset's, as seen through the run's view, or the mixture's.
+        fingerprint: the dataset's or the mixture's.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.

@@ -123,7 +123,6 @@ def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
             WhereError,
             r"no document of .*web is left where year > 3000",
         ),
-        ("view = 'x'", "where = 'good'", DatasetError, r'no view "x": it has none'),
         ("where = 3", "", MixtureFileError, r"Expected `str`, got `int` - at `\$\.datasets"),
     ],
 )
