@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from schemas.document import READ_VERSIONS, SCHEMA_VERSION
+from schemas.document import SCHEMA_VERSION
 from schemas.errors import DatasetError, ForeignTokenizerError
 from schemas.records import (
     Count,
@@ -26,7 +26,7 @@ from schemas.records import (
 
 MANIFEST_FILE = "manifest.json"
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
-FORMAT = Format("vocag.aligned_dataset", READ_VERSIONS, "beam_jobs.align")
+FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "beam_jobs.align")
 
 MetadataType = Literal["string", "int64", "float64", "bool"]
 """Types that a document's metadata may have; every value may be missing."""
@@ -208,7 +208,7 @@ class Manifest:
         dead_letters: what was left out.
         configuration: the options that determine the shards' bytes.
         statistics: histograms and quality figures, see `pipeline.alignment.quality`.
-        schema_version: of this file; its shards are of the same version or an earlier one.
+        schema_version: of this file and its shards.
         metadata: fields of the documents that the indices hold.
         generation: counts the dataset's states from 0.
         generations: the earlier ones, in order.
@@ -222,7 +222,7 @@ class Manifest:
     dead_letters: DeadLetterRecord
     configuration: Mapping[str, Any]
     statistics: Mapping[str, Any]
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     metadata: tuple[MetadataColumn, ...] = ()
     generation: Count = 0
     generations: tuple[GenerationRecord, ...] = ()
@@ -236,9 +236,8 @@ class Manifest:
             "student": [self.student.sha256, self.student.special_strings],
             "teacher": [self.teacher.sha256, self.teacher.special_strings],
             "shards": [[s.file, s.sha256, s.index_sha256] for s in self.shards],
+            "removed": self.removed and self.removed.sha256,
         }
-        if self.schema_version > 1:
-            content["removed"] = self.removed and self.removed.sha256
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -314,7 +313,6 @@ def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
         manifest,
-        schema_version=SCHEMA_VERSION,
         generation=number + 1,
         generations=(*manifest.generations, before),
         **changes,
@@ -328,17 +326,13 @@ class ManifestClaims:
     Attributes:
         schema: names the format.
         fingerprint: names the content: SHA-256 of the shards' file names and hashes, both
-            tokenizers' hashes, the schema version and, from version 2 on, the hash of what is
-            removed.
+            tokenizers' hashes, the schema version and the hash of what is removed.
         totals: sums over the shards.
     """
 
     schema: Literal["vocag.aligned_dataset"]
     fingerprint: Sha256
     totals: Annotated[Mapping[str, Count], Meta(extra_json_schema={"required": _TOTALS})]
-
-
-_SINCE_VERSION_2 = ("metadata", "generation", "generations", "removed")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -352,9 +346,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for side in ("student", "teacher"):
         if body[side].convention is None:  # an older dataset's manifest keeps its bytes
             body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
-    if manifest.schema_version == 1:
-        body = {name: value for name, value in body.items() if name not in _SINCE_VERSION_2}
-    elif manifest.removed is None:
+    if manifest.removed is None:
         del body["removed"]
     return write_file(body)
 

@@ -29,7 +29,7 @@ from schemas.records import (
 from schemas.safetensors_view import read_header, view_tensor
 
 SIDECAR_VERSION = 1
-FORMAT = Format("vocag.teacher_losses", (SIDECAR_VERSION,), "beam_jobs.score")
+FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "beam_jobs.score")
 LARGEST_LOSS = float(np.finfo(np.float16).max)
 """Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
 
@@ -268,7 +268,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         about = header["__metadata__"][_METADATA_KEY]
         version = read_record(about, _SidecarVersion).sidecar_version
         if version != SIDECAR_VERSION:
-            raise SchemaVersionError(where, version, (SIDECAR_VERSION,), job="beam_jobs.score")
+            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
         metadata = read_record(about, _SidecarMetadata)
         starts = _vector(data, body, header["starts"], "U32")
         scores = ShardLosses(

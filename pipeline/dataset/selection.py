@@ -240,7 +240,7 @@ def _table(
     values: dict[str, Any] = {}
     for name, kind in (_COUNTS | _NAMED).items():
         given = getattr(index, name) if index is not None else ()
-        if index is not None and len(given) != len(index):  # not read, or unknown in version 1
+        if index is not None and len(given) != len(index):  # not read
             values[name] = pa.nulls(len(index), kind)
         else:
             values[name] = pa.array(given, kind)
