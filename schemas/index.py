@@ -7,7 +7,7 @@ input said of it: its metadata.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -32,9 +32,6 @@ METADATA_TYPES: Mapping[str, pa.DataType] = {
     "bool": pa.bool_(),
 }
 """The Arrow type of each `MetadataType`."""
-
-CutReader = Callable[[bytes, pq.FileMetaData], Mapping[str, NDArray[np.integer]] | None]
-"""Reads `cut_starts`, `cut_student` and `cut_teacher` from a file; None: pyarrow must."""
 
 CUTS = pa.list_(pa.field("element", pa.uint32(), nullable=False))
 """The Arrow type of cut points."""
@@ -148,7 +145,6 @@ def decode_index(
     *,
     with_names: bool = True,
     metadata: Sequence[str] | None = None,
-    read_cuts: CutReader | None = None,
 ) -> ShardIndex:
     """Return the index held by a parquet file.
 
@@ -156,7 +152,6 @@ def decode_index(
         data: the file's bytes, or a local path (memory-mapped).
         with_names: False leaves out names and quality, and reads what plans need: faster.
         metadata: fields to read; None reads all of them with names, and none without.
-        read_cuts: reads cut points from the file's bytes, faster than pyarrow does and the same.
 
     Raises:
         DamagedShardError: no parquet file, or columns or values are missing.
@@ -173,12 +168,10 @@ def decode_index(
         if metadata is None:
             metadata = fields_found if with_names else ()
         names = [name for name in columns if with_names or name not in (*_NAMES, *_QUALITY)]
-        cuts = read_cuts(data, file.metadata) if read_cuts and isinstance(data, bytes) else None
-        names = [name for name in names if cuts is None or name not in cuts]
         wanted = [METADATA_PREFIX + name for name in metadata]
         # Plans read many indices at a time, each in a thread; one more for a column costs more.
         table = file.read(columns=[*names, *wanted], use_threads=with_names)
-        values: dict[str, Any] = {"key": (), "document_id": (), **(cuts or {})}
+        values: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:
             values |= decode_column(name, table.column(name))
         values["metadata"] = {

@@ -24,9 +24,7 @@ ALLOWED = {
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches pipeline.remote",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
-    "pipeline.dataset.cut_columns": "",
-    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.cut_columns"
-    " pipeline.dataset.reading",
+    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import BinaryIO, cast
 
 import fsspec
@@ -16,7 +16,6 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.cut_columns import Scratch, read_cut_columns
 from pipeline.dataset.reading import read_generation, read_manifest, read_samples, read_whole
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
@@ -104,7 +103,6 @@ class Dataset:
         *,
         with_names: bool = False,
         metadata: Sequence[str] | None = None,
-        scratch: Scratch | None = None,
     ) -> ShardIndex:
         """Return a shard's index, verified by its hash, with all its documents.
 
@@ -112,19 +110,13 @@ class Dataset:
             shard_index: the shard.
             with_names: whether keys, ids and quality are read too.
             metadata: fields to read; None reads all of them with names, and none without.
-            scratch: where its cut points may lie until that is cleared; None: for good.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.
         """
         record = self.manifest.shards[shard_index]
         data = self.index_bytes(shard_index)
-        index = decode_index(
-            data,
-            with_names=with_names,
-            metadata=metadata,
-            read_cuts=partial(read_cut_columns, scratch=scratch),
-        )
+        index = decode_index(data, with_names=with_names, metadata=metadata)
         if len(index) != record.num_documents:
             raise DamagedShardError(
                 f"{self._url(record.index_file)} has {len(index)} documents, the manifest says "
