@@ -6,7 +6,7 @@ DEMO := demo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs clean \
-  benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring benchmark-short_documents
+  benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -97,7 +97,7 @@ megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under S
 
 benchmark: benchmark-align benchmark-attention benchmark-streaming benchmark-guidance ## measure against rivals and limits, no GPU (an hour); benchmark-NAME measures one
 
-benchmark-align benchmark-attention benchmark-guidance benchmark-short_documents: benchmark-%: $(VENV)/.installed-test
+benchmark-align benchmark-attention benchmark-guidance: benchmark-%: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/$*.py
 
 benchmark-streaming: $(VENV)/.installed-test $(DEMO)/aligned/manifest.json

@@ -28,7 +28,7 @@ from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
 from beam_jobs.score.teachers import find_job_teacher, settle_dtype, teacher_rule
 from pipeline.drawing.formatting import format_count, format_share, format_short
-from pipeline.scoring.batches import _make_batch, plan_batches
+from pipeline.scoring.batches import make_batch, plan_batches
 from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import read_teacher_tokens
 from schemas.manifest import Manifest
@@ -123,7 +123,6 @@ def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Pat
     chosen = settle_dtype(chosen, manifest, teacher)
     (folder / "run").mkdir()
     return ScoreJob(
-        view="",
         output=output,
         run_folder=str(folder / "run"),
         dataset=manifest.fingerprint,
@@ -144,7 +143,7 @@ def _bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
     tokens, pieces = read_teacher_tokens(dataset, 0, index), ready.context.pieces(index)
     device = scorer._device
     batches = [
-        torch.from_numpy(_make_batch(tokens, pieces, numbers, ready.context).input_ids).to(device)
+        torch.from_numpy(make_batch(tokens, pieces, numbers, ready.context).input_ids).to(device)
         for numbers in plan_batches(scorer._lengths(pieces), scorer._batch_tokens)
     ]
 

@@ -129,8 +129,6 @@ class VocagOptions:
         student_eos: token after a student's document, likewise.
         teacher_context: token before a teacher's text, likewise.
         where: of which documents of `data` to train on, "" for all.
-        view: through which `data` is seen, "" for none.
-        validation_view: through which the validation data are.
         generation: of `data`: a number or "latest"; "": the one that the run was started on.
     """
 
@@ -149,8 +147,6 @@ class VocagOptions:
     student_eos: str | None = None
     teacher_context: str | None = None
     where: str = ""
-    view: str = ""
-    validation_view: str = ""
     generation: str = ""
 
     def __post_init__(self) -> None:
@@ -229,8 +225,6 @@ def options_of(given: Namespace) -> VocagOptions:
         student_eos=given.vocag_student_eos,
         teacher_context=given.vocag_teacher_context,
         where=given.vocag_where,
-        view=given.vocag_view,
-        validation_view=given.vocag_validation_view,
         generation=given.vocag_generation,
     )
 
@@ -313,13 +307,6 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
         "(default: all documents)",
     )
     add(
-        "--vocag-view",
-        default="",
-        metavar="VIEW",
-        help="see --vocag-data through this view: another teacher's or student's tokens, by the "
-        "name that vocag add-teacher or add-student gave them (default: as it was aligned)",
-    )
-    add(
         "--vocag-generation",
         default="",
         metavar="N",
@@ -331,13 +318,6 @@ def _add_data_arguments(parser: ArgumentParser) -> None:
         "--vocag-validation-data",
         metavar="DATASET",
         help="aligned dataset for --eval-iters (default: none; then --eval-iters must be 0)",
-    )
-    add(
-        "--vocag-validation-view",
-        default="",
-        metavar="VIEW",
-        help="see --vocag-validation-data through this view of it, likewise (default: as it was "
-        "aligned)",
     )
     add(
         "--vocag-student",

@@ -162,7 +162,7 @@ class _Link:
     """A connection of two leaders, one of each world, for point-to-point messages.
 
     Every pair that talks has its own. One group of all leaders would connect all of them with each
-    other, which takes seconds to minutes from hundreds of leaders on (`benchmarks/bridge_mesh.py`).
+    other, which takes seconds to minutes from hundreds of leaders on (see docs/megatron.md).
     """
 
     def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:

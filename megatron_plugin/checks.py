@@ -10,7 +10,7 @@ from pathlib import Path
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing
 from megatron_plugin.models.shape import ModelShape
-from pipeline.packing.mixed_datasets import open_any, open_as
+from pipeline.packing.mixed_datasets import open_any
 from pipeline.packing.rules import suggest_teacher_seq_length
 from pipeline.scoring.fit import Side, require_room, require_tokenizer
 from schemas.errors import ForeignTokenizerError
@@ -83,7 +83,7 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
             "dataset that isn't trained on, or pass --eval-iters 0"
         )
     if options.validation_data is not None:
-        _require_same_tokenizers(options.validation_data, options.validation_view, manifest)
+        _require_same_tokenizers(options.validation_data, manifest)
 
 
 def step_sizes(args: Namespace) -> StepSizes:
@@ -185,11 +185,11 @@ def require_own_tokenizer(folder: Path, manifest: Manifest, *, data: str, side: 
     Raises:
         ForeignTokenizerError: it holds another.
     """
-    require_tokenizer(folder, open_as(data, manifest), side=side)
+    require_tokenizer(folder, open_any(data), side=side)
 
 
-def _require_same_tokenizers(path: str, view: str, manifest: Manifest) -> None:
-    held_out = open_any(path, view=view).manifest
+def _require_same_tokenizers(path: str, manifest: Manifest) -> None:
+    held_out = open_any(path).manifest
     for side in ("student", "teacher"):
         own: TokenizerRecord = getattr(held_out, side)
         training: TokenizerRecord = getattr(manifest, side)

@@ -139,7 +139,7 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer
     args = checkpoint_args(newest_iteration(checkpoint))
     data = args.vocag_data
     try:
-        dataset = open_any(data, view=getattr(args, "vocag_view", ""))
+        dataset = open_any(data)
     except DatasetError as error:
         raise DatasetError(
             f"the run's dataset {data} can't be read, so its tokenizer can't either ({error}): "

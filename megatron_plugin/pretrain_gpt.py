@@ -73,7 +73,7 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    dataset = open_any(options.data, view=options.view)
+    dataset = open_any(options.data)
     manifest = choose_conventions(
         dataset,
         student_bos=options.student_bos,

@@ -52,7 +52,6 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
-from schemas.viewed import identity_of_view
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank of the job."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = _parser().parse_args(argv)
-    dataset = open_dataset(options.output, view=options.view)
+    dataset = open_dataset(options.output)
     manifest = choose_conventions(
         dataset,
         student_bos=options.student_bos,
@@ -91,7 +90,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         _DTYPES[options.dtype],
         tokenizer,
         context.to_json(),
-        view=identity_of_view(dataset.manifest),
     )
     teacher = load_teacher(
         _teacher_options(options, found, context),
@@ -236,8 +234,6 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("megatron_plugin.score", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("output", metavar="OUTPUT", help="folder of a finished dataset, seen by all ranks")
-    add("--view", default="", metavar="VIEW",
-        help="score it through this view: another teacher's or student's tokens")  # fmt: skip
     add("--teacher", required=True, metavar="MODEL", help="Hugging Face folder or repository")
     add("--seq-length", type=int, required=True, help="student tokens per training row")
     add("--teacher-seq-length", type=int,

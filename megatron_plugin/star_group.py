@@ -13,7 +13,7 @@ def star_group(
     """Return a CPU group whose ranks connect when they first talk to each other.
 
     gloo otherwise connects all ranks with all others at once. A barrier needs one rank's
-    connections with the others only: a star (`benchmarks/bridge_mesh.py` measures both).
+    connections with the others only: a star (docs/megatron.md has figures of both).
 
     Args:
         store: that its ranks see, and no others.

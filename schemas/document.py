@@ -19,17 +19,14 @@ from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
 from schemas.safetensors_view import DTYPES, read_header, view_tensor
 
 SCHEMA_VERSION: Final = 2
-"""What is written; one number covers manifest, index and sample."""
-
-READ_VERSIONS = (1, 2)
-"""What is read. Samples of both differ in nothing but the number."""
+"""Written and read; one number covers manifest, index and sample."""
 
 MEMBER_SUFFIX = ".safetensors"
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading altered JSON may raise."""
 
-SAMPLE_VERSIONS = tuple(map(str, READ_VERSIONS))
-"""The same as a sample's metadata has it."""
+SAMPLE_VERSION = str(SCHEMA_VERSION)
+"""As a sample's metadata has it."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -171,8 +168,8 @@ def decode_tensors(
     try:
         header, body = read_header(sample)
         metadata = header.pop("__metadata__")
-        if metadata.get("schema_version") not in SAMPLE_VERSIONS:
-            raise SchemaVersionError("sample", metadata.get("schema_version"), READ_VERSIONS)
+        if metadata.get("schema_version") != SAMPLE_VERSION:
+            raise SchemaVersionError("sample", metadata.get("schema_version"), SCHEMA_VERSION)
         tensors = {name: view_tensor(sample, body, entry) for name, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except DatasetError:

@@ -1,7 +1,5 @@
 """What can be wrong with a dataset. All are ValueErrors: bad data, never our own bug."""
 
-from collections.abc import Sequence
-
 
 class DatasetError(ValueError):
     """A dataset, shard or sample breaks the format's rules."""
@@ -14,14 +12,13 @@ class SchemaVersionError(DatasetError):
         self,
         what: str,
         found: object,
-        expected: Sequence[int],
+        expected: int,
         *,
         job: str = "beam_jobs.align",
     ) -> None:
-        """Name what was read, the version found there, those this release reads, and the job."""
-        known = f"version{'s' if len(expected) > 1 else ''} {' and '.join(map(str, expected))}"
+        """Name what was read, the version found there, the one that is read, and the job."""
         super().__init__(
-            f"{what} has schema version {found!r}; this release reads {known}: "
+            f"{what} has schema version {found!r}; this release reads version {expected}: "
             f"install the matching vocag release or run {job} again"
         )
 

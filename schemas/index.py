@@ -2,12 +2,12 @@
 
 The index alone is enough to plan rows of any length: it holds the token counts of both sides and
 every *cut point*, a place where student and teacher tokens share a byte boundary, so that an
-overlong document can be split without reading it. Version 2 adds how well each document aligned,
-and what the input said of it: its metadata.
+overlong document can be split without reading it; how well each document aligned, and what the
+input said of it: its metadata.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from schemas.document import READ_VERSIONS, SCHEMA_VERSION
+from schemas.document import SCHEMA_VERSION
 from schemas.errors import DamagedShardError, SchemaVersionError
 
 CUT_STRIDE = 16
@@ -33,14 +33,11 @@ METADATA_TYPES: Mapping[str, pa.DataType] = {
 }
 """The Arrow type of each `MetadataType`."""
 
-CutReader = Callable[[bytes, pq.FileMetaData], Mapping[str, NDArray[np.integer]] | None]
-"""Reads `cut_starts`, `cut_student` and `cut_teacher` from a file; None: pyarrow must."""
-
 CUTS = pa.list_(pa.field("element", pa.uint32(), nullable=False))
 """The Arrow type of cut points."""
 
 _VERSION_KEY = b"vocag.schema_version"
-_VERSION_1 = pa.schema(
+_COLUMNS = pa.schema(
     [
         ("key", pa.string()),
         ("document_id", pa.string()),
@@ -52,9 +49,11 @@ _VERSION_1 = pa.schema(
         ("num_teacher_tokens", pa.uint32()),
         ("cut_student", CUTS),
         ("cut_teacher", CUTS),
+        ("num_mapped", pa.uint32()),
+        ("byte_iou_sum", pa.float32()),
     ]
 )
-_QUALITY = pa.schema([("num_mapped", pa.uint32()), ("byte_iou_sum", pa.float32())])
+_QUALITY = ("num_mapped", "byte_iou_sum")
 _NAMES = ("key", "document_id")
 # Cut points stay as they are stored: there are many, and planning reads few of them.
 _DTYPES = {"byte_iou_sum": np.float32, "cut_student": np.uint32, "cut_teacher": np.uint32}
@@ -78,9 +77,8 @@ class ShardIndex:
         cut_student: uint32 [C], a cut lies before this student token of its document; int64 before
             it is stored.
         cut_teacher: uint32 [C], and before this teacher token; likewise.
-        num_mapped: int64 [N], student tokens with a teacher token; [0] in version 1.
-        byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes;
-            [0] in version 1.
+        num_mapped: int64 [N], student tokens with a teacher token.
+        byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes.
         metadata: by field, N values of one of `METADATA_TYPES`, any of which may be missing.
     """
 
@@ -108,14 +106,14 @@ def encode_index(index: ShardIndex) -> bytes:
     """Return the index as a parquet file; equal indices give equal bytes.
 
     Raises:
-        ValueError: a column of version 2 has not one value for each document.
+        ValueError: a column has not one value for each document.
 
     Example:
         >>> decode_index(encode_index(index)).key == index.key
         True
     """
     columns: list[pa.Array] = []
-    for entry in (*_VERSION_1, *_QUALITY):
+    for entry in _COLUMNS:
         values = getattr(index, entry.name)
         if entry.name.startswith("cut_"):
             columns.append(encode_cuts(index.cut_starts, values))
@@ -128,7 +126,7 @@ def encode_index(index: ShardIndex) -> bytes:
         metadata.append((METADATA_PREFIX + name, values.type))
         columns.append(_canonical(values))
     schema = pa.schema(
-        [*_VERSION_1, *_QUALITY, *(pa.field(*column) for column in metadata)],
+        [*_COLUMNS, *(pa.field(*column) for column in metadata)],
         metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
     )
     sink = io.BytesIO()
@@ -147,7 +145,6 @@ def decode_index(
     *,
     with_names: bool = True,
     metadata: Sequence[str] | None = None,
-    read_cuts: CutReader | None = None,
 ) -> ShardIndex:
     """Return the index held by a parquet file.
 
@@ -155,7 +152,6 @@ def decode_index(
         data: the file's bytes, or a local path (memory-mapped).
         with_names: False leaves out names and quality, and reads what plans need: faster.
         metadata: fields to read; None reads all of them with names, and none without.
-        read_cuts: reads cut points from the file's bytes, faster than pyarrow does and the same.
 
     Raises:
         DamagedShardError: no parquet file, or columns or values are missing.
@@ -171,13 +167,11 @@ def decode_index(
         columns, fields_found = _require_columns(file)
         if metadata is None:
             metadata = fields_found if with_names else ()
-        names = [name for name in columns if with_names or name not in (*_NAMES, *_QUALITY.names)]
-        cuts = read_cuts(data, file.metadata) if read_cuts and isinstance(data, bytes) else None
-        names = [name for name in names if cuts is None or name not in cuts]
+        names = [name for name in columns if with_names or name not in (*_NAMES, *_QUALITY)]
         wanted = [METADATA_PREFIX + name for name in metadata]
         # Plans read many indices at a time, each in a thread; one more for a column costs more.
         table = file.read(columns=[*names, *wanted], use_threads=with_names)
-        values: dict[str, Any] = {"key": (), "document_id": (), **(cuts or {})}
+        values: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:
             values |= decode_column(name, table.column(name))
         values["metadata"] = {
@@ -286,8 +280,7 @@ def take_documents(index: ShardIndex, places: NDArray[np.int64]) -> ShardIndex:
 def _require_length(name: str, values: Any, index: ShardIndex) -> None:
     if len(values) != len(index):
         raise ValueError(
-            f"{name} has {len(values)} values for {len(index)} documents: an index of version "
-            f"{SCHEMA_VERSION} has one for each"
+            f"{name} has {len(values)} values for {len(index)} documents: an index has one for each"
         )
 
 
@@ -304,21 +297,18 @@ def _canonical(values: pa.ChunkedArray) -> pa.Array:
 
 
 def _require_columns(file: pq.ParquetFile) -> tuple[list[str], list[str]]:
-    """Check version and columns; return those of the version, and the metadata's fields."""
+    """Check version and columns; return the columns, and the metadata's fields."""
     version = (file.metadata.metadata or {}).get(_VERSION_KEY)
-    known = {str(number).encode(): number for number in READ_VERSIONS}
-    if version not in known:
+    if version != str(SCHEMA_VERSION).encode():
         found = version.decode(errors="replace") if version else None
-        raise SchemaVersionError("shard index", found, READ_VERSIONS)
-    expected = [*_VERSION_1, *(_QUALITY if known[version] > 1 else ())]
+        raise SchemaVersionError("shard index", found, SCHEMA_VERSION)
     own, metadata = [], []
     for entry in file.schema_arrow:
-        is_metadata = known[version] > 1 and entry.name.startswith(METADATA_PREFIX)
-        if is_metadata and entry.type in METADATA_TYPES.values():
+        if entry.name.startswith(METADATA_PREFIX) and entry.type in METADATA_TYPES.values():
             metadata.append(entry.name.removeprefix(METADATA_PREFIX))
         else:
             own.append(f"{entry.name}: {entry.type}")
-    differences = set(own) ^ {f"{entry.name}: {entry.type}" for entry in expected}
+    differences = set(own) ^ {f"{entry.name}: {entry.type}" for entry in _COLUMNS}
     if differences:
         raise pa.ArrowInvalid(f"its columns differ in {sorted(differences)}")
-    return [entry.name for entry in expected], metadata
+    return _COLUMNS.names, metadata

@@ -22,15 +22,12 @@ from schemas.manifest import (
     RemovedRecord,
     ShardRecord,
     TokenizerRecord,
-    ViewFileRecord,
-    ViewRecord,
 )
 
 FILE = Path(__file__).with_name("manifest.schema.json")
 
 _RECORDS = (ConventionRecord, DeadLetterRecord, GenerationRecord, Manifest, ManifestClaims,
-            MetadataColumn, RemovedRecord, ShardRecord, TokenizerRecord, ViewFileRecord,
-            ViewRecord)  # fmt: skip
+            MetadataColumn, RemovedRecord, ShardRecord, TokenizerRecord)  # fmt: skip
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from schemas.document import READ_VERSIONS, SCHEMA_VERSION
+from schemas.document import SCHEMA_VERSION
 from schemas.errors import DatasetError, ForeignTokenizerError
 from schemas.records import (
     Count,
@@ -26,14 +26,10 @@ from schemas.records import (
 
 MANIFEST_FILE = "manifest.json"
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
-FORMAT = Format("vocag.aligned_dataset", READ_VERSIONS, "beam_jobs.align")
+FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "beam_jobs.align")
 
 MetadataType = Literal["string", "int64", "float64", "bool"]
 """Types that a document's metadata may have; every value may be missing."""
-
-# Python's `$` would let a line end follow.
-ViewName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)]
-"""It is part of file names."""
 
 
 @dataclass(frozen=True)
@@ -201,73 +197,6 @@ class RemovedRecord:
 
 
 @dataclass(frozen=True)
-class ViewFileRecord:
-    """What a view holds of one shard, in two files; `schemas/README.md` describes them.
-
-    Attributes:
-        shard: the tar that it belongs to.
-        shard_sha256: of that tar.
-        file: the tokens, lengths and spans of its documents; a path relative to the manifest.
-        num_bytes: that file's size.
-        sha256: of it.
-        index_file: where each document lies in it.
-        index_num_bytes: the index's size.
-        index_sha256: of the index.
-        num_tokens: of the view's own side.
-        num_left_out: documents that the view's tokenizer can't tokenize, and that a reader of the
-            view leaves out.
-    """
-
-    shard: FilePath
-    shard_sha256: Sha256
-    file: FilePath
-    num_bytes: Count
-    sha256: Sha256
-    index_file: FilePath
-    index_num_bytes: Count
-    index_sha256: Sha256
-    num_tokens: Count
-    num_left_out: Count
-
-
-@dataclass(frozen=True)
-class ViewRecord:
-    """Another teacher's, or another student's, tokens of the dataset's documents.
-
-    Attributes:
-        name: by which it is chosen.
-        side: whose tokens it has in place of the shards' own.
-        tokenizer: that side's.
-        files: one for each shard that was there when the view was made, in the manifest's order.
-        statistics: as the manifest's, of the other pair of tokenizers.
-    """
-
-    name: ViewName
-    side: Literal["student", "teacher"]
-    tokenizer: TokenizerRecord
-    files: tuple[ViewFileRecord, ...]
-    statistics: Mapping[str, Any]
-
-    @property
-    def fingerprint(self) -> str:
-        """64 hex digits; equal for views that give the same rows of the same shards."""
-        files = [[f.shard_sha256, f.sha256, f.index_sha256] for f in self.files]
-        return sha256(
-            json.dumps({**self._maker, "files": files}, sort_keys=True).encode()
-        ).hexdigest()
-
-    @property
-    def identity(self) -> str:
-        """64 hex digits; equal for views by one tokenizer, whichever shards there are by now."""
-        return sha256(json.dumps(self._maker, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def _maker(self) -> dict[str, Any]:
-        tokenizer = [self.tokenizer.sha256, self.tokenizer.special_strings]
-        return {"side": self.side, "tokenizer": tokenizer}
-
-
-@dataclass(frozen=True)
 class Manifest:
     """Everything a reader may trust about a dataset.
 
@@ -279,12 +208,11 @@ class Manifest:
         dead_letters: what was left out.
         configuration: the options that determine the shards' bytes.
         statistics: histograms and quality figures, see `pipeline.alignment.quality`.
-        schema_version: of this file; its shards are of the same version or an earlier one.
+        schema_version: of this file and its shards.
         metadata: fields of the documents that the indices hold.
         generation: counts the dataset's states from 0.
         generations: the earlier ones, in order.
         removed: documents that a reader leaves out, None where there are none.
-        views: other tokenizers' tokens of the same documents, by name.
     """
 
     name: Name
@@ -294,12 +222,11 @@ class Manifest:
     dead_letters: DeadLetterRecord
     configuration: Mapping[str, Any]
     statistics: Mapping[str, Any]
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     metadata: tuple[MetadataColumn, ...] = ()
     generation: Count = 0
     generations: tuple[GenerationRecord, ...] = ()
     removed: RemovedRecord | None = None
-    views: tuple[ViewRecord, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -309,9 +236,8 @@ class Manifest:
             "student": [self.student.sha256, self.student.special_strings],
             "teacher": [self.teacher.sha256, self.teacher.special_strings],
             "shards": [[s.file, s.sha256, s.index_sha256] for s in self.shards],
+            "removed": self.removed and self.removed.sha256,
         }
-        if self.schema_version > 1:
-            content["removed"] = self.removed and self.removed.sha256
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -387,7 +313,6 @@ def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
         manifest,
-        schema_version=SCHEMA_VERSION,
         generation=number + 1,
         generations=(*manifest.generations, before),
         **changes,
@@ -401,17 +326,13 @@ class ManifestClaims:
     Attributes:
         schema: names the format.
         fingerprint: names the content: SHA-256 of the shards' file names and hashes, both
-            tokenizers' hashes, the schema version and, from version 2 on, the hash of what is
-            removed.
+            tokenizers' hashes, the schema version and the hash of what is removed.
         totals: sums over the shards.
     """
 
     schema: Literal["vocag.aligned_dataset"]
     fingerprint: Sha256
     totals: Annotated[Mapping[str, Count], Meta(extra_json_schema={"required": _TOTALS})]
-
-
-_SINCE_VERSION_2 = ("metadata", "generation", "generations", "removed")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -425,11 +346,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for side in ("student", "teacher"):
         if body[side].convention is None:  # an older dataset's manifest keeps its bytes
             body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
-    if not manifest.views:
-        del body["views"]
-    if manifest.schema_version == 1:
-        body = {name: value for name, value in body.items() if name not in _SINCE_VERSION_2}
-    elif manifest.removed is None:
+    if manifest.removed is None:
         del body["removed"]
     return write_file(body)
 

@@ -51,18 +51,13 @@ class Format:
 
     Attributes:
         name: the file's `schema`.
-        versions: each `schema_version` that this release reads; it writes the last.
+        version: the `schema_version` that is written and read.
         job: the command that makes such files.
     """
 
     name: str
-    versions: tuple[int, ...]
+    version: int
     job: str
-
-    @property
-    def version(self) -> int:
-        """The `schema_version` that this release writes."""
-        return self.versions[-1]
 
 
 @dataclass(frozen=True)
@@ -131,8 +126,8 @@ def require_format(data: bytes, expected: Format, *, where: str, remedy: str) ->
     if envelope.schema != expected.name:
         raise DatasetError(f"{where} is no {expected.name} manifest; {remedy}")
     version = envelope.schema_version
-    if version not in expected.versions or isinstance(version, bool):
-        raise SchemaVersionError(where, version, expected.versions, job=expected.job)
+    if version != expected.version or isinstance(version, bool):
+        raise SchemaVersionError(where, version, expected.version, job=expected.job)
 
 
 def _explain(data: bytes | str, message: str) -> str:

@@ -29,7 +29,7 @@ from schemas.records import (
 from schemas.safetensors_view import read_header, view_tensor
 
 SIDECAR_VERSION = 1
-FORMAT = Format("vocag.teacher_losses", (SIDECAR_VERSION,), "beam_jobs.score")
+FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "beam_jobs.score")
 LARGEST_LOSS = float(np.finfo(np.float16).max)
 """Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
 
@@ -81,8 +81,6 @@ class TeacherRule:
         engine: what ran it; None for transformers and Megatron, whose rules name no engine.
         where: documents that it is not true of were not scored, see `pipeline.dataset.selection`;
             "": all were, and such rules name no condition.
-        view: identity of the view through which the dataset was scored, None where it was as
-            it was aligned.
     """
 
     weights_sha256: Sha256
@@ -91,7 +89,6 @@ class TeacherRule:
     context: Mapping[str, Any]
     engine: EngineRecord | None = None
     where: str = ""
-    view: Sha256 | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -99,7 +96,7 @@ class TeacherRule:
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without an engine, view or condition where there is none to name."""
+        """Return plain values, without an engine or condition where there is none to name."""
         body = asdict(self)
         return {name: value for name, value in body.items() if value not in (None, "")}
 
@@ -271,7 +268,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         about = header["__metadata__"][_METADATA_KEY]
         version = read_record(about, _SidecarVersion).sidecar_version
         if version != SIDECAR_VERSION:
-            raise SchemaVersionError(where, version, (SIDECAR_VERSION,), job="beam_jobs.score")
+            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
         metadata = read_record(about, _SidecarMetadata)
         starts = _vector(data, body, header["starts"], "U32")
         scores = ShardLosses(

@@ -3,8 +3,9 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,7 @@ ALLOWED = {
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches pipeline.remote",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
-    "pipeline.dataset.views": "",
-    "pipeline.dataset.cut_columns": "",
-    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.cut_columns"
-    " pipeline.dataset.reading pipeline.dataset.views",
+    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
@@ -55,8 +53,6 @@ ALLOWED = {
     "beam_jobs.edit": "beam_jobs beam_jobs.align.summary pipeline.alignment.quality"
     " pipeline.scoring pipeline.packing.rules"
     " pipeline.batches pipeline.dataset pipeline.drawing vocag_cli",
-    "beam_jobs.views": "beam_jobs pipeline.tokenization"
-    " pipeline.alignment pipeline.dataset pipeline.drawing vocag_cli",
     "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.packing.mixture_file"
     " pipeline.packing.mixed_datasets pipeline.dataset pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli megatron_plugin.models megatron_plugin.teacher"
@@ -163,6 +159,71 @@ def test_every_import_points_down(repository: Path) -> None:
     files = sources(repository)
     assert len(files) > 40
     assert not [line for path, source in files.items() for line in violations(path, source)]
+
+
+def module_of(path: str) -> str:
+    """The dotted name of a file: a folder's own is that of its `__init__`."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def module_graph(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """By module, the modules of ours that it imports, wherever in the file it does."""
+    modules = {module_of(path) for path in files}
+    graph: dict[str, set[str]] = {}
+    for path, source in files.items():
+        own = module_of(path)
+        # `from a import b` imports module a.b where there is one, else a.
+        named = {name if name in modules else name.rpartition(".")[0] for name in imported(source)}
+        graph[own] = (named & modules) - {own}
+    return graph
+
+
+def cycles(files: Mapping[str, str]) -> list[str]:
+    """Modules that import each other, directly or through others."""
+    try:
+        tuple(TopologicalSorter(module_graph(files)).static_order())
+    except CycleError as error:
+        return [" → ".join(reversed(error.args[1]))]
+    return []
+
+
+def borrowed_private_names(path: str, source: str) -> list[str]:
+    """Names with a leading underscore that a file imports from another folder."""
+    folder = module_of(path) if path.endswith("__init__.py") else module_of(path).rpartition(".")[0]
+    found = []
+    for name in imported(source):
+        home, _, last = name.rpartition(".")
+        is_ours = name.split(".")[0] in PARTS
+        if is_ours and last.startswith("_") and home.rpartition(".")[0] != folder:
+            found.append(f"{path}: {name} is private to {home.rpartition('.')[0]}")
+    return found
+
+
+def test_no_module_imports_itself_through_others(repository: Path) -> None:
+    assert cycles(sources(repository)) == []
+
+
+def test_private_names_stay_in_their_folder(repository: Path) -> None:
+    files = sources(repository)
+    found = [
+        line for path, source in files.items() for line in borrowed_private_names(path, source)
+    ]
+    assert found == []
+
+
+def test_cycles_and_borrowed_names_are_found() -> None:
+    there_and_back = {
+        "schemas/a.py": "from schemas.b import name",
+        "schemas/b.py": "def f():\n    from schemas import a",
+        "schemas/c.py": "from schemas.a import name",
+    }
+    assert cycles(there_and_back) in (
+        [f"schemas.{a} → schemas.{b} → schemas.{a}"] for a, b in (("a", "b"), ("b", "a"))
+    )
+    assert cycles({**there_and_back, "schemas/b.py": "import json"}) == []
+    line = "from pipeline.dataset.files import _open"
+    assert len(borrowed_private_names("pipeline/packing/plan.py", line)) == 1
+    assert borrowed_private_names("pipeline/dataset/reading.py", line) == []
 
 
 def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:

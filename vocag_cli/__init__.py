@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "align": ("beam_jobs.align.command", "beam", "documents in, verified aligned shards out"),
     "remove": ("beam_jobs.edit.remove", "beam", "documents of a dataset, by their ids"),
-    "compact": ("beam_jobs.edit.compact", "beam", "a dataset anew, without what was removed"),
-    "add-teacher": ("beam_jobs.views.add_teacher", "beam", "another teacher's view of a dataset"),
-    "add-student": ("beam_jobs.views.add_student", "beam", "another student's view of a dataset"),
     "score": ("beam_jobs.score.command", "beam,hf", "a teacher's losses, once, beside the shards"),
     "train": ("pipeline.training.command", "hf", "a student on aligned rows, under a teacher"),
     "evaluate": ("pipeline.evaluation.command", "evaluate", "a student on the paper's nine sets"),

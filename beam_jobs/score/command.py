@@ -89,7 +89,7 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
     """
     if options.compare is not None:
         first, second = options.compare
-        print(describe_comparison(compare_scores(options.output, first, second, view=options.view)))
+        print(describe_comparison(compare_scores(options.output, first, second)))
         return None
     clock = time.monotonic()
     prepared = _prepare(options)
@@ -126,7 +126,7 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     require_cluster(beam_options, places)
     options = replace(options, output=storage.absolute(options.output))
     FileSystems.set_options(beam_options)
-    dataset = open_dataset(options.output, view=options.view)
+    dataset = open_dataset(options.output)
     selection = select_documents(dataset, options.where)
     manifest = choose_conventions(
         dataset,
@@ -139,7 +139,6 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     rule = teacher_rule(options, manifest, teacher)
     job = ScoreJob(
         output=options.output,
-        view=options.view,
         run_folder=run_folder_of(options.output, run_configuration(rule, manifest)),
         dataset=manifest.fingerprint,
         source=teacher.source,

@@ -45,7 +45,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     done: list[ScoreManifest] = []
     for entry in mixture.datasets:
         options.run.say(f"{entry.name}: {entry.path}")
-        own = replace(options, output=entry.path, view=entry.view, where=entry.where)
+        own = replace(options, output=entry.path, where=entry.where)
         scores = score(own)
         if scores is not None:
             done.append(scores)

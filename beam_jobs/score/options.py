@@ -16,7 +16,6 @@ from vocag_cli.options import (
     Option,
     Rest,
     TokenName,
-    ViewName,
 )
 
 Dtype = Literal["", "float32", "bfloat16", "float16"]
@@ -32,8 +31,6 @@ examples:
   # what would it take? a hundred documents, nothing written
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --limit 100
 
-  # a teacher that was added as a view
-  vocag score aligned --view qwen --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
 
   # only what a run with the same --where reads
   vocag score aligned --teacher models/teacher --seq-length 2048 --where "language == 'en'"
@@ -104,8 +101,6 @@ class ScoreOptions:
             losses. A mixture's datasets are scored by their own conditions.
         limit: score the first N documents in this process, say how fast and how well, and write
             nothing.
-        view: score the dataset as seen through this view: another teacher's or student's tokens, by
-            the name that vocag add-teacher or add-student gave them.
         dry_run: say what the job would read and write, without loading the teacher; write nothing.
         compare: score nothing, but tell what two teachers' stored losses differ by; each is named
             as --stored-losses names it.
@@ -129,7 +124,6 @@ class ScoreOptions:
     threads: int = 0
     where: Condition = ""
     limit: int | None = None
-    view: ViewName = ""
     dry_run: bool = False
     compare: Annotated[tuple[str, ...] | None, Option("SCORES")] = None
     engine: EngineOptions = TRANSFORMERS

@@ -58,7 +58,6 @@ class ScoreJob:
 
     Attributes:
         output: the dataset's folder.
-        view: through which it is seen, "" for none.
         run_folder: temporary dataset of this teacher's run, inside `output`.
         dataset: fingerprint of the dataset.
         source: the teacher as the user named it.
@@ -70,7 +69,6 @@ class ScoreJob:
     """
 
     output: str
-    view: str
     run_folder: str
     dataset: str
     source: str
@@ -158,7 +156,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             UntrainedTeacherError: the weights did not load.
         """
         job = self._job
-        dataset = open_dataset(job.output, view=job.view)
+        dataset = open_dataset(job.output)
         _require_same("dataset", job.output, dataset.manifest.fingerprint, job.dataset)
         context = ContextRule.from_json(job.rule.context)
         path = ""

@@ -24,7 +24,6 @@ from schemas.sidecar import (
     decode_score_manifest,
     score_manifest_name,
 )
-from schemas.viewed import identity_of_view
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def teacher_rule(options: ScoreOptions, manifest: Manifest, teacher: JobTeacher)
         context=context_rule(options, manifest).to_json(),
         engine=teacher.engine,
         where=options.where.strip(),
-        view=identity_of_view(manifest),
     )
 
 

@@ -125,7 +125,6 @@ class StudentData:
                 cache_bytes=options.cache_gigabytes << 30,
                 stored_losses=losses,
                 where=options.where if path == options.data else "",
-                view=options.view if path == options.data else options.validation_view,
                 generation=parse_generation(options.generation) if path == options.data else None,
             ),
             saved_stream(args) if path == options.data else None,

@@ -15,7 +15,7 @@ from megatron_plugin.models.stage_cut import cut_layers, efficiency, output_cost
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
-from pipeline.packing.mixed_datasets import open_as
+from pipeline.packing.mixed_datasets import open_any
 from pipeline.packing.rules import Convention
 from pipeline.scoring.probe import probe_tokens, require_trained
 from schemas.manifest import Manifest
@@ -96,5 +96,5 @@ def _cut(options: TeacherOptions, shape: ModelShape) -> tuple[int, ...]:
 def _probe_row(data: str, manifest: Manifest) -> list[int]:
     """Return the probe text as a row holds it, with what stands before a text."""
     context = Convention.of_tokenizer(manifest.teacher, ends=False).first_token_id
-    text = probe_tokens(open_as(data, manifest))
+    text = probe_tokens(open_any(data))
     return text if context is None else [context, *text]

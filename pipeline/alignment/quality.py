@@ -66,11 +66,6 @@ class AlignmentStatistics:
     num_teacher_over_wide: int = 0
 
     @property
-    def unmapped_fraction(self) -> float:
-        """Share of student tokens without a teacher token."""
-        return (self.num_student_tokens - self.num_mapped) / max(self.num_student_tokens, 1)
-
-    @property
     def byte_iou(self) -> float:
         """Mean IoU of mapped tokens, in bytes."""
         return self.byte_iou_sum / max(self.num_mapped, 1)
@@ -193,20 +188,6 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
     return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
-
-
-def covered_ranges(teacher_offsets: Ranges, teacher_spans: Ranges) -> Ranges:
-    """Return the range of text that each student token's teacher tokens cover, [T, 2].
-
-    Args:
-        teacher_offsets: [M, 2], bytes or characters of one document.
-        teacher_spans: [T, 2]; an empty span covers the empty range (0, 0).
-    """
-    mapped = teacher_spans[:, 1] > teacher_spans[:, 0]
-    ranges = np.zeros_like(teacher_spans)
-    ranges[mapped, 0] = teacher_offsets[teacher_spans[mapped, 0], 0]
-    ranges[mapped, 1] = teacher_offsets[teacher_spans[mapped, 1] - 1, 1]
-    return ranges
 
 
 def overlap_ratios(

@@ -158,7 +158,7 @@ def _require_plain(part: dict[str, Any], where: str) -> None:
             "columns, constants, operators and functions"
         )
     # `"column".upper()` is a call whose column stands where a schema does.
-    path = part["column_names"] if kind == "COLUMN_REF" else [part.get("schema"), ""]
+    path: list[Any] = part["column_names"] if kind == "COLUMN_REF" else [part.get("schema"), ""]
     if len([name for name in path if name]) > (kind == "COLUMN_REF"):
         name = ".".join(path) if kind == "COLUMN_REF" else f"{path[0]}.{part['function_name']}"
         raise WhereError(

@@ -5,8 +5,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO, cast
 
 import fsspec
@@ -16,15 +16,11 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.cut_columns import Scratch, read_cut_columns
 from pipeline.dataset.reading import read_generation, read_manifest, read_samples, read_whole
-from pipeline.dataset.views import see_samples
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
-from schemas.manifest import MANIFEST_FILE, Manifest, ViewFileRecord, ViewRecord
+from schemas.manifest import MANIFEST_FILE, Manifest
 from schemas.removed import RemovedDocuments, decode_removed
-from schemas.view_index import ViewIndex, decode_view_index, see_through
-from schemas.viewed import own_fingerprint, seen_fingerprint, view_manifest, view_of
 
 _REMEDY = "restore it or run beam_jobs.align again"
 _CHUNK_BYTES = 4 << 20
@@ -58,13 +54,7 @@ class Dataset:
             True
         """
         earlier = {entry.fingerprint for entry in self.manifest.generations}
-        known = {own_fingerprint(self.manifest), *earlier, *self.fingerprints}
-        if self.view is not None:
-            # As seen through it: of generations with these very shards, or of the newest.
-            name = self.view.name
-            views = [self.view, *(view for view in self.manifest.views if view.name == name)]
-            known = {seen_fingerprint(each, view) for each in known for view in views}
-        return fingerprint in known
+        return fingerprint in {self.manifest.fingerprint, *earlier, *self.fingerprints}
 
     def shard(self, shard_index: int) -> ListedFile:
         """Return a shard's tar as the manifest describes it; a local url is a plain path."""
@@ -90,15 +80,6 @@ class Dataset:
     def read_file(self, name: str) -> bytes:
         """Return the whole of a small one, likewise."""
         return read_whole(self._url(name))
-
-    def open_view_file(self, shard_index: int) -> BinaryIO:
-        """Open a shard's file of the view, likewise.
-
-        Raises:
-            DamagedShardError: it is missing.
-            ValueError: the dataset is seen through no view.
-        """
-        return self._open(self._view_record(shard_index).file)
 
     def samples(
         self,
@@ -135,13 +116,7 @@ class Dataset:
             documents = [place for place in wanted if place not in gone]
         with self.open_shard(shard_index) as file:
             name = self.manifest.shards[shard_index].file
-            samples = read_samples(file, index, shard=name, documents=documents)
-            if self.view is None:
-                yield from samples
-                return
-            index_of_view, name = self.read_view_index(shard_index), self.view_file(shard_index).url
-            with self.open_view_file(shard_index) as view:
-                yield from see_samples(samples, view, index_of_view, self.view.side, name=name)
+            yield from read_samples(file, index, shard=name, documents=documents)
 
     def read_index(
         self,
@@ -149,7 +124,6 @@ class Dataset:
         *,
         with_names: bool = False,
         metadata: Sequence[str] | None = None,
-        scratch: Scratch | None = None,
     ) -> ShardIndex:
         """Return a shard's index, verified by its hash, with all its documents.
 
@@ -157,65 +131,19 @@ class Dataset:
             shard_index: the shard.
             with_names: whether keys, ids and quality are read too.
             metadata: fields to read; None reads all of them with names, and none without.
-            scratch: where its cut points may lie until that is cleared; None: for good.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.
         """
         record = self.manifest.shards[shard_index]
         data = self.index_bytes(shard_index)
-        index = decode_index(
-            data,
-            with_names=with_names,
-            metadata=metadata,
-            read_cuts=partial(read_cut_columns, scratch=scratch),
-        )
+        index = decode_index(data, with_names=with_names, metadata=metadata)
         if len(index) != record.num_documents:
             raise DamagedShardError(
                 f"{self._url(record.index_file)} has {len(index)} documents, the manifest says "
                 f"{record.num_documents}: {_REMEDY}"
             )
-        if self.view is None:
-            return index
-        return see_through(index, self.read_view_index(shard_index), self.view.side)
-
-    @property
-    def view(self) -> ViewRecord | None:
-        """The view that the dataset is seen through, None where it is none."""
-        return view_of(self.manifest)
-
-    def view_file(self, shard_index: int) -> ListedFile:
-        """Return a shard's file of the view as the manifest describes it.
-
-        Raises:
-            ValueError: the dataset is seen through no view.
-        """
-        record = self._view_record(shard_index)
-        return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
-
-    def read_view_index(self, shard_index: int) -> ViewIndex:
-        """Return a shard's index of the view, verified by its hash.
-
-        Raises:
-            DamagedShardError: it is missing or is not the manifest's.
-            ValueError: the dataset is seen through no view.
-        """
-        return decode_view_index(self.view_index_bytes(shard_index))
-
-    def view_index_bytes(self, shard_index: int) -> bytes:
-        """Return a shard's index of the view as it is stored, verified by its hash.
-
-        Raises:
-            DamagedShardError: it is missing or is not the manifest's.
-            ValueError: the dataset is seen through no view.
-        """
-        record = self._view_record(shard_index)
-        return self._read_named(record.index_file, record.index_sha256, "view's index")[1]
-
-    def _view_record(self, shard_index: int) -> ViewFileRecord:
-        if self.view is None:
-            raise ValueError(f"{self.location} is not seen through a view")
-        return self.view.files[shard_index]
+        return index
 
     def read_ids(self, shard_index: int) -> pa.ChunkedArray:
         """Return the ids of a shard's documents, in the index's order, verified by its hash.
@@ -235,23 +163,17 @@ class Dataset:
         return self._read_named(record.index_file, record.index_sha256, "index")[1]
 
     def removed_of(self, shard_index: int) -> NDArray[np.int64]:
-        """Return the places in a shard's index of documents that must not be read, ascending.
-
-        These are the removed ones, and those that the view's tokenizer can't tokenize.
+        """Return the places in a shard's index of removed documents, ascending.
 
         Raises:
             DamagedShardError: the list is missing or is not the manifest's.
         """
-        removed = self._removed.of_shard(shard_index) if self._removed else np.empty(0, np.int64)
-        if self.view is None or not self.view.files[shard_index].num_left_out:
-            return removed
-        return np.union1d(removed, self.read_view_index(shard_index).left_out)
+        return self._removed.of_shard(shard_index) if self._removed else np.empty(0, np.int64)
 
     @property
     def is_whole(self) -> bool:
         """Whether every document in its shards is read."""
-        left_out = self.view is not None and any(file.num_left_out for file in self.view.files)
-        return self.manifest.removed is None and not left_out
+        return self.manifest.removed is None
 
     @cached_property
     def _removed(self) -> RemovedDocuments | None:
@@ -295,12 +217,7 @@ class Dataset:
             return {number: error for number, error in zip(numbers, errors, strict=True) if error}
 
     def _compare(self, shard_index: int, hashes: bool) -> DamagedShardError | None:
-        claims = [self.shard(shard_index)]
-        claims += [] if self.view is None else [self.view_file(shard_index)]
-        errors = (self._compare_file(claim, hashes) for claim in claims)
-        return next((error for error in errors if error is not None), None)
-
-    def _compare_file(self, claim: ListedFile, hashes: bool) -> DamagedShardError | None:
+        claim = self.shard(shard_index)
         filesystem, path = fsspec.core.url_to_fs(claim.url)
         try:
             num_bytes = filesystem.size(path)
@@ -333,19 +250,15 @@ class Dataset:
         return f"{self.location}/{name}"
 
 
-def open_dataset(
-    path: str | os.PathLike[str], *, generation: int | None = None, view: str = ""
-) -> Dataset:
+def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None) -> Dataset:
     """Return the files of a dataset.
 
     Args:
         path: its folder or its manifest: a path, or a URL that `fsspec` reads.
         generation: an earlier state of the dataset, counted from 0; None: the newest.
-        view: see it through this one of its views, with another tokenizer on one side; "": as it
-            was aligned.
 
     Raises:
-        DatasetError: no finished dataset, no such generation or view, or a shard is listed twice.
+        DatasetError: no finished dataset, no such generation, or a shard is listed twice.
         SchemaVersionError: written by another version of the format.
 
     Example:
@@ -359,9 +272,7 @@ def open_dataset(
         location = local_path
     fingerprints = {manifest.fingerprint, *(entry.fingerprint for entry in manifest.generations)}
     if generation is not None:
-        earlier = read_generation(location, manifest, generation)
-        # Views are of shards, whichever generation was the newest when they were made.
-        manifest = replace(earlier, views=manifest.views)
+        manifest = read_generation(location, manifest, generation)
     for name in ("file", "sha256"):
         counts = Counter(getattr(record, name) for record in manifest.shards)
         twice = [value for value, count in counts.items() if count > 1]
@@ -370,5 +281,4 @@ def open_dataset(
                 f"{path}: the manifest lists shard {name} {twice[0]} {counts[twice[0]]} times; its "
                 "documents would be read twice: restore the manifest"
             )
-    manifest = view_manifest(manifest, view) if view else manifest
     return Dataset(location, manifest, frozenset(fingerprints))

@@ -16,7 +16,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import ConditionQuery, WhereError
-from pipeline.dataset.cut_columns import Scratch
 from pipeline.dataset.files import Dataset
 from schemas.index import METADATA_TYPES, ShardIndex
 from schemas.manifest import Manifest
@@ -60,7 +59,7 @@ class Selection:
 
         Indices are read by threads, a few ahead, and the function is called there: most of the time
         goes into decoding and splitting, which needs no interpreter, and remote ones arrive
-        together. All documents are in an index; its cut points are gone when the function returns.
+        together. All documents are in an index.
 
         Raises:
             DamagedShardError: see `read`.
@@ -71,16 +70,9 @@ class Selection:
         """
         waiting: deque[Future[Result]] = deque()
         pool = ThreadPoolExecutor(_READ_AHEAD)
-        # The last one that was used comes first: its memory may still be in a cache.
-        idle: deque[Scratch] = deque(Scratch() for _ in range(_READ_AHEAD))
 
         def read(shard_index: int) -> Result:
-            scratch = idle.pop()
-            try:
-                return work(*self.read(shard_index, scratch=scratch))
-            finally:
-                scratch.clear()
-                idle.append(scratch)
+            return work(*self.read(shard_index))
 
         try:
             for shard_index in range(len(self.dataset.manifest.shards)):
@@ -92,25 +84,20 @@ class Selection:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def read(
-        self, shard_index: int, *, with_removed: bool = False, scratch: Scratch | None = None
-    ) -> tuple[ShardIndex, Kept]:
+    def read(self, shard_index: int, *, with_removed: bool = False) -> tuple[ShardIndex, Kept]:
         """Return one shard's index, all documents in it, and which of them are read.
 
         Args:
             shard_index: the shard.
             with_removed: read those too that are removed, so that what is stored beside a shard
                 doesn't depend on them.
-            scratch: see `Dataset.read_index`.
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
             WhereError: a document's value can't be converted as the condition wants it.
         """
         fields, with_names = self._needed
-        index = self.dataset.read_index(
-            shard_index, with_names=with_names, metadata=fields, scratch=scratch
-        )
+        index = self.dataset.read_index(shard_index, with_names=with_names, metadata=fields)
         removed = np.empty(0, np.int64) if with_removed else self.dataset.removed_of(shard_index)
         if not self.where and not len(removed):
             return index, None
@@ -188,7 +175,7 @@ def _table(
     values: dict[str, Any] = {}
     for name, kind in (_COUNTS | _NAMED).items():
         given = getattr(index, name) if index is not None else ()
-        if index is not None and len(given) != len(index):  # not read, or unknown in version 1
+        if index is not None and len(given) != len(index):  # not read
             values[name] = pa.nulls(len(index), kind)
         else:
             values[name] = pa.array(given, kind)

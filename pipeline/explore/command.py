@@ -25,7 +25,6 @@ from vocag_cli.options import (
     DatasetSource,
     Option,
     TokenName,
-    ViewName,
     parse_command,
 )
 
@@ -56,16 +55,14 @@ class InfoOptions:
         dataset: folder, URL or manifest of a dataset.
         by: count documents, tokens, unmapped share and IoU by this field of the documents'
             metadata instead.
-        view: see it through this view: another teacher's or student's tokens.
     """
 
     dataset: DatasetSource
     by: Annotated[str, Option("FIELD")] = ""
-    view: ViewName = ""
 
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
-        dataset = open_dataset(self.dataset, view=self.view)
+        dataset = open_dataset(self.dataset)
         return describe_groups(dataset, self.by) if self.by else describe_dataset(dataset)
 
 
@@ -80,7 +77,6 @@ class PreviewOptions:
         max_tokens: student tokens shown of each.
         html: write a page to this file instead of drawing in the terminal.
         colour: auto: where the output is a terminal and NO_COLOR is not set.
-        view: see it through this view: another teacher's or student's tokens.
     """
 
     dataset: DatasetSource
@@ -89,7 +85,6 @@ class PreviewOptions:
     max_tokens: int = 300
     html: Path | None = None
     colour: Literal["auto", "always", "never"] = "auto"
-    view: ViewName = ""
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -100,7 +95,7 @@ class PreviewOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the page where one is wanted."""
-        dataset = open_dataset(self.dataset, view=self.view)
+        dataset = open_dataset(self.dataset)
         documents = load_previews(
             dataset,
             num_documents=self.documents,
@@ -136,7 +131,6 @@ class PlanOptions:
         teacher_context: token that stands before a teacher's text, likewise.
         where: plan those documents only that this is true of, such as "language == 'en' and score >
             0.5"; any condition of DuckDB over the metadata.
-        view: see it through this view: another teacher's or student's tokens.
     """
 
     dataset: DatasetSource
@@ -150,7 +144,6 @@ class PlanOptions:
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
     where: Condition = ""
-    view: ViewName = ""
 
     def __post_init__(self) -> None:
         """Check that replicas share a step evenly."""
@@ -167,12 +160,11 @@ class PlanOptions:
         for option, value in (("--num-steps", self.num_steps), ("--figure", self.figure)):
             if value is not None and not is_mixture(self.dataset):
                 raise ValueError(f"{option} {value} tells of a mixture: {self.dataset} is none")
-        for option, given in (("--where", self.where), ("--view", self.view)):
-            if given and is_mixture(self.dataset):
-                raise ValueError(
-                    f"{option} {given} is of one dataset, and {self.dataset} a mixture of several: "
-                    f'give its datasets a "{option[2:]}" there'
-                )
+        if self.where and is_mixture(self.dataset):
+            raise ValueError(
+                f"--where {self.where} is of one dataset, and {self.dataset} a mixture of several: "
+                'give its datasets a "where" there'
+            )
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"--num-steps {self.num_steps}: it must be at least 1")
 
@@ -196,7 +188,7 @@ class PlanOptions:
             yield f"wrote {self.figure}"
 
     def _dataset(self) -> Iterator[str]:
-        dataset = open_dataset(self.dataset, view=self.view)
+        dataset = open_dataset(self.dataset)
         manifest = choose_conventions(
             dataset,
             student_bos=self.student_bos,

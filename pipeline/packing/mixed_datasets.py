@@ -8,9 +8,10 @@ from itertools import combinations, zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import Selection, WhereError, select_documents
+from pipeline.dataset.selection import Selection, select_documents
 from pipeline.packing.mixture_file import MixedDataset, Mixture, is_mixture, read_mixture
 from pipeline.packing.rules import (
     Convention,
@@ -19,8 +20,6 @@ from pipeline.packing.rules import (
     teacher_share,
 )
 from schemas.errors import DatasetError, ForeignTokenizerError
-from schemas.manifest import Manifest
-from schemas.viewed import own_fingerprint, view_of
 
 
 def open_datasets(mixture: Mixture, generations: Sequence[int] = ()) -> tuple[Dataset, ...]:
@@ -41,13 +40,13 @@ def open_datasets(mixture: Mixture, generations: Sequence[int] = ()) -> tuple[Da
         '/data/aligned/web'
     """
     datasets = tuple(
-        open_dataset(entry.path, generation=generation, view=entry.view)
+        open_dataset(entry.path, generation=generation)
         for entry, generation in zip_longest(mixture.datasets, generations)
     )
     for (first, dataset), (entry, other) in combinations(
         zip(mixture.datasets, datasets, strict=True), 2
     ):
-        same = own_fingerprint(dataset.manifest) == own_fingerprint(other.manifest)
+        same = dataset.manifest.fingerprint == other.manifest.fingerprint
         if same and not (first.where and entry.where):
             raise DatasetError(
                 f'{mixture.path}: "{first.name}" and "{entry.name}" are one dataset (fingerprint '
@@ -89,7 +88,7 @@ def require_no_overlap(
     """
     entries = zip(mixture.datasets, datasets, documents, strict=True)
     for (first, dataset, own), (second, other, others) in combinations(entries, 2):
-        if own_fingerprint(dataset.manifest) != own_fingerprint(other.manifest):
+        if dataset.manifest.fingerprint != other.manifest.fingerprint:
             continue
         is_read = np.zeros(sum(shard.num_documents for shard in dataset.manifest.shards), np.bool_)
         is_read[own] = True
@@ -102,8 +101,8 @@ def require_no_overlap(
             )
 
 
-def open_any(path: str, *, view: str = "") -> Dataset:
-    """Return a dataset, seen through a view, or one that can stand for all of a mixture.
+def open_any(path: str) -> Dataset:
+    """Return a dataset, or one that can stand for all of a mixture.
 
     Its tokenizers are those of all; of the teacher's tokens it has the most by the student's, so
     that `suggest_teacher_seq_length` gives the mixture's.
@@ -112,15 +111,9 @@ def open_any(path: str, *, view: str = "") -> Dataset:
         ValueError: see `open_datasets`.
     """
     if not is_mixture(path):
-        return open_dataset(path, view=view)
+        return open_dataset(path)
     datasets = open_datasets(read_mixture(path))
     return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
-
-
-def open_as(path: str, manifest: Manifest) -> Dataset:
-    """Return a dataset, or what stands for a mixture, through the view that its manifest is of."""
-    view = view_of(manifest)
-    return open_any(path, view="" if view is None or is_mixture(path) else view.name)
 
 
 def mixture_rules(

@@ -59,14 +59,12 @@ class MixedDataset:
         path: its folder or manifest, a path or a URL.
         max_epochs: how often it may be read; None: without end.
         where: read those documents only that this is true of; "": all.
-        view: through which it is seen, "" for none.
     """
 
     name: str
     path: str
     max_epochs: int | None = 1
     where: str = ""
-    view: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,6 @@ class _Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_epochs: Annotated[int, Meta(ge=1)] | None = None
     repeat: bool = False
     where: str = ""
-    view: str = ""
 
 
 class _Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +150,7 @@ def _dataset(file: str, name: str, entry: _Dataset) -> MixedDataset:
         # A URL's path is joined as text: os.path.join knows no other separator than this system's.
         path = f"{folder}/{path}" if "://" in file else os.path.join(folder, path)
     max_epochs = None if entry.repeat else entry.max_epochs or 1
-    return MixedDataset(name, path, max_epochs, entry.where.strip(), entry.view)
+    return MixedDataset(name, path, max_epochs, entry.where.strip())
 
 
 def _require_stages(stages: tuple[Stage, ...], names: set[str]) -> None:

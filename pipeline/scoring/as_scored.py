@@ -1,40 +1,12 @@
-"""A dataset as it was when a teacher scored it: through which view, and how far it had grown."""
+"""A dataset as it was when a teacher scored it, where it has grown since."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 
-from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import find_generation, read_generation
 from pipeline.scoring.stored_losses import ScoreFiles
-from schemas.errors import DatasetError
-
-
-def through_view(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return the dataset through the view that it was scored through.
-
-    Raises:
-        DatasetError: it has that view no more.
-
-    Example:
-        >>> through_view(scores, open_dataset("aligned")).view is None  # doctest: +SKIP
-        True
-    """
-    wanted = scores.manifest.rule.view
-    if wanted is None:
-        return dataset
-    names = [view.name for view in dataset.manifest.views if view.identity == wanted]
-    for name, number in product(names, reversed(range(dataset.manifest.generation + 1))):
-        with suppress(DatasetError):  # a generation that the view was not completed for
-            seen = open_dataset(dataset.location, generation=number, view=name)
-            if seen.has_generation(scores.manifest.dataset):
-                return seen
-    raise DatasetError(
-        f"{scores.path} was made through view {wanted[:16]}…, which the dataset has not, or no "
-        "more: run beam_jobs.score again with its --view"
-    )
 
 
 def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:

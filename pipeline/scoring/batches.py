@@ -12,8 +12,6 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.interface import line_of
 from pipeline.scoring.sidecars import DocumentTokens
 
-__all__ = ["plan_batches"]
-
 MAX_PADDING = 0.05
 """Share of a batch's places that may be padding."""
 
@@ -49,7 +47,7 @@ def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDAr
 
 
 @dataclass(frozen=True)
-class _Batch:
+class PieceBatch:
     """A batch of pieces.
 
     Attributes:
@@ -65,9 +63,17 @@ class _Batch:
     targets: NDArray[np.int64]
 
 
-def _make_batch(
+def make_batch(
     tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
-) -> _Batch:
+) -> PieceBatch:
+    """Return some pieces as the rectangle that a model reads.
+
+    Args:
+        tokens: of the documents.
+        pieces: all of them.
+        numbers: int64 [b], which pieces.
+        rule: what stands before each.
+    """
     lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
     lengths = np.array([len(line.input_ids) for line in lines], np.int64)
     input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
@@ -76,4 +82,4 @@ def _make_batch(
         input_ids[row, : len(line.input_ids)] = line.input_ids
         places.append(line.places + row * input_ids.shape[1])
     targets = np.concatenate([line.targets for line in lines])
-    return _Batch(input_ids, lengths, np.concatenate(places), targets)
+    return PieceBatch(input_ids, lengths, np.concatenate(places), targets)

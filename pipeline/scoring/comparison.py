@@ -27,7 +27,6 @@ from schemas.document import decode_document
 from schemas.errors import DamagedShardError, ForeignLossesError
 from schemas.index import ShardIndex
 from schemas.sidecar import ShardLosses, decode_sidecar
-from schemas.viewed import identity_of_view
 
 KEPT = 0.4
 """Share of the mapped tokens that is kept, the paper's."""
@@ -61,14 +60,13 @@ class Comparison:
     num_changed: int = 0
 
 
-def compare_scores(location: str, first: str, second: str, *, view: str = "") -> Comparison:
+def compare_scores(location: str, first: str, second: str) -> Comparison:
     """Return what two scores of a dataset differ by, in documents that are not removed.
 
     Args:
         location: the dataset's folder.
         first: scores, named as in `pipeline.scoring.stored_losses.find_scores`.
         second: others.
-        view: through which the dataset was scored, "" for none.
 
     Raises:
         ForeignLossesError: of other data, or of tokens in other contexts.
@@ -78,9 +76,8 @@ def compare_scores(location: str, first: str, second: str, *, view: str = "") ->
         >>> compare_scores("aligned", "Qwen3-30B", "7443cc9f").mean_absolute  # doctest: +SKIP
         0.013
     """
-    dataset = open_dataset(location, view=view)
-    of_view = identity_of_view(dataset.manifest)
-    found_scores = (find_scores(name, dataset.location, view=of_view) for name in (first, second))
+    dataset = open_dataset(location)
+    found_scores = (find_scores(name, dataset.location) for name in (first, second))
     scores = [scores_of(each, dataset) for each in found_scores]
     _require_comparable(scores)
     found, total, absolute = Comparison(), 0.0, 0.0

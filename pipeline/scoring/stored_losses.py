@@ -35,7 +35,6 @@ from schemas.sidecar import (
     decode_score_manifest,
     decode_sidecar,
 )
-from schemas.viewed import identity_of_view
 
 _MAX_OPEN_SIDECARS = 64
 _AGAIN = "run beam_jobs.score again"
@@ -169,8 +168,7 @@ def open_stored_losses(
         >>> open_stored_losses("models/teacher", dataset, plan).read(0, 0, 2)
         array([2.5  , 0.125], dtype=float16)
     """
-    view = identity_of_view(dataset.manifest)
-    named = find_scores(source, dataset.location, view=view, where=where)
+    named = find_scores(source, dataset.location, where=where)
     scores = scores_of(named, dataset)
     _require_complete(scores)
     selection = select_documents(dataset, scores.manifest.rule.where)
@@ -180,9 +178,7 @@ def open_stored_losses(
     return StoredLosses(scores, dataset, plan, cache)
 
 
-def find_scores(
-    source: str, location: str, *, view: str | None = None, where: str = ""
-) -> ScoreFiles:
+def find_scores(source: str, location: str, *, where: str = "") -> ScoreFiles:
     """Return the scores that a user names.
 
     Args:
@@ -192,7 +188,6 @@ def find_scores(
         location: the dataset's folder.
         where: of several that differ in their condition only, take those with this one, or else
             those of all documents.
-        view: identity of the view that was scored, None for the dataset as it was aligned.
 
     Raises:
         DatasetError: none, or several of that name.
@@ -204,11 +199,7 @@ def find_scores(
     if source.endswith(".json"):
         return _read_scores(source)
     found = list_scores(location)
-    named = [
-        scores
-        for scores in found
-        if scores.manifest.rule.view == view and (not source or _is_named(scores.manifest, source))
-    ]
+    named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
     if len({replace(scores.manifest.rule, where="").fingerprint for scores in named}) == 1:
         by_condition = {scores.manifest.rule.where: scores for scores in named}
         fitting = by_condition.get(where) or by_condition.get("")
@@ -219,9 +210,8 @@ def find_scores(
         f'{s.manifest.rule.fingerprint[:16]} ("{s.manifest.source}", {_describe(s)})' for s in found
     )
     which = f"{len(named)} teachers are named" if named else "no scores are of teacher"
-    seen = "" if view is None else f" through view {view[:16]}…"
     raise DatasetError(
-        f'{which} "{source}" in {location}{seen}: name one of {there or "none"} by its first '
+        f'{which} "{source}" in {location}: name one of {there or "none"} by its first '
         "digits, or run beam_jobs.score first"
     )
 
@@ -283,11 +273,6 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
     """
     manifest = dataset.manifest
     found, wanted = scores.manifest.dataset, manifest.fingerprint
-    if scores.manifest.rule.view != (view := identity_of_view(manifest)):
-        raise ForeignLossesError(
-            f"{scores.path} was made {_describe_view(scores.manifest.rule.view)}, this dataset is "
-            f"seen {_describe_view(view)}: give both the same --view, or {_AGAIN}"
-        )
     if not dataset.has_generation(found):
         raise ForeignLossesError(
             f"{scores.path} was made for dataset {found[:16]}…, this is {wanted[:16]}…: {_AGAIN} "
@@ -315,10 +300,6 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
     return replace(scores, manifest=replace(scores.manifest, sidecars=own))
 
 
-def _describe_view(view: str | None) -> str:
-    return "as it was aligned" if view is None else f"through view {view[:16]}…"
-
-
 def _read_scores(path: str) -> ScoreFiles:
     try:
         with fsspec.open(path, "rb") as file:
@@ -344,9 +325,8 @@ def _is_named(manifest: ScoreManifest, name: str) -> bool:
 def _describe(scores: ScoreFiles) -> str:
     rule = scores.manifest.rule
     engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
-    view = "" if rule.view is None else f", through view {rule.view[:16]}…"
     which = f", where {rule.where}" if rule.where else ""
-    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{view}{which}"
+    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{which}"
 
 
 def _require_complete(scores: ScoreFiles) -> None:

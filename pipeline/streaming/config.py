@@ -44,8 +44,6 @@ class StreamConfig:
         where: read those documents only that this is true of, such as "language == 'en' and score >
             0.5", see `pipeline.dataset.selection`; "" reads all. Not of a mixture, whose file says
             it of each dataset.
-        view: see the dataset through this view of it, with another teacher's or student's tokens,
-            see `vocag add-teacher`; "" sees it as it was aligned. Likewise.
         generation: which state of a dataset that grows is read: its number (not of a mixture), or
             "latest", to which a run that goes on then moves; None: the one on which the run was
             started, the newest of a new run.
@@ -71,7 +69,6 @@ class StreamConfig:
     window_rows: int = 1024
     stored_losses: str | None = None
     where: str = ""
-    view: str = ""
     generation: Generation = None
 
     def __post_init__(self) -> None:
@@ -79,13 +76,11 @@ class StreamConfig:
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is below 1")
-        for name in ("where", "view"):
-            value = getattr(self, name).strip()
-            if value and is_mixture(self.path):
-                raise ValueError(
-                    f"{name} {value} is of one dataset, and {self.path} a mixture of several: "
-                    f'give its datasets a "{name}" there'
-                )
+        if self.where.strip() and is_mixture(self.path):
+            raise ValueError(
+                f"where {self.where.strip()} is of one dataset, and {self.path} a mixture of "
+                'several: give its datasets a "where" there'
+            )
         if isinstance(self.generation, int) and is_mixture(self.path):
             raise ValueError(
                 f"generation {self.generation} is of one dataset, and {self.path} a mixture of "

@@ -6,7 +6,6 @@ from typing import Literal
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.reading import find_generation
 from pipeline.streaming.state import StreamMismatchError, StreamState
-from schemas.errors import DatasetError
 
 Generation = int | Literal["latest"] | None
 
@@ -33,29 +32,26 @@ def parse_generation(text: str) -> Generation:
     return int(text) if text else None
 
 
-def open_generation(
-    path: str, generation: Generation, saved: StreamState | None, *, view: str = ""
-) -> Dataset:
+def open_generation(path: str, generation: Generation, saved: StreamState | None) -> Dataset:
     """Return a dataset as a run reads it.
 
     Args:
         path: of the dataset.
         generation: its number; None: the one that `saved` was started on, the newest of a new run.
         saved: the state of a run that goes on; None of a new one.
-        view: through which it is seen, "" for none.
 
     Raises:
-        DatasetError: no finished dataset, no such generation, or no such view of it.
+        DatasetError: no finished dataset, or no such generation.
 
     Example:
         >>> open_generation("aligned", None, saved).manifest.generation  # doctest: +SKIP
         0
     """
     if isinstance(generation, int):
-        return open_dataset(path, generation=generation, view=view)
-    before = _open_as_saved(path, saved, view) if saved and generation != LATEST else None
+        return open_dataset(path, generation=generation)
+    before = _open_as_saved(path, saved) if saved and generation != LATEST else None
     if before is None:
-        return open_dataset(path, view=view)  # `restore` says what differs, if anything does
+        return open_dataset(path)  # `restore` says what differs, if anything does
     newest = open_dataset(path).manifest.generation
     if newest != before.manifest.generation:
         logger.warning(
@@ -83,8 +79,7 @@ def moves_on(dataset: Dataset, saved: StreamState, *, may_move: bool) -> bool:
     now = dataset.manifest
     if saved.fingerprint == now.fingerprint:
         return False
-    view = "" if dataset.view is None else dataset.view.name
-    before = _open_as_saved(dataset.location, saved, view)
+    before = _open_as_saved(dataset.location, saved)
     if before is None:
         return False
     if not may_move:
@@ -102,7 +97,7 @@ def moves_on(dataset: Dataset, saved: StreamState, *, may_move: bool) -> bool:
     return True
 
 
-def _open_as_saved(path: str, saved: StreamState, view: str) -> Dataset | None:
+def _open_as_saved(path: str, saved: StreamState) -> Dataset | None:
     """Return a dataset as it was when a state was saved, None where it never was as that says."""
     newest = open_dataset(path).manifest
     if len(saved.generations) == 1:
@@ -111,8 +106,5 @@ def _open_as_saved(path: str, saved: StreamState, view: str) -> Dataset | None:
         number = find_generation(newest, saved.fingerprint)
     if number is None or number > newest.generation:
         return None
-    try:
-        dataset = open_dataset(path, generation=number, view=view)
-    except DatasetError:  # no such view
-        return None
+    dataset = open_dataset(path, generation=number)
     return dataset if dataset.manifest.fingerprint == saved.fingerprint else None

@@ -297,7 +297,6 @@ def _open_all(
                 common,
                 path=entry.path,
                 where=entry.where,
-                view=entry.view,
                 num_epochs=entry.max_epochs or _MANY_EPOCHS,
                 generation=dataset.manifest.generation,
             )

@@ -59,7 +59,6 @@ from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
 from pipeline.streaming.samples import SampleReader
 from pipeline.streaming.state import StreamMismatchError, StreamState
-from pipeline.streaming.viewed_samples import ViewedSampleReader
 from schemas.errors import DatasetError
 from schemas.sidecar import TeacherRule
 
@@ -104,9 +103,7 @@ class AlignedRows(TorchDataset[Rows]):
         Example:
             >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
         """
-        self.dataset = dataset = open_generation(
-            config.path, config.generation, saved, view=config.view
-        )
+        self.dataset = dataset = open_generation(config.path, config.generation, saved)
         self.manifest = config.choose_conventions(dataset)
         rules, where = config.rules(self.manifest), config.where.strip()
         self.config = config
@@ -130,10 +127,7 @@ class AlignedRows(TorchDataset[Rows]):
             self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
         self.damage = DamageLog(config.on_damage, _quarantine_file(config, dataset, rules))
         cache = _shard_cache(config, dataset, self.order)
-        if dataset.view is None:
-            self._reader = SampleReader(dataset, table, cache)
-        else:
-            self._reader = ViewedSampleReader(dataset, dataset.view, table, cache)
+        self._reader = SampleReader(dataset, table, cache)
         self._losses: StoredLosses | None = None
         if config.stored_losses is not None:
             self._losses = open_stored_losses(
@@ -349,8 +343,6 @@ def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> Sha
     if dataset.is_local:
         return None
     sizes = [record.num_bytes for record in dataset.manifest.shards]
-    if dataset.view is not None:
-        sizes = [size + dataset.view_file(shard).num_bytes for shard, size in enumerate(sizes)]
     largest = max(sum(sizes[shard] for shard in shards) for shards in order.group_shards)
     if 2 * largest > config.cache_bytes:
         raise ValueError(

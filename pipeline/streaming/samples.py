@@ -23,7 +23,7 @@ from pipeline.streaming.layout import (
     WIDTH,
     SampleTensors,
 )
-from schemas.document import READ_VERSIONS, SAMPLE_VERSIONS
+from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION
 from schemas.errors import (
     DamagedSampleError,
     DamagedShardError,
@@ -168,8 +168,8 @@ class SampleReader:
         """Return where the tensors lie; checks all that the row's kernels rely on."""
         header, body = read_header(sample.data)
         version = header["__metadata__"]["schema_version"]
-        if version not in SAMPLE_VERSIONS:
-            raise SchemaVersionError(self._where(document_index), version, READ_VERSIONS)
+        if version != SAMPLE_VERSION:
+            raise SchemaVersionError(self._where(document_index), version, SCHEMA_VERSION)
         num_student = int(self._table.num_student_tokens[document_index])
         num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)

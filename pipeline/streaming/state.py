@@ -12,7 +12,7 @@ class StreamState:
     """The data's part of a checkpoint; `dataclasses.asdict` makes it JSON.
 
     Attributes:
-        fingerprint: the dataset's, as seen through the run's view, or the mixture's.
+        fingerprint: the dataset's or the mixture's.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.
@@ -72,8 +72,7 @@ def _told(value: str | int) -> str:
 
 
 _REMEDIES = {
-    "fingerprint": "name the dataset or mixture that the run was started with, seen through the "
-    "same view, or start a new run",
+    "fingerprint": "name the dataset or mixture that the run was started with, or start a new run",
     "seq_length": "use the run's seq_length, or start a new run",
     "teacher_seq_length": "use the run's teacher_seq_length, or start a new run",
     "rules": "use the run's conventions and window_rows, or start a new run",

@@ -8,7 +8,7 @@ from pipeline.packing.mixture_file import is_mixture
 from pipeline.streaming import StreamConfig
 from pipeline.streaming.generations import parse_generation
 from pipeline.training.method import NEED_LOSSES, Method
-from vocag_cli.options import Condition, ModelSource, Option, TokenName, ViewName
+from vocag_cli.options import Condition, ModelSource, Option, TokenName
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -28,8 +28,7 @@ class TrainConfig:
         teacher: folder, repository or .gguf file; for rho1 the reference model.
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
             teacher's name.
-        heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each, as they were
-            aligned or through a view of the student's tokenizer.
+        heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
         student_bos: token before a student's text, its id, or none; by default the dataset's.
@@ -37,8 +36,6 @@ class TrainConfig:
         teacher_context: token before a teacher's text, likewise.
         where: train on those documents only that this is true of, such as "language == 'en' and
             score > 0.5"; any condition of DuckDB over the data's metadata.
-        view: train on the data as seen through this view: another teacher's or student's tokens,
-            by the name that vocag add-teacher or add-student gave them.
         generation: of data that grows, the state to train on, by its number, or latest, to which a
             run that goes on then moves (default: the newest, and a run that goes on keeps its own).
         num_epochs: how often the data may be read; a mixture says so itself.
@@ -79,7 +76,6 @@ class TrainConfig:
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
     where: Condition = ""
-    view: ViewName = ""
     generation: Annotated[str, Option("N")] = ""
     num_epochs: int = 1
     num_workers: int = 0
@@ -157,7 +153,6 @@ class TrainConfig:
             teacher_context=self.teacher_context,
             seed=self.seed,
             where=self.where,
-            view=self.view,
         )
 
     def _check_teacher(self) -> None:

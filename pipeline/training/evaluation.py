@@ -1,7 +1,6 @@
 """What a student makes of text that it has not seen, by the byte."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -26,8 +25,6 @@ def evaluate(
     student: PreTrainedModel,
     ranks: Ranks,
     convention: Convention,
-    *,
-    views: Mapping[str, str],
 ) -> dict[str, float]:
     """Return the bits per byte of every held-out set: with one, its name is left out.
 
@@ -37,16 +34,15 @@ def evaluate(
         ranks: this process among those that share the work.
         convention: the tokens around the student's training text; they stand around held-out text
             too, whatever its dataset recorded.
-        views: through which each set is seen, by its name, see `models.heldout_views`.
 
     Example:
-        >>> evaluate(config, student, ranks, rows.rules.student, views={"math": "", "code": ""})
+        >>> evaluate(config, student, ranks, rows.rules.student)
         {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
     """
     sets = config.heldout_sets
     return {
         BITS_PER_BYTE if len(sets) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
-            config, student, path, ranks, convention, view=views[name]
+            config, student, path, ranks, convention
         )
         for name, path in sets.items()
     }
@@ -59,22 +55,18 @@ def bits_per_byte(
     path: str,
     ranks: Ranks,
     convention: Convention,
-    *,
-    view: str = "",
 ) -> float:
     """Return the student's mean code length of a dataset's text and its documents' ends.
 
-    Comparable between any tokenizers: the sum over all tokens, by the bytes of the text. Documents
-    that are removed, or that the view's tokenizer can't tokenize, count on neither side.
+    Comparable between any tokenizers: the sum over all tokens, by the bytes of the text. Removed
+    documents count on neither side.
 
     Raises:
         ValueError: the first token of a text has no loss.
     """
     # The held-out set may have another teacher.
-    # Neither a teacher, a condition on the training data's fields nor a view of these concerns it.
-    stream = replace(
-        config.stream(path), teacher_seq_length=None, teacher_context=None, where="", view=view
-    )
+    # Neither a teacher nor a condition on the training data's fields concerns it.
+    stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None, where="")
     rows = AlignedRows(replace(stream, student=convention, student_bos=None, student_eos=None))
     if convention.first_token_id is None:
         raise ValueError(f"{path}: without a context token the first token has no loss")

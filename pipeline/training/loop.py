@@ -26,7 +26,12 @@ from pipeline.training.evaluation import evaluate
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent, StudentLoss
 from pipeline.training.log import RunLog
-from pipeline.training.models import heldout_views, load_student, load_teacher, require_context
+from pipeline.training.models import (
+    load_student,
+    load_teacher,
+    require_context,
+    require_same_student,
+)
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
 from pipeline.training.sources import read_so_far
@@ -44,7 +49,6 @@ class Run:
         guided: the student with its loss, wrapped for data parallelism where there are processes.
         teacher: frozen; None where the method runs none.
         optimizer: of the student's weights.
-        heldout_views: through which each held-out set is seen, by its name; "" for none.
         tokenizer: files that are written with the student, in the first process.
     """
 
@@ -55,7 +59,6 @@ class Run:
     guided: nn.Module
     teacher: PreTrainedModel | None
     optimizer: torch.optim.Optimizer
-    heldout_views: Mapping[str, str] = field(default_factory=dict)
     tokenizer: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -125,7 +128,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, go on from the checkpoint; return the run and its step."""
     rows = _open_rows(config, ranks)
     require_context(config, rows)
-    views = heldout_views(config, rows.manifest)
+    require_same_student(config, rows.manifest)
     student = load_student(config, rows, ranks.device)
     teacher = load_teacher(config, rows, ranks.device)
     optimizer = _optimizer(student, config)
@@ -133,7 +136,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     vocab_size = rows.manifest.student.vocab_size
     guided = GuidedStudent(student, config.method, group=ranks.group, vocab_size=vocab_size)
     tokenizer = prove_tokenizer(config, rows, student) if ranks.is_first else {}
-    return Run(config, ranks, rows, student, guided, teacher, optimizer, views, tokenizer), step
+    return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer), step
 
 
 def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
@@ -162,7 +165,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         step += 1
         if config.heldout and (step == config.num_steps or _is_due(step, config.evaluate_every)):
             convention = run.rows.rules.student
-            values |= evaluate(config, run.student, ranks, convention, views=run.heldout_views)
+            values |= evaluate(config, run.student, ranks, convention)
         values |= read_so_far(run.rows, step * config.global_batch_size)
         if log is not None:
             log.write(step, values)

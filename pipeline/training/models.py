@@ -20,7 +20,6 @@ from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.method import ONE_VOCABULARY
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
-from schemas.viewed import view_manifest
 
 
 def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> PreTrainedModel:
@@ -106,43 +105,26 @@ def require_context(config: TrainConfig, rows: RunRows) -> None:
         )
 
 
-def heldout_views(config: TrainConfig, manifest: Manifest) -> dict[str, str]:
-    """Return through which view each held-out set has the student tokens of the training data.
+def require_same_student(config: TrainConfig, manifest: Manifest) -> None:
+    """Check that held-out sets have the student tokens of the training data.
 
     Args:
         config: names the sets.
-        manifest: of the training data, as it is seen.
-
-    Returns:
-        By the set's name its view's, "" where it was aligned with these tokens. The view is found
-        by its tokenizer, whatever its name. A view of a teacher's is never asked for: bits per byte
-        don't ask the teacher.
+        manifest: of the training data.
 
     Raises:
-        ForeignTokenizerError: a set was made with another tokenizer, and has no view of this one.
-        DatasetError: the view is not complete.
-
-    Example:
-        >>> heldout_views(config, rows.manifest)
-        {'math': '', 'code': 'smol'}
+        ForeignTokenizerError: a set was made with a different tokenizer.
     """
-    sets = config.heldout_sets.items()
-    return {name: _heldout_view(path, config, manifest) for name, path in sets}
-
-
-def _heldout_view(path: str, config: TrainConfig, manifest: Manifest) -> str:
-    own, wanted = read_manifest(path), manifest.student
-    if own.student.sha256 == wanted.sha256:
-        return ""
-    for view in own.views:
-        if view.side == "student" and view.tokenizer.sha256 == wanted.sha256:
-            return view_manifest(own, view.name).view.name
-    raise ForeignTokenizerError(
-        f"--heldout {path} was made with student tokenizer {own.student.source} "
-        f"({own.student.sha256[:16]}…), --data {config.data} with {wanted.source} "
-        f"({wanted.sha256[:16]}…): align both with the same --student, or run vocag add-student "
-        f"{path} --student {wanted.source}"
-    )
+    wanted = manifest.student
+    for path in config.heldout_sets.values():
+        own = read_manifest(path).student
+        if own.sha256 != wanted.sha256:
+            raise ForeignTokenizerError(
+                f"--heldout {path} was made with student tokenizer {own.source} "
+                f"({own.sha256[:16]}…), --data {config.data} with {wanted.source} "
+                f"({wanted.sha256[:16]}…): run vocag align --input {path} --student "
+                f"{wanted.source} --output NEW, and name NEW"
+            )
 
 
 def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:

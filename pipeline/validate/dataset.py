@@ -28,7 +28,6 @@ from pipeline.validate.shard import (
     open_file,
 )
 from pipeline.validate.tar import digest_file
-from pipeline.validate.views import check_views
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import (
     MANIFEST_FILE,
@@ -115,7 +114,6 @@ def validate_dataset(
             findings.take_over(result.findings)
         findings.found += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest.statistics, [result.statistics for result in results], findings)
-        _check_views(opened, findings, with_tokenizers=with_tokenizers, advance=advance)
         findings.take_over(check_scores(opened, teacher=teacher, seed=seed))
     return ValidationReport(
         dataset=folder,
@@ -284,32 +282,11 @@ def _find_duplicate_keys(manifest: Manifest, results: Sequence[ShardResult]) -> 
         yield Finding("duplicate_keys", shard, key, f"the key is already in {earlier}")
 
 
-def _check_views(
-    dataset: Dataset, findings: Findings, *, with_tokenizers: bool, advance: Advance
-) -> None:
-    """Check the views of a dataset whose own shards are sound."""
-    views = dataset.manifest.views
-    if views and findings.found:
-        findings.note("views were not checked: with other findings they can't agree")
-        return
-    found, measured = check_views(dataset, with_tokenizers=with_tokenizers, advance=advance)
-    findings.take_over(found)
-    for view in views:
-        if view.name in measured:
-            _check_statistics(
-                view.statistics, [measured[view.name]], findings, of=f" of view {view.name}"
-            )
-
-
 def _check_statistics(
-    claims: Mapping[str, Any],
-    parts: Iterable[AlignmentStatistics],
-    findings: Findings,
-    *,
-    of: str = "",
+    claims: Mapping[str, Any], parts: Iterable[AlignmentStatistics], findings: Findings
 ) -> None:
     if findings.found:
-        findings.note(f"statistics{of} were not recomputed: with other findings they can't agree")
+        findings.note("statistics were not recomputed: with other findings they can't agree")
         return
     for name, value in AlignmentStatistics.merge(parts).to_json().items():
         if name in OVER_WIDE and name not in claims:
@@ -319,4 +296,4 @@ def _check_statistics(
             np.asarray(claim, np.float64), value, rtol=FLOAT_TOLERANCE, atol=0
         )
         if not close:
-            findings.add("statistics", f"{name}{of} is {value}, the manifest says {claim}")
+            findings.add("statistics", f"{name} is {value}, the manifest says {claim}")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import Kept, Selection, WhereError, select_documents
-from pipeline.scoring.as_scored import scored_generation, through_view
+from pipeline.dataset.selection import Kept, Selection, select_documents
+from pipeline.scoring.as_scored import scored_generation
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import (
     DocumentTokens,
@@ -77,7 +78,6 @@ def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = No
 def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool:
     """Check one teacher's scores; return whether all sidecars are there and could be read."""
     try:
-        dataset = through_view(scores, dataset)
         scored = scored_generation(scores, dataset)
         scores = scores_of(scores, scored)
         rule = ContextRule.from_json(scores.manifest.rule.context)
@@ -211,8 +211,7 @@ def _score_again(
         scorer = load_scorer(
             str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype, device=device
         )
-        seen = through_view(scores, dataset)
-        sampled, message = _compare_sample(scores, seen, scorer, Random(seed))
+        sampled, message = _compare_sample(scores, dataset, scorer, Random(seed))
         if message:
             findings.add(CHECK, f"{scores.path}: {message}")
         findings.note(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")

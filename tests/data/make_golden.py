@@ -1,10 +1,9 @@
-"""Write the golden files of format version 2: run once, kept in the repository ever since.
+"""Write the golden files: run once, kept in the repository ever since.
 
     python -m tests.data.make_golden
 
 The tests hold what today's code writes beside these files, so that a change of the format shows.
-Every version must stay readable: never write its files anew to make a test pass; a new version gets
-a folder of its own. Those of version 1 were written by the release that wrote it.
+Never write them anew to make a test pass: a change of the format is a new version of it.
 """
 
 from dataclasses import replace
@@ -32,7 +31,6 @@ from schemas.removed import RemovedDocuments, encode_removed
 from tests.support.documents import make_document, to_batch
 
 FOLDER = Path(__file__).parent / "golden_v2"
-FOLDER_V1 = Path(__file__).parent / "golden_v1"
 METADATA = (
     MetadataColumn("source", "string"),
     MetadataColumn("meta.score", "float64"),

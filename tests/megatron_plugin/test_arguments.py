@@ -87,12 +87,6 @@ def test_a_keep_fraction_in_percent_is_refused():
         options("--vocag-keep-fraction", "40")
 
 
-def test_views_are_named():
-    given = options("--vocag-view", "qwen", "--vocag-validation-view", "other")
-    assert (given.view, given.validation_view) == ("qwen", "other")
-    assert (options().view, options().validation_view) == ("", "")
-
-
 def test_no_data_is_refused():
     with pytest.raises(ArgumentError, match="--vocag-data is missing"):
         read_options(["--num-layers", "2"])

@@ -63,7 +63,6 @@ def test_no_shards() -> None:
         replace(MANIFEST, shards=SHARDS[:1]),
         replace(MANIFEST, shards=SHARDS[::-1]),
         replace(MANIFEST, removed=RemovedRecord("removed-g001.parquet", "f" * 64, 1)),
-        replace(MANIFEST, schema_version=1),
         replace(MANIFEST, shards=(SHARDS[0], replace(SHARDS[1], sha256="e" * 64))),
         replace(MANIFEST, shards=(SHARDS[0], replace(SHARDS[1], index_sha256="e" * 64))),
     ],
@@ -87,15 +86,7 @@ def test_the_fingerprint_is_not_moved_by_where_things_came_from() -> None:
     )
 
 
-def test_version_1_is_read_and_keeps_its_fields_and_its_name() -> None:
-    old = replace(MANIFEST, schema_version=1)
-    body = json.loads(encode_manifest(old))
-    assert not {"metadata", "generation", "generations", "removed"} & set(body)
-    assert decode_manifest(encode_manifest(old)) == old
-    assert old.fingerprint == "abb57ca76f2fbd2b308abc932612f7a7a502320339a0fda966bc590fe40c4262"
-
-
-def test_what_version_2_adds() -> None:
+def test_what_a_dataset_that_grows_adds() -> None:
     grown = replace(
         MANIFEST,
         metadata=(MetadataColumn("source", "string"), MetadataColumn("meta.score", "float64")),
@@ -180,7 +171,7 @@ def test_alterations_are_refused(change: Callable[[dict[str, Any]], Any], messag
         decode_manifest(rewritten(change))
 
 
-DEEP = b'{"schema": "vocag.aligned_dataset", "schema_version": 1, "a": ' + b"[" * 100_000
+DEEP = b'{"schema": "vocag.aligned_dataset", "schema_version": 2, "a": ' + b"[" * 100_000
 NOT_UTF8 = encode_manifest(MANIFEST).replace("naïve".encode(), b"na\xefve")
 
 
@@ -192,9 +183,9 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
         decode_manifest(data)
 
 
-@pytest.mark.parametrize("version", [0, 3, True, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, True, "2", None])
 def test_another_version_is_refused(version: object) -> None:
-    with pytest.raises(SchemaVersionError, match=r"reads versions 1 and 2: install the matching"):
+    with pytest.raises(SchemaVersionError, match=r"reads version 2: install the matching"):
         decode_manifest(rewritten(lambda body: body.update(schema_version=version)))
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.services.stores import ObjectStore, Session
 from tests.support.corpus import NOT_COMPARED, digests
-from tests.support.datasets import byte_level
 from tests.support.growing import options, write_input
 from tests.support.killing import killed_at
 from vocag_cli import COMMANDS, run_command
@@ -34,26 +33,19 @@ GONE = ["a3", "b1", "b11"]
 Step = tuple[str, list[str]]
 
 
-def life(root: str, place: str, teacher: Path) -> dict[str, Step]:
+def life(root: str, place: str, tokenizers: Path) -> dict[str, Step]:
     """Each step's command and arguments: inputs below `root`, the dataset in `place`."""
     data = f"{place}/aligned"
     align = [
-        f"--output={data}", f"--student={teacher.parent / 'student.json'}", "--metadata=source",
-        f"--teacher={teacher.parent / 'teacher.json'}", "--shard-bytes=16384", "--quiet",
+        f"--output={data}", f"--student={tokenizers / 'student.json'}", "--metadata=source",
+        f"--teacher={tokenizers / 'teacher.json'}", "--shard-bytes=16384", "--quiet",
         "--max-dead-letters=1",
     ]  # fmt: skip
-    view = [data, f"--teacher={teacher}", "--name=other", "--quiet"]
     return {
         "align": ("align", [*align, f"--input={root}/in/a.jsonl"]),
-        "add-teacher": ("add-teacher", view),
         "append": ("align", ["--append", *align, f"--input={root}/in/b.jsonl"]),
-        "add-teacher of what is new": ("add-teacher", view),
         "remove": ("remove", [data, f"--ids={root}/ids.txt", "--quiet"]),
-        "add-student": (
-            "add-student",
-            [data, f"--student={teacher.parent / 'pupil.json'}", "--name=pupil", "--quiet"],
-        ),
-        "compact": ("compact", [data, f"--output={place}/clean", "--quiet"]),
+        "align anew": ("align", [f"--input={data}", f"--output={place}/clean", "--quiet"]),
     }
 
 
@@ -63,12 +55,12 @@ class LocalLife:
 
     Attributes:
         root: holds the inputs.
-        teacher: the view's tokenizer; the dataset's own are beside it.
+        tokenizers: the folder of both.
         left: by step, the digests of all files after it, and the datasets' cards.
     """
 
     root: Path
-    teacher: Path
+    tokenizers: Path
     left: dict[str, tuple[dict[str, str], dict[str, bytes]]]
 
 
@@ -79,15 +71,12 @@ def local_life(tmp_path_factory: pytest.TempPathFactory) -> LocalLife:
     for name, ids in INPUTS.items():
         options(root, write_input(root / f"in/{name}.jsonl", ids))  # and the tokenizers
     (root / "ids.txt").write_text("".join(f"{name}\n" for name in GONE), "utf-8")
-    teacher = root / "other.json"
-    teacher.write_bytes(byte_level(380).file_bytes)
-    (root / "pupil.json").write_bytes(byte_level(360).file_bytes)
     left = {}
-    for step, (command, arguments) in life(str(root), str(root / "data"), teacher).items():
+    for step, (command, arguments) in life(str(root), str(root / "data"), root).items():
         assert run_command([command, *arguments]) == 0
         cards = {path.parent.name: path.read_bytes() for path in root.rglob("README.md")}
         left[step] = digests(root / "data"), cards
-    return LocalLife(root, teacher, left)
+    return LocalLife(root, root, left)
 
 
 @dataclass(frozen=True)
@@ -153,7 +142,7 @@ def place(store: ObjectStore, local_life: LocalLife) -> Iterator[Place]:
         store.files.pipe_file(url, path.read_bytes())
     url = f"{store.url}/{name}"
     with store.session() as session:
-        yield Place(store, url, life(url, f"{url}/{FOLDER}", local_life.teacher), session)
+        yield Place(store, url, life(url, f"{url}/{FOLDER}", local_life.tokenizers), session)
 
 
 def test_every_command_leaves_the_bytes_of_a_local_folder(
@@ -164,7 +153,7 @@ def test_every_command_leaves_the_bytes_of_a_local_folder(
     for step, left in local_life.left.items():
         place.must(step)
         assert place.left() == left, step
-        dataset = "clean" if step == "compact" else "aligned"
+        dataset = "clean" if step == "align anew" else "aligned"
         check = place.session.run(COMMANDS["validate"][0], f"{place.folder}/{dataset}")
         assert check.returncode == 0, f"{step}: {check.stdout}{check.stderr}"
         before = place.written()
@@ -175,7 +164,7 @@ def test_every_command_leaves_the_bytes_of_a_local_folder(
     going_on, anew = read(json.dumps(first["state"])), read("")
     assert going_on == first, "a run goes on with its generation's rows"
     assert anew["sha256"] != first["sha256"]
-    assert set(local_life.left["compact"][1]) == {"aligned", "clean"}
+    assert set(local_life.left["align anew"][1]) == {"aligned", "clean"}
 
 
 def read_rows(place: Place, cache: Path, state: str) -> dict[str, object]:
@@ -187,8 +176,7 @@ def read_rows(place: Place, cache: Path, state: str) -> dict[str, object]:
 
 
 def test_a_killed_append_is_resumed(place: Place, local_life: LocalLife) -> None:
-    for step in ("align", "add-teacher"):
-        place.must(step)
+    place.must("align")
     before = place.store.read(f"{place.data}/manifest.json")
     script = killed_at(ALIGN, "storage", "publish", call=2)
     killed = place.store.run("-c", script, *place.steps["append"][1])

@@ -6,13 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from beam_jobs.score.command import main
-from beam_jobs.views.command import add_view
-from beam_jobs.views.options import ViewRequest
 from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.scoring.hf_models import hidden_states, load_language_model
 from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import Rows
-from schemas.view_file import Side
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model
 
@@ -27,19 +24,6 @@ def write_world(root: Path) -> Path:
     write_model(root / "teacher", byte_level(480), seed=1)
     write_model(root / "student", byte_level(400), seed=2)
     return root
-
-
-def write_viewed_world(root: Path, side: Side) -> None:
-    """Write `data` with view "other", `fresh`, and the teacher that both are for."""
-    texts, sizes = make_texts(40), {"student": 400, "teacher": 480}
-    first = {**sizes, side: 440}
-    for name, pair in (("data", first), ("fresh", sizes)):
-        student, teacher = byte_level(pair["student"]), byte_level(pair["teacher"])
-        build_dataset(root / name, texts, student=student, teacher=teacher, keep_text=False)
-    path = root / "tokenizer.json"
-    path.write_bytes(byte_level(sizes[side]).file_bytes)
-    add_view(ViewRequest(str(root / "data"), side, str(path), "other"))
-    write_model(root / "teacher", byte_level(480), seed=1)
 
 
 def score_arguments(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> list[str]:

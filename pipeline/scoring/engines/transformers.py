@@ -28,7 +28,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.batches import _Batch, _make_batch, plan_batches
+from pipeline.scoring.batches import PieceBatch, make_batch, plan_batches
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.dtype_trial import default_dtype
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
@@ -111,7 +111,7 @@ class Scorer:
         # The device is asked for results only at the end, so that it never waits for this loop.
         parts: list[tuple[NDArray[np.int64], Tensor]] = []
         for numbers in plan_batches(self._lengths(pieces), self._batch_tokens):
-            batch = _make_batch(tokens, pieces, numbers, self.rule)
+            batch = make_batch(tokens, pieces, numbers, self.rule)
             parts.append((batch.targets, self._forward(batch)))
             lengths = batch.lengths
             work.num_tokens += int(lengths.sum())
@@ -149,7 +149,7 @@ class Scorer:
                 lengths += pieces.continues == continues
         return lengths
 
-    def _forward(self, batch: _Batch) -> Tensor:
+    def _forward(self, batch: PieceBatch) -> Tensor:
         """Return the losses of a batch's targets, float32 [n], on the device."""
         input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)

@@ -11,7 +11,6 @@ from pipeline.alignment.quality import (
     LENGTH_EDGES,
     MAX_BIN,
     AlignmentStatistics,
-    covered_ranges,
     measure_alignment,
     overlap_ratios,
 )
@@ -89,13 +88,12 @@ def test_wide_spans_and_tokens_share_the_last_bin() -> None:
     statistics = measure_alignment(aligned([(student, teacher)]))
     assert statistics.span_width_counts[[0, MAX_BIN]].tolist() == [1, 1]
     assert statistics.student_token_bytes_counts[[4, MAX_BIN]].tolist() == [1, 1]
-    assert statistics.unmapped_fraction == 0.5
     assert statistics.byte_iou == 1.0
 
 
 def test_means_of_nothing_are_zero() -> None:
     empty = AlignmentStatistics.empty()
-    assert (empty.unmapped_fraction, empty.byte_iou, empty.byte_ios) == (0, 0, 0)
+    assert (empty.byte_iou, empty.byte_ios) == (0, 0)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 5, 6, 1000, 1 << 24, 1 << 26])
@@ -123,12 +121,6 @@ def test_ratios_are_those_of_sets(pairs: list[tuple[list[int], list[int]]]) -> N
             a, b = set(range(*own)), set(range(*theirs))
             assert iou == pytest.approx(len(a & b) / len(a | b))
             assert ios == pytest.approx(len(a & b) / len(a))
-
-
-def test_covered_ranges() -> None:
-    offsets = np.array([[0, 2], [2, 5], [5, 6]])
-    spans = np.array([[0, 2], [1, 1], [2, 3]])
-    assert covered_ranges(offsets, spans).tolist() == [[0, 5], [0, 0], [5, 6]]
 
 
 def test_ios_is_one_whenever_the_teacher_tiles_the_text_and_iou_is_not() -> None:

@@ -1,8 +1,7 @@
-"""Both versions as they were first written: today's code reads them, and writes the later one."""
+"""A dataset as it was first written: today's code reads it, and writes the same."""
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from schemas.manifest import encode_manifest
 from schemas.removed import decode_removed
 from tests.data.make_golden import (
     FOLDER,
-    FOLDER_V1,
     METADATA,
     TEXTS,
     VALUES,
@@ -53,26 +51,7 @@ def test_manifests_are_the_same_but_for_hashes_of_parquet_files(name: str) -> No
     assert encode_manifest(read_manifest(str(FOLDER / name))) == written
 
 
-def test_the_manifest_of_version_1_keeps_its_bytes() -> None:
-    """Over-wide tokens are counted since; a manifest without the count is read as it is."""
-    written = (FOLDER_V1 / "manifest.json").read_bytes()
-    assert b"over_wide" not in written
-    assert encode_manifest(read_manifest(str(FOLDER_V1))) == written
-
-
-def test_indices_of_version_1_hold_the_same() -> None:
-    manifest = read_manifest(str(FOLDER_V1))
-    for shard in manifest.shards:
-        old = decode_index((FOLDER_V1 / shard.index_file).read_bytes())
-        new = decode_index(FILES[shard.index_file])
-        assert (len(old.num_mapped), len(old.byte_iou_sum), old.metadata) == (0, 0, {})
-        # A sample holds its version's number.
-        assert np.all(old.crc32 != new.crc32)
-        later = {"num_mapped": old.num_mapped, "byte_iou_sum": old.byte_iou_sum, "metadata": {}}
-        assert_same_index(replace(new, crc32=old.crc32, **later), old)
-
-
-def test_metadata_and_quality_of_version_2() -> None:
+def test_metadata_and_quality() -> None:
     index = decode_index((FOLDER / "golden-000000-of-000002.index.parquet").read_bytes())
     columns = [index.metadata[entry.name].to_pylist() for entry in METADATA]
     assert list(zip(*columns, strict=True)) == list(VALUES)
@@ -88,13 +67,12 @@ def test_what_is_removed() -> None:
     assert (len(removed), removed.of_shard(0).tolist()) == (record.count, [])
 
 
-@pytest.mark.parametrize("folder", [FOLDER_V1, FOLDER])
-def test_shards_are_read_as_the_manifest_lists_them(folder: Path) -> None:
-    manifest = read_manifest(str(folder))
+def test_shards_are_read_as_the_manifest_lists_them() -> None:
+    manifest = read_manifest(str(FOLDER))
     assert len(manifest.shards) == 2
     for shard, keep_text in zip(manifest.shards, (False, True), strict=True):
-        index = decode_index((folder / shard.index_file).read_bytes())
-        with (folder / shard.file).open("rb") as file:
+        index = decode_index((FOLDER / shard.index_file).read_bytes())
+        with (FOLDER / shard.file).open("rb") as file:
             found = [decode_document(p) for _, p in read_samples(file, index, shard=shard.file)]
         assert len(found) == shard.num_documents == len(TEXTS)
         for document, expected in zip(found, golden_documents(keep_text=keep_text), strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.dataset.selection import WhereError
+from pipeline.dataset.conditions import WhereError
 from pipeline.explore.mixture import describe_mixture, plan_mixture_file
 from pipeline.packing.mixture_file import MixtureFileError
 from pipeline.streaming import AlignedRows, MixedRows, StreamConfig, StreamMismatchError, open_rows
@@ -123,7 +123,6 @@ def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
             WhereError,
             r"no document of .*web is left where year > 3000",
         ),
-        ("view = 'x'", "where = 'good'", DatasetError, r'no view "x": it has none'),
         ("where = 3", "", MixtureFileError, r"Expected `str`, got `int` - at `\$\.datasets"),
     ],
 )

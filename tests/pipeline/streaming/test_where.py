@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.selection import WhereError
+from pipeline.dataset.conditions import WhereError
 from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError
 from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts

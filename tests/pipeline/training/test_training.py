@@ -138,24 +138,6 @@ def test_a_run_goes_on_with_its_rows_when_documents_leave(
     assert 'generation "newest" is neither a number' in capsys.readouterr().err
 
 
-def test_a_run_through_a_view_trains_and_resumes(world: Path, tmp_path: Path) -> None:
-    """The dataset was made for the teacher's vocabulary on both sides; the view has a student's."""
-    views = pytest.importorskip("beam_jobs.views.command")
-    request = pytest.importorskip("beam_jobs.views.options").ViewRequest
-    data, tokenizer = tmp_path / "data", tmp_path / "tokenizer.json"
-    shutil.copytree(world / "same", data)
-    tokenizer.write_bytes(byte_level(400).file_bytes)
-    views.add_view(request(str(data), "student", str(tokenizer), "small"))
-    changes = {"data": str(data), "view": "small"}
-    train(_config(world, tmp_path / "six", Method("teacher"), **changes))
-    train(_config(world, tmp_path / "three", Method("teacher"), **changes, exit_after=3))
-    train(_config(world, tmp_path / "three", Method("teacher"), **changes))
-    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
-    assert all(torch.equal(six[key], three[key]) for key in six)
-    with pytest.raises(ForeignTokenizerError):
-        train(_config(world, tmp_path / "none", Method("teacher"), data=str(data)))
-
-
 def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path) -> None:
     mixture = tmp_path / "mixture.toml"
     mixture.write_text(

@@ -1,1 +1,0 @@
-"""`vocag add-teacher` and `vocag add-student`: another tokenizer's view of an aligned dataset."""
