@@ -40,13 +40,14 @@ def check_views(
     measured: dict[str, AlignmentStatistics] = {}
     for view in dataset.manifest.views:
         copy, claim = view.tokenizer.file, view.tokenizer.sha256
-        _check_file(dataset.location, copy, None, claim, findings)
+        digest = _check_file(dataset.location, copy, None, claim, findings)
+        can_tokenize = with_tokenizers and digest is not None and digest.sha256 == claim
         try:
             seen = Dataset(dataset.location, view_manifest(dataset.manifest, view.name))
         except DatasetError as error:  # whoever reads it is told, too
             findings.note(f"view {view.name} was not checked: {error}")
             continue
-        tokenizers = load_dataset_tokenizers(seen) if with_tokenizers else None
+        tokenizers = load_dataset_tokenizers(seen) if can_tokenize else None
         parts = [_check_shard(seen, shard, findings, tokenizers, advance)
                  for shard in range(len(seen.manifest.shards))]  # fmt: skip
         measured[view.name] = AlignmentStatistics.merge(parts)
