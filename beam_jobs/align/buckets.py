@@ -177,8 +177,11 @@ def _separate(records: Sequence[Record]) -> tuple[list[Record], list[DeadLetter]
             letters.append(record.dead_letter())
         elif first is not None and first.key == record.key:
             source, name = record.source.decode(), record.document_id.decode()
-            detail = f"{DUPLICATE_OF}{first.place}"
-            letters.append(DeadLetter(source, record.position, name, Reason.DUPLICATE_ID, detail))
+            if first.is_taken:
+                reason, detail = Reason.KNOWN_ID, f"the dataset has the id already: {first.place}"
+            else:
+                reason, detail = Reason.DUPLICATE_ID, f"{DUPLICATE_OF}{first.place}"
+            letters.append(DeadLetter(source, record.position, name, reason, detail))
         else:
             first = record
             documents += [] if record.is_taken else [record]

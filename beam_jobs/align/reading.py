@@ -45,6 +45,7 @@ class Reason(StrEnum):
     TOO_LARGE = "too_large"
     UNREADABLE_INPUT = "unreadable_input"
     DUPLICATE_ID = "duplicate_id"
+    KNOWN_ID = "known_id"
     OVERLAP = "overlap"
     TOKENIZATION_FAILED = "tokenization_failed"
 
