@@ -164,7 +164,7 @@ def describe(options: AlignOptions) -> str:
     options, _ = _settle(options)
     files, tokenizers = _open_inputs(options)
     _find_made(options, configure(options, files, tokenizers))  # refuses what align would
-    return describe_job(options, files, plan_tasks(files), tokenizers)
+    return describe_job(options, files, tokenizers)
 
 
 def configure(

@@ -154,9 +154,10 @@ def _read_documents(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocumen
 
 def _read_text(file: BinaryIO, piece: Piece, rules: ReadingRules) -> PlacedDocument | DeadLetter:
     try:
-        text = file.read(rules.max_document_bytes + 1)
+        text = file.read(rules.max_document_bytes + 1 + len(BYTE_ORDER_MARK))
     except DAMAGE as error:
         return _damaged(piece.source, 0, error)
+    text = text.removeprefix(BYTE_ORDER_MARK)
     document_id = f"{piece.source}#0"
     if len(text) > rules.max_document_bytes:
         detail = f"the file holds more than --max-document-bytes {rules.max_document_bytes}"

@@ -20,6 +20,7 @@ is trained on, and nobody would know.
 
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -114,7 +115,7 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
     with fsspec.open(path, "rb") as file:
         data: bytes = file.read()
     try:
-        entries = msgspec.toml.decode(data, type=_File)
+        entries = msgspec.toml.decode(data.removeprefix(BOM_UTF8), type=_File)
         datasets = tuple(_dataset(path, *item) for item in entries.datasets.items())
         stages = tuple(Stage(entry.from_tokens, entry.weights) for entry in entries.stages)
         _require_stages(stages, {dataset.name for dataset in datasets})
