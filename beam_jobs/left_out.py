@@ -1,8 +1,10 @@
 """What a job left out: summed up by file, and refused where it is more than was allowed."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -12,6 +14,8 @@ from schemas.manifest import Manifest, totals_of
 
 EXIT_STATUS = 3
 """What `vocag align` ends with where too many documents are dead letters."""
+
+_PLACE = re.compile(r"(?:#| line )\d+$")
 
 DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
@@ -31,12 +35,12 @@ class FileLosses:
 
     Attributes:
         source: the file's name in dead letters.
-        first: position of the first document that is left out.
+        first: place in it of the first document that is left out.
         by_reason: how many documents, by reason.
     """
 
     source: str
-    first: int
+    first: str
     by_reason: Counter[str] = field(default_factory=Counter)
 
 
@@ -55,20 +59,31 @@ class Losses:
     num_repeated_ids: int = 0
 
 
+def describe_place(letter: Mapping[str, Any]) -> str:
+    """Return where a listed dead letter is: its line, or the place that its id would have.
+
+    Example:
+        >>> describe_place({"source": "a.jsonl", "position": 90, "line": 3})
+        'a.jsonl line 3'
+    """
+    line = letter.get("line")  # not there in datasets of earlier releases
+    return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
+
+
 def read_losses(output: str, manifest: Manifest) -> Losses:
     """Return what a dataset's dead letters say, one line in memory at a time."""
     losses = Losses()
     with storage.open_to_read(storage.join(output, manifest.dead_letters.file)) as lines:
         for line in lines:
             letter = orjson.loads(line)
-            source, position, reason = letter["source"], letter["position"], letter["reason"]
+            source, reason, place = letter["source"], letter["reason"], describe_place(letter)
             if not losses.files or losses.files[-1].source != source:
-                losses.files.append(FileLosses(source, position))
+                losses.files.append(FileLosses(source, place.removeprefix(source).strip()))
             losses.files[-1].by_reason[reason] += 1
-            losses.first_places.setdefault(reason, f"{source}#{position}")
+            losses.first_places.setdefault(reason, place)
             detail = letter["detail"]
             if detail.startswith(DUPLICATE_OF):
-                other = detail.removeprefix(DUPLICATE_OF).rpartition("#")[0]
+                other = _PLACE.sub("", detail.removeprefix(DUPLICATE_OF))
                 losses.num_repeated_ids += other != source
     return losses
 

@@ -5,17 +5,18 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from beam_jobs import storage
 from beam_jobs.align.blocks import pack_blocks
 from beam_jobs.align.listing import InputError
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.align.pieces import InputFile, count_buckets
-from beam_jobs.align.probes import PROBE_BYTES, Outcome, require_fields, settle_metadata
+from beam_jobs.align.probes import PROBE_BYTES, require_fields, settle_metadata
 from beam_jobs.align.reading import DeadLetter, PlacedDocument
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
 from beam_jobs.align.sampling import SampledPiece, sample_input
+from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import free_bytes
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
@@ -85,7 +86,7 @@ def describe_job(
     require_fields([(part.piece, part.outcomes) for part in sample], options.rules)
     columns = settle_metadata(options.rules, outcomes).metadata
     documents = [document for part in sample for document in part.documents]
-    letters = _describe_letters(outcomes)
+    letters = _describe_letters(sample)
     if not documents:
         raise InputError("\n".join([_nothing_usable(files, sample), *letters]))
     for tokenizer in tokenizers:
@@ -237,14 +238,21 @@ def _describe_needs(
     ]
 
 
-def _describe_letters(outcomes: Sequence[Outcome]) -> list[str]:
-    letters = [outcome for outcome in outcomes if isinstance(outcome, DeadLetter)]
+def _describe_letters(sample: Sequence[SampledPiece]) -> list[str]:
+    num_outcomes = sum(len(part.outcomes) for part in sample)
+    letters = [
+        # Lines of a piece within a file are counted from the piece's start.
+        replace(outcome, line=None) if part.piece.start else outcome
+        for part in sample
+        for outcome in part.outcomes
+        if isinstance(outcome, DeadLetter)
+    ]
     lines = [
-        f"  dead letters    {format_count(len(letters))} of the first {format_count(len(outcomes))}"
-        f" documents ({format_share(len(letters), len(outcomes))}); doubled ids don't show here"
+        f"  dead letters    {format_count(len(letters))} of {format_count(num_outcomes)} sampled "
+        f"documents ({format_share(len(letters), num_outcomes)}); doubled ids don't show here"
     ]
     lines += [
-        f"    {letter.source}#{letter.position}: {letter.reason}: {letter.detail}"
+        f"    {describe_place(asdict(letter))}: {letter.reason}: {letter.detail}"
         for letter in letters[:SHOWN_LETTERS]
     ]
     return lines

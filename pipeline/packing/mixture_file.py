@@ -105,15 +105,18 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
 
     Raises:
         FileNotFoundError: there is no such file.
-        MixtureFileError: no TOML, unknown or missing keys, wrong weights or stages.
+        MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
 
     Example:
         >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
         {'web': 0.7, 'math': 0.3}
     """
     path = os.fspath(path)
-    with fsspec.open(path, "rb") as file:
-        data: bytes = file.read()
+    try:
+        with fsspec.open(path, "rb") as file:
+            data: bytes = file.read()
+    except IsADirectoryError as error:
+        raise MixtureFileError(f"{path} is a folder: a mixture is a TOML file") from error
     try:
         entries = msgspec.toml.decode(data.removeprefix(BOM_UTF8), type=_File)
         datasets = tuple(_dataset(path, *item) for item in entries.datasets.items())

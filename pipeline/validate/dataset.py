@@ -137,6 +137,10 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
         raise DatasetError(
             f"{path} does not exist: name the output folder of a finished align job"
         ) from error
+    except NotADirectoryError as error:
+        raise DatasetError(
+            f"{folder} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
+        ) from error
     manifest: Manifest | None
     try:
         manifest = decode_manifest(data, where=path)

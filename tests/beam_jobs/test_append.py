@@ -67,7 +67,8 @@ def test_a_dataset_grows_and_what_was_there_stays(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"the dataset has the id already: corpus-\d{6}-of-\d{6}\.tar#\d+", details["a7"]
     )
-    assert details["b3"] == "the id was first used at b.jsonl#" + details["b3"].split("#")[1]
+    assert details["b3"] == "the id was first used at b.jsonl line 4"
+    assert {x["document_id"]: x["line"] for x in letters} == {"a7": 21, "b3": 22}
     assert validate_dataset(str(folder)).findings == ()
     card, report = after["README.md"].decode(), after["report.html"].decode()
     assert "| documents | 50 |" in card
