@@ -58,7 +58,9 @@ def test_everything_lost_is_not_success(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(arguments(folder, tmp_path / "out")) == 3
     error = capsys.readouterr().err
     assert "4 of 4 documents (100 %)" in error
-    assert "bad_json 3 (first: a.jsonl line 1), text_not_a_string 1 (first: a.jsonl line 4)" in error
+    assert (
+        "bad_json 3 (first: a.jsonl line 1), text_not_a_string 1 (first: a.jsonl line 4)" in error
+    )
     assert "--id-field" not in error
 
 
