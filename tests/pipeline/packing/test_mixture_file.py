@@ -12,6 +12,7 @@ from pipeline.packing.mixture_file import (
     Stage,
     read_mixture,
 )
+from schemas.errors import DatasetError
 
 WORKING = """
 seed = 7
