@@ -1,7 +1,10 @@
 """What a job left out: summed up by file, and refused where it is more than was allowed."""
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -12,12 +15,14 @@ from schemas.manifest import Manifest, totals_of
 EXIT_STATUS = 3
 """What `vocag align` ends with where too many documents are dead letters."""
 
+_PLACE = re.compile(r"(?:#| line )\d+$")
+
 DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
 
-ASKED_FOR = "overlap"
-"""The reason of documents that are left out because the user listed them."""
+EXPECTED = frozenset({"overlap", "known_id"})
+"""Reasons that are no loss: the user listed the document, or the dataset that grows has its id."""
 
 
 class TooManyDeadLettersError(RuntimeError):
@@ -30,12 +35,12 @@ class FileLosses:
 
     Attributes:
         source: the file's name in dead letters.
-        first: position of the first document that is left out.
+        first: place in it of the first document that is left out.
         by_reason: how many documents, by reason.
     """
 
     source: str
-    first: int
+    first: str
     by_reason: Counter[str] = field(default_factory=Counter)
 
 
@@ -54,38 +59,55 @@ class Losses:
     num_repeated_ids: int = 0
 
 
+def describe_place(letter: Mapping[str, Any]) -> str:
+    """Return where a listed dead letter is: its line, or the place that its id would have.
+
+    Example:
+        >>> describe_place({"source": "a.jsonl", "position": 90, "line": 3})
+        'a.jsonl line 3'
+    """
+    line = letter.get("line")  # not there in datasets of earlier releases
+    return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
+
+
 def read_losses(output: str, manifest: Manifest) -> Losses:
     """Return what a dataset's dead letters say, one line in memory at a time."""
     losses = Losses()
     with storage.open_to_read(storage.join(output, manifest.dead_letters.file)) as lines:
         for line in lines:
             letter = orjson.loads(line)
-            source, position, reason = letter["source"], letter["position"], letter["reason"]
+            source, reason, place = letter["source"], letter["reason"], describe_place(letter)
             if not losses.files or losses.files[-1].source != source:
-                losses.files.append(FileLosses(source, position))
+                losses.files.append(FileLosses(source, place.removeprefix(source).strip()))
             losses.files[-1].by_reason[reason] += 1
-            losses.first_places.setdefault(reason, f"{source}#{position}")
+            losses.first_places.setdefault(reason, place)
             detail = letter["detail"]
             if detail.startswith(DUPLICATE_OF):
-                other = detail.removeprefix(DUPLICATE_OF).rpartition("#")[0]
+                other = _PLACE.sub("", detail.removeprefix(DUPLICATE_OF))
                 losses.num_repeated_ids += other != source
     return losses
+
+
+def count_reasons(path: str) -> Counter[str]:
+    """Return how many documents a file of dead letters lists, by reason."""
+    with storage.open_to_read(path) as lines:
+        return Counter(orjson.loads(line)["reason"] for line in lines)
 
 
 def require_few_losses(
     manifest: Manifest, losses: Losses, *, max_share: float, output: str
 ) -> None:
-    """Check that no larger share of the input is lost than allowed; what was asked for is not.
+    """Check that no larger share of the input is lost than allowed; what is expected is not lost.
 
     Raises:
         TooManyDeadLettersError: with the reasons, their first places, and the likely remedy.
     """
-    reasons_of = dict(manifest.dead_letters.by_reason)
-    left_out = manifest.dead_letters.count - reasons_of.pop(ASKED_FOR, 0)
-    num_documents = totals_of(manifest.newest_shards)["num_documents"] + left_out
+    lost = count_lost(manifest.dead_letters.by_reason)
+    left_out = lost.total()
+    num_documents = totals_of(manifest.newest_shards)["num_documents"] + manifest.dead_letters.count
     if left_out <= max_share * num_documents:
         return
-    by_reason = sorted(reasons_of.items(), key=lambda item: (-item[1], item[0]))
+    by_reason = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(
         f"{reason} {format_count(count)} (first: {losses.first_places[reason]})"
         for reason, count in by_reason
@@ -93,14 +115,25 @@ def require_few_losses(
     raise TooManyDeadLettersError(
         f"{format_count(left_out)} of {format_count(num_documents)} documents "
         f"({format_share(left_out, num_documents)}) are left out, more than --max-dead-letters "
-        f"{100 * max_share:.6g} %: {reasons}; {_advice(losses)}the dataset is written without "
+        f"{100 * max_share:.6g} %: {reasons}; {_advice(losses, manifest)}"
+        "the dataset is written without "
         f"them, {storage.join(output, manifest.dead_letters.file)} names each"
     )
 
 
-def _advice(losses: Losses) -> str:
-    if not losses.num_repeated_ids:
-        return ""
+def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:
+    """Return how many documents are left out, by reason, without those whose loss is expected.
+
+    Example:
+        >>> count_lost({"known_id": 7, "bad_json": 1})
+        Counter({'bad_json': 1})
+    """
+    return Counter({reason: n for reason, n in by_reason.items() if reason not in EXPECTED})
+
+
+def _advice(losses: Losses, manifest: Manifest) -> str:
+    if not losses.num_repeated_ids or manifest.generation:
+        return ""  # what names the documents of a dataset stays as it is when it grows
     return (
         f"{format_count(losses.num_repeated_ids)} ids are used again in another file: if each file "
         "numbers its own documents, name documents by file and place with --id-field ''; "

@@ -23,7 +23,7 @@ _PATTERNS_IN_WORDS = {
     _PATH_PATTERN: "is not inside the dataset: a path is relative, with / and without ..",
 }
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 TokenId = Annotated[int, Meta(ge=0)]
 # Python's `$` would let a line end follow the digits.
 Sha256 = Annotated[str, Meta(pattern=_SHA256_PATTERN, max_length=64)]

@@ -38,13 +38,14 @@ of blocks, so that 64 GB of text have that many.
 _SMALL_BUFFER_BYTES = 4096
 _INLINE, _REFERENCE = b"B", b"R"
 _DOCUMENT, _DEAD_LETTER, _TAKEN_ID = 0, 1, 2
-_LAYOUT = struct.Struct("<16sQBIIII")
+_LAYOUT = struct.Struct("<16sQQBIIII")
 
 
 class Record(NamedTuple):
     """A document, dead letter or taken id on its way to its bucket; `body` is a view of its block.
 
-    `kind` says which of them, `metadata` is what `encode_values` made of the document's.
+    `kind` says which of them, `metadata` is what `encode_values` made of the document's, `line` is
+    0 where there is none.
     """
 
     key: bytes
@@ -54,6 +55,7 @@ class Record(NamedTuple):
     document_id: bytes
     metadata: bytes
     body: memoryview
+    line: int = 0
 
     @property
     def is_dead(self) -> bool:
@@ -79,7 +81,9 @@ class Record(NamedTuple):
         """Return the dead letter that a reader made of this document."""
         reason, detail = json.loads(bytes(self.body))
         document_id = self.document_id.decode() or None
-        return DeadLetter(self.source.decode(), self.position, document_id, Reason(reason), detail)
+        line = self.line or None
+        source, reason = self.source.decode(), Reason(reason)
+        return DeadLetter(source, self.position, document_id, reason, detail, line)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def pack_blocks(
 
 def holds_taken_ids(block: memoryview) -> bool:
     """Whether a block is one of taken ids."""
-    kind: int = _LAYOUT.unpack_from(block)[2]
+    kind: int = _LAYOUT.unpack_from(block)[3]
     return kind == _TAKEN_ID
 
 
@@ -178,7 +182,7 @@ def unpack_block(block: memoryview) -> Iterator[Record]:
     """Yield the records of a block in the order they were packed."""
     start, end = 0, len(block)
     while start < end:
-        key, position, kind, *lengths = _LAYOUT.unpack_from(block, start)
+        key, position, line, kind, *lengths = _LAYOUT.unpack_from(block, start)
         source_start = start + _LAYOUT.size
         id_start = source_start + lengths[0]
         metadata_start = id_start + lengths[1]
@@ -192,6 +196,7 @@ def unpack_block(block: memoryview) -> Iterator[Record]:
             bytes(block[id_start:metadata_start]),
             bytes(block[metadata_start:body_start]),
             block[body_start:start],
+            line,
         )
 
 
@@ -200,17 +205,18 @@ def _pack(outcome: PlacedDocument | DeadLetter | TakenId) -> tuple[bytes, tuple[
     if isinstance(outcome, PlacedDocument):
         kind, name, body = _DOCUMENT, outcome.document_id, outcome.text
         metadata = encode_values(outcome.metadata)
-        key = bytes.fromhex(document_key(name))
+        key, line = bytes.fromhex(document_key(name)), outcome.line
     elif isinstance(outcome, TakenId):
         kind, name, metadata, body = _TAKEN_ID, outcome.document_id, b"", b""
-        key = bytes.fromhex(document_key(name))
+        key, line = bytes.fromhex(document_key(name)), None
     else:
         kind, name, metadata = _DEAD_LETTER, outcome.document_id or "", b""
         body = json.dumps([outcome.reason, outcome.detail]).encode()
         key = bytes.fromhex(document_key(f"{outcome.source}#{outcome.position}"))
+        line = outcome.line
     encoded = name.encode()
     lengths = len(source), len(encoded), len(metadata), len(body)
-    header = _LAYOUT.pack(key, outcome.position, kind, *lengths)
+    header = _LAYOUT.pack(key, outcome.position, line or 0, kind, *lengths)
     return key, (header, source, encoded, metadata, body)
 
 

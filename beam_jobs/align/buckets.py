@@ -67,7 +67,7 @@ def find_commit(bucket: int, digest: str, job: Job) -> BucketRecord | None:
 
 
 def encode_dead_letter(letter: DeadLetter) -> bytes:
-    """Return a line of `dead_letters.jsonl`."""
+    """Return a bucket's line of what becomes `dead_letters.jsonl`."""
     return orjson.dumps(asdict(letter), option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -177,8 +177,12 @@ def _separate(records: Sequence[Record]) -> tuple[list[Record], list[DeadLetter]
             letters.append(record.dead_letter())
         elif first is not None and first.key == record.key:
             source, name = record.source.decode(), record.document_id.decode()
-            detail = f"{DUPLICATE_OF}{first.place}"
-            letters.append(DeadLetter(source, record.position, name, Reason.DUPLICATE_ID, detail))
+            if first.is_taken:
+                reason, detail = Reason.KNOWN_ID, f"the dataset has the id already: {first.place}"
+            else:
+                reason, detail = Reason.DUPLICATE_ID, f"{DUPLICATE_OF}{first.place}"
+            lines = record.line or None, first.line or None
+            letters.append(DeadLetter(source, record.position, name, reason, detail, *lines))
         else:
             first = record
             documents += [] if record.is_taken else [record]
@@ -225,8 +229,8 @@ def _failures(aligned: AlignedBatch, batch: Sequence[Record]) -> list[DeadLetter
     for document, detail in aligned.failures:
         record = by_id[document.document_id.encode()]
         source, name = record.source.decode(), document.document_id
-        reason = Reason.TOKENIZATION_FAILED
-        letters.append(DeadLetter(source, record.position, name, reason, detail))
+        reason, line = Reason.TOKENIZATION_FAILED, record.line or None
+        letters.append(DeadLetter(source, record.position, name, reason, detail, line))
     return letters
 
 

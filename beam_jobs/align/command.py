@@ -35,7 +35,7 @@ from beam_jobs.align.options import AlignOptions, own_options, parse_options
 from beam_jobs.align.overlap import digest_of_overlap, read_overlap
 from beam_jobs.align.pieces import InputFile, count_buckets, plan_tasks
 from beam_jobs.align.probes import probe_documents, settle_metadata, usable_texts
-from beam_jobs.align.reading import ReadingRules
+from beam_jobs.align.reading import ReadingRules, Reason
 from beam_jobs.align.report import RunSummary
 from beam_jobs.align.resources import (
     choose_shuffle,
@@ -54,7 +54,13 @@ from beam_jobs.align.summary import library_versions, read_summary, summarise, w
 from beam_jobs.align.taken_ids import plan_taken_ids
 from beam_jobs.clusters import require_cluster
 from beam_jobs.generations import keep_manifest, read_newest
-from beam_jobs.left_out import Losses, read_losses, require_few_losses
+from beam_jobs.left_out import (
+    Losses,
+    count_lost,
+    count_reasons,
+    read_losses,
+    require_few_losses,
+)
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.progress import reset_progress, run_with_bar
 from beam_jobs.run_options import RunOptions, configure_logging
@@ -77,6 +83,7 @@ from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import NOTHING, describe_convention, describe_tokenizer
 from pipeline.dataset.reading import read_manifest
+from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import MANIFEST_FILE, Manifest, TokenizerRecord
@@ -161,7 +168,6 @@ def describe(options: AlignOptions) -> str:
     options, _ = _settle(options)
     opened = open_input(options)
     _find_made(opened.options, configure(opened))  # refuses what align would
-    files = opened.files
     return describe_job(opened.options, files, plan_tasks(files), opened.tokenizers)
 
 
@@ -329,6 +335,8 @@ def _make(
     seconds = None
     if manifest is None:
         manifest = _run(opened, beam_options, configuration, started=started)
+        if options.append and manifest.configuration != configuration:
+            return manifest  # nothing new
         seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
     losses = read_losses(options.output, manifest)
     run = _describe_run(
@@ -388,7 +396,7 @@ def _run(
         tasks = [*plan_taken_ids(before, output), *tasks]
     job = prepare_job(opened, configuration, rules=rules, started=started, generation=generation)
     run(lambda pipeline: build_pipeline(pipeline, tasks, job))
-    return _read_result(job)
+    return _read_result(job, options)
 
 
 def _count_lost_texts(
@@ -437,7 +445,8 @@ def _text_bytes(files: Sequence[InputFile]) -> int:
     return round(sum(file.estimated_text_bytes for file in files))
 
 
-def _read_result(job: Job) -> Manifest:
+def _read_result(job: Job, options: AlignOptions) -> Manifest:
+    """Return what the job made, or the dataset as it was where every document was known."""
     if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
         manifest = read_manifest(job.output)
         if manifest.generation == job.generation:
@@ -445,12 +454,24 @@ def _read_result(job: Job) -> Manifest:
         letters = storage.join(job.output, job.dead_letters_file)
         if storage.num_bytes_of(letters):
             storage.remove_folder(job.run_folder)
-            raise InputError(
-                f"the input holds no document that {job.output} has not: {letters} names each with "
-                f"its reason; the dataset stays at generation {manifest.generation}"
-            )
+            _require_known(letters, manifest, options)
+            return manifest
     storage.remove_folder(job.run_folder)
     raise InputError("the input holds no document: every file is empty or blank")
+
+
+def _require_known(letters: str, manifest: Manifest, options: AlignOptions) -> None:
+    """Check that an input without a new document is one of known ids, and say so."""
+    by_reason = count_reasons(letters)
+    lost, num_documents = count_lost(by_reason), by_reason.total()
+    told = f"the dataset stays at generation {manifest.generation}; {letters} lists each document"
+    if lost.total() > options.max_dead_letters * num_documents or lost == by_reason:
+        raise InputError(f"no document of the input is new and can be used: {told} and the reason")
+    options.run.say(
+        f"nothing new: {options.output} has the ids of "
+        f"{format_plural(by_reason[Reason.KNOWN_ID], 'document')} of "
+        f"{format_count(num_documents)} already; {told}"
+    )
 
 
 def _chosen_conventions(

@@ -60,12 +60,18 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 class _Stream(io.RawIOBase):
     """Uncompressed bytes, as many at a time as are asked for: little can hold gigabytes."""
 
+    _passed = 0
+
     def readable(self) -> bool:
         return True
+
+    def tell(self) -> int:
+        return self._passed
 
     def readinto(self, buffer: Any) -> int:
         data = self._take(len(buffer))
         buffer[: len(data)] = data
+        self._passed += len(data)
         return len(data)
 
     def _take(self, most: int) -> bytes:

@@ -5,18 +5,22 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 
 from beam_jobs import storage
+from beam_jobs.align.blocks import pack_blocks
+from beam_jobs.align.listing import InputError
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.align.pieces import InputFile
-from beam_jobs.align.probes import Outcome, probe_documents, settle_metadata, usable_texts
+from beam_jobs.align.pieces import InputFile, count_buckets
+from beam_jobs.align.probes import PROBE_BYTES, require_fields, settle_metadata
 from beam_jobs.align.reading import DeadLetter, PlacedDocument
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
+from beam_jobs.align.sampling import SampledPiece, sample_input
+from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import free_bytes
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.dataset.writing import ShardWriter
+from pipeline.dataset.writing import END_OF_TAR, ShardWriter
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -26,81 +30,152 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.tokenization import Tokenizer
+from schemas.index import encode_index
 
-SAMPLE_DOCUMENTS = 500
-SAMPLE_BYTES = 1 << 20
 SHOWN_LETTERS = 5
+PROBED_BYTES = 1 << 20
+"""About how much text both paths of a tokenizer are compared on."""
+
+MEASURED_BYTES = 1 << 20
+"""Of a longer document only the start is aligned."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What a few documents gave: sums over the usable ones."""
+class Volume:
+    """How much there is of something, in the sample or in the whole input."""
 
-    num_text_bytes: int
-    num_student_tokens: int
-    num_teacher_tokens: int
-    num_shard_bytes: int
-    seconds: float
+    num_documents: float = 0
+    num_text_bytes: float = 0
+    num_student_tokens: float = 0
+    num_teacher_tokens: float = 0
+    num_tar_bytes: float = 0
+    num_block_bytes: float = 0
+    seconds: float = 0
+
+    def plus(self, other: "Volume", *, times: float) -> "Volume":
+        """Return the sum of this and so many times the other."""
+        names = [entry.name for entry in fields(self)]
+        return Volume(*(getattr(self, name) + times * getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the input holds, and what a job would make of it.
+
+    Attributes:
+        input: the whole input's documents.
+        num_sampled_bytes: of text that the estimate rests on.
+        num_shard_bytes: tars and their indices.
+    """
+
+    input: Volume
+    num_sampled_bytes: int
+    num_shard_bytes: float
 
 
 def describe_job(
-    options: AlignOptions,
-    files: Sequence[InputFile],
-    tasks: Sequence[str],
-    tokenizers: tuple[Tokenizer, Tokenizer],
+    options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> str:
     """Return what the job would read, write, take and leave out, in lines.
 
     Raises:
-        InputError: none of the sampled documents has the text field, or the id field asked for.
+        InputError: none of the sampled documents can be used, or has the id field asked for.
     """
-    outcomes = probe_documents(
-        tasks, options.rules, num_documents=SAMPLE_DOCUMENTS, num_bytes=SAMPLE_BYTES
-    )
+    sample = sample_input(files, options.rules)
+    outcomes = [outcome for part in sample for outcome in part.outcomes]
+    require_fields([(part.piece, part.outcomes) for part in sample], options.rules)
     columns = settle_metadata(options.rules, outcomes).metadata
-    texts = usable_texts(outcomes)
+    documents = [document for part in sample for document in part.documents]
+    letters = _describe_letters(sample)
+    if not documents:
+        raise InputError("\n".join([_nothing_usable(files, sample), *letters]))
     for tokenizer in tokenizers:
-        tokenizer.check_fast_path(texts)
-    sample = measure_sample(outcomes, tokenizers, keep_text=options.keep_text)
-    text_bytes = sum(file.estimated_text_bytes for file in files)
+        tokenizer.check_fast_path(_probe_texts(documents))
+    estimate = estimate_volume(sample, tokenizers, options=options, files=files)
+    whole = estimate.input
+    sampled = format_bytes(estimate.num_sampled_bytes)
     lines = [
         "dry run: nothing was written",
-        f"  input           {_describe_files(files)}; about {format_bytes(text_bytes)} of text",
-        f"  sample          {format_plural(len(texts), 'document')}, "
-        f"{format_bytes(sample.num_text_bytes)} of text",
+        f"  input           {_describe_files(files)}; about {format_bytes(whole.num_text_bytes)} "
+        f"of text in {_describe_documents(whole.num_documents)}",
+        f"  sample          {format_plural(len(documents), 'document')} of "
+        f"{format_plural(len(sample), 'place')}, {sampled} of text",
+        *_describe_tokens(whole, tokenizers),
+        *_describe_needs(options, estimate, tokenizers),
     ]
-    if sample.num_student_tokens:
-        lines += _describe_tokens(sample, tokenizers, text_bytes)
-        lines += _describe_needs(options, sample, text_bytes, tokenizers)
     if columns:
         told = ", ".join(f"{column.name} {column.type}" for column in columns)
         lines.append(f"  metadata        {told}")
-    return "\n".join(lines + _describe_letters(outcomes))
+    return "\n".join(lines + letters)
 
 
-def measure_sample(
-    outcomes: Sequence[Outcome], tokenizers: tuple[Tokenizer, Tokenizer], *, keep_text: bool
-) -> Sample:
-    """Align and encode a sample as the job would."""
-    documents = [
-        SourceDocument(outcome.document_id, outcome.text)
-        for outcome in outcomes
-        if isinstance(outcome, PlacedDocument)
-    ]
-    align_batch(documents[:8], *tokenizers)  # kernels are compiled and loaded meanwhile
+def estimate_volume(
+    sample: Sequence[SampledPiece],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    options: AlignOptions,
+    files: Sequence[InputFile],
+) -> Estimate:
+    """Align and encode a sample as the job would, and return what that means for the input."""
+    documents = [document for part in sample for document in part.documents]
+    align_batch([_source(document) for document in documents[:8]], *tokenizers)  # loads kernels
     for tokenizer in tokenizers:
         tokenizer.num_reference_documents = 0
-    started = time.perf_counter()
+    whole = sampled = Volume()
+    writer = ShardWriter(io.BytesIO(), keep_text=options.keep_text)
+    for part in sample:
+        volume, num_bytes = _measure(part, tokenizers, writer)
+        if volume.num_text_bytes:
+            sampled = sampled.plus(volume, times=1)
+            cut = num_bytes / volume.num_text_bytes
+            whole = whole.plus(volume, times=part.scale * cut)
+            num_documents = len(part.documents) * part.scale
+            whole = replace(whole, num_documents=whole.num_documents + num_documents)
+    index = len(encode_index(writer.close().index))
+    empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
+    buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
+    shards = min(float(buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
+    of_tars = 1 + (index - empty) / max(1, sampled.num_tar_bytes)
+    return Estimate(whole, round(sampled.num_text_bytes), shards + whole.num_tar_bytes * of_tars)
+
+
+def _measure(
+    part: SampledPiece, tokenizers: tuple[Tokenizer, Tokenizer], writer: ShardWriter
+) -> tuple[Volume, int]:
+    """Return what a sample's documents give, cut where they are long, and the bytes of all text."""
+    documents = [_source(document) for document in part.documents]
+    started, before = time.perf_counter(), writer.num_bytes
     batch = align_batch(documents, *tokenizers)
-    writer = ShardWriter(io.BytesIO(), keep_text=keep_text)
     writer.add(batch)
-    num_shard_bytes = writer.close().num_bytes if batch.documents else 0
-    return Sample(
+    volume = Volume(
         num_text_bytes=sum(len(document.text) for document in batch.documents),
         num_student_tokens=int(batch.student.cu_tokens[-1]),
         num_teacher_tokens=int(batch.teacher.cu_tokens[-1]),
-        num_shard_bytes=num_shard_bytes,
+        num_tar_bytes=writer.num_bytes - before,
+        num_block_bytes=sum(len(block) for _, block in pack_blocks(part.documents, 1)),
         seconds=time.perf_counter() - started,
+    )
+    return volume, sum(len(document.text) for document in part.documents)
+
+
+def _source(document: PlacedDocument) -> SourceDocument:
+    return SourceDocument(document.document_id, _cut(document.text, MEASURED_BYTES))
+
+
+def _cut(text: bytes, most: int) -> bytes:
+    return text if len(text) <= most else text[:most].decode(errors="ignore").encode()
+
+
+def _probe_texts(documents: Sequence[PlacedDocument]) -> list[bytes]:
+    """Return the starts of some documents, few enough for the reference path."""
+    texts = [_cut(document.text, PROBE_BYTES) for document in documents]
+    return texts[:: 1 + sum(map(len, texts)) // PROBED_BYTES]
+
+
+def _nothing_usable(files: Sequence[InputFile], sample: Sequence[SampledPiece]) -> str:
+    return (
+        "--dry-run can't tell tokens, disk, memory or time: no document could be used in the "
+        f"{format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
     )
 
 
@@ -114,16 +189,22 @@ def _describe_files(files: Sequence[InputFile]) -> str:
     return f"{format_plural(len(files), 'file')} ({listed}), {format_bytes(num_bytes)}"
 
 
-def _describe_tokens(
-    sample: Sample, tokenizers: tuple[Tokenizer, Tokenizer], text_bytes: float
-) -> list[str]:
+def _describe_documents(number: float) -> str:
+    rounded = round(number)
+    return (
+        format_plural(rounded, "document")
+        if rounded < 1000
+        else f"{format_short(number)} documents"
+    )
+
+
+def _describe_tokens(whole: Volume, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[str]:
     student, teacher = map(_describe_path, tokenizers)
-    scale = text_bytes / sample.num_text_bytes
     return [
-        f"  student         {student}; about {format_short(sample.num_student_tokens * scale)} "
-        f"tokens of {sample.num_text_bytes / sample.num_student_tokens:.2f} bytes",
-        f"  teacher         {teacher}; "
-        f"{sample.num_teacher_tokens / sample.num_student_tokens:.2f} tokens a student token",
+        f"  student         {student}; about {format_short(whole.num_student_tokens)} "
+        f"tokens of {whole.num_text_bytes / whole.num_student_tokens:.2f} bytes",
+        f"  teacher         {teacher}; about {format_short(whole.num_teacher_tokens)} tokens; "
+        f"{whole.num_teacher_tokens / whole.num_student_tokens:.2f} tokens a student token",
     ]
 
 
@@ -135,40 +216,43 @@ def _describe_path(tokenizer: Tokenizer) -> str:
 
 
 def _describe_needs(
-    options: AlignOptions,
-    sample: Sample,
-    text_bytes: float,
-    tokenizers: tuple[Tokenizer, Tokenizer],
+    options: AlignOptions, estimate: Estimate, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> list[str]:
-    scale = text_bytes / sample.num_text_bytes
-    shards = sample.num_shard_bytes * scale
-    on_their_way = text_bytes if choose_shuffle(options) == "files" else 0
+    whole, shards = estimate.input, estimate.num_shard_bytes
+    on_their_way = whole.num_block_bytes if choose_shuffle(options) == "files" else 0
     disk = shards + on_their_way + sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
     free = ""
     if storage.is_local(options.output):
         free = f"; {format_bytes(free_bytes(options.output))} are free at {options.output}"
     workers = options.run.workers
     memory = estimate_memory(options.shard_bytes, keep_text=options.keep_text)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         f"  dataset         about {format_bytes(shards)}, "
-        f"{sample.num_shard_bytes / sample.num_student_tokens:.2f} bytes a student token",
+        f"{shards / whole.num_student_tokens:.2f} bytes a student token",
         f"  disk            about {format_bytes(disk)} while it runs{free}",
         f"  memory          about {format_bytes(memory)} a process, {workers} of them; "
-        f"this machine has {format_bytes(whole)}",
-        f"  time            about {format_duration(sample.seconds * scale / workers)} of aligning "
+        f"this machine has {format_bytes(machine)}",
+        f"  time            about {format_duration(whole.seconds / workers)} of aligning "
         "here, besides reading and a start of seconds",
     ]
 
 
-def _describe_letters(outcomes: Sequence[Outcome]) -> list[str]:
-    letters = [outcome for outcome in outcomes if isinstance(outcome, DeadLetter)]
+def _describe_letters(sample: Sequence[SampledPiece]) -> list[str]:
+    num_outcomes = sum(len(part.outcomes) for part in sample)
+    letters = [
+        # Lines of a piece within a file are counted from the piece's start.
+        replace(outcome, line=None) if part.piece.start else outcome
+        for part in sample
+        for outcome in part.outcomes
+        if isinstance(outcome, DeadLetter)
+    ]
     lines = [
-        f"  dead letters    {format_count(len(letters))} of the first {format_count(len(outcomes))}"
-        f" documents ({format_share(len(letters), len(outcomes))}); doubled ids don't show here"
+        f"  dead letters    {format_count(len(letters))} of {format_count(num_outcomes)} sampled "
+        f"documents ({format_share(len(letters), num_outcomes)}); doubled ids don't show here"
     ]
     lines += [
-        f"    {letter.source}#{letter.position}: {letter.reason}: {letter.detail}"
+        f"    {describe_place(asdict(letter))}: {letter.reason}: {letter.detail}"
         for letter in letters[:SHOWN_LETTERS]
     ]
     return lines

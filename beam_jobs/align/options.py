@@ -86,9 +86,9 @@ output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, man
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
 
 --append writes shards NAME-g001-000000-of-000003.tar beside those that are there, and
-dead_letters-g001.jsonl. A run that was started before goes on with exactly its rows. Ids that the
-dataset has, removed ones too, become dead letters of reason duplicate_id; they count for
---max-dead-letters. vocag score then scores what is new.
+dead_letters-g001.jsonl. A run that was started before goes on with exactly its rows. A document
+whose id the dataset has, a removed one too, is left out and counted: known_id in the dead letters,
+which --max-dead-letters does not count. vocag score then scores what is new.
 
 exit status: 0 done; 1 the job failed, run it again to resume; 2 asked for wrongly; 3 done, but more
 documents are left out than --max-dead-letters allows.

@@ -54,8 +54,8 @@ def exclude_overlap(
     for outcome in outcomes:
         name = outcome.document_id
         if isinstance(outcome, PlacedDocument) and name in overlap:
-            place = (outcome.source, outcome.position)
-            yield DeadLetter(*place, name, Reason.OVERLAP, overlap[outcome.document_id])
+            why = Reason.OVERLAP, overlap[outcome.document_id]
+            yield DeadLetter(outcome.source, outcome.position, name, *why, outcome.line)
         else:
             yield outcome
 

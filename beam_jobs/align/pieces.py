@@ -107,7 +107,7 @@ def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> l
     """Return the reading tasks, each the JSON of a list of pieces; see `decode_task`."""
     tasks: list[list[Piece]] = []
     room = 0.0
-    for piece, num_bytes in _pieces(files, task_bytes):
+    for piece, num_bytes in cut_files(files, task_bytes=task_bytes):
         if not tasks or num_bytes > room:
             tasks.append([])
             room = task_bytes
@@ -121,7 +121,10 @@ def decode_task(task: str) -> list[Piece]:
     return [Piece(**piece) for piece in json.loads(task)]
 
 
-def _pieces(files: Sequence[InputFile], task_bytes: int) -> Iterator[tuple[Piece, float]]:
+def cut_files(
+    files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES
+) -> Iterator[tuple[Piece, float]]:
+    """Yield the pieces in which files are read, and about how many bytes of text each holds."""
     for file in files:
         if file.format == "parquet" and file.row_group_bytes:
             yield from _row_group_pieces(file, task_bytes)

@@ -33,16 +33,23 @@ def probe_documents(
     Raises:
         InputError: none of them has the text field, or the id field that was asked for.
     """
-    outcomes: list[Outcome] = []
-    with_fields: list[Outcome] = []
-    for task in tasks[:: max(1, len(tasks) // PROBE_TASKS)][:PROBE_TASKS]:
-        piece = decode_task(task)[0]
-        found = _read_first(piece, rules, num_documents, num_bytes)
-        outcomes += found
-        with_fields += found if piece.format != "text" else []
+    chosen = tasks[:: max(1, len(tasks) // PROBE_TASKS)][:PROBE_TASKS]
+    pieces = [decode_task(task)[0] for task in chosen]
+    found = [(piece, _read_first(piece, rules, num_documents, num_bytes)) for piece in pieces]
+    require_fields(found, rules)
+    return [outcome for _, outcomes in found for outcome in outcomes]
+
+
+def require_fields(found: Sequence[tuple[Piece, Sequence[Outcome]]], rules: ReadingRules) -> None:
+    """Check that some of the first documents have the fields that hold text and id.
+
+    Raises:
+        InputError: none of them has the text field, or the id field that was asked for.
+    """
+    outcomes = [outcome for _, own in found for outcome in own]
     _require_text_field(outcomes, '" and "'.join(rules.text_fields))
+    with_fields = [outcome for piece, own in found if piece.format != "text" for outcome in own]
     _require_id_field(with_fields, rules.id_field)
-    return outcomes
 
 
 def usable_texts(outcomes: Sequence[Outcome]) -> list[bytes]:

@@ -8,7 +8,7 @@ are named by it.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, BinaryIO
@@ -29,6 +29,8 @@ LINE_BYTES_PER_TEXT_BYTE = 4
 """JSON escapes make a text at most 3 times longer, control characters aside; the rest is slack for
 other fields. A longer line is not parsed, so one huge line can't fill a worker's memory."""
 
+CountLines = Callable[[int], object]
+
 _SKIP_BYTES = 1 << 20
 _MAX_EXACT_FLOAT = float(1 << 53)
 
@@ -48,6 +50,7 @@ class Reason(StrEnum):
     UNREADABLE_INPUT = "unreadable_input"
     TEXT_LOST = "text_lost"
     DUPLICATE_ID = "duplicate_id"
+    KNOWN_ID = "known_id"
     OVERLAP = "overlap"
     TOKENIZATION_FAILED = "tokenization_failed"
 
@@ -62,6 +65,8 @@ class PlacedDocument:
         document_id: its id.
         text: its UTF-8 bytes.
         metadata: a value of each of `ReadingRules.metadata`.
+        line: the line of JSON where it begins, counted from 1 at the start of its piece; None in
+            files that don't consist of lines.
     """
 
     source: str
@@ -69,17 +74,30 @@ class PlacedDocument:
     document_id: str
     text: bytes
     metadata: tuple[Any, ...] = ()
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A document, or the rest of a damaged file, that can't be used. Never holds text."""
+    """A document, or the rest of a damaged file, that can't be used. Never holds text.
+
+    Attributes:
+        source: the input file.
+        position: where in it.
+        document_id: its id, None where it is unknown.
+        reason: a code.
+        detail: for people.
+        line: as a document's.
+        first_line: the same of the document whose id this one repeats.
+    """
 
     source: str
     position: int
     document_id: str | None
     reason: Reason
     detail: str
+    line: int | None = None
+    first_line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -122,12 +140,19 @@ class _UnusableError(Exception):
         self.reason, self.detail, self.document_id = reason, detail, document_id
 
 
-def read_piece(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+def read_piece(
+    piece: Piece, rules: ReadingRules, *, count_lines: CountLines = int
+) -> Iterator[PlacedDocument | DeadLetter]:
     """Yield the documents of a piece in order.
 
     Damage to the file becomes a dead letter at the place where reading stopped; what came before it
     is kept. Failures of the storage itself (a lost connection, a missing file) are raised, so that
     the runner tries again, and so is a file that was cut or written to since the job was planned.
+
+    Args:
+        piece: where they are.
+        rules: what counts as one.
+        count_lines: told in the end how many lines begin in a piece of JSON lines.
 
     Raises:
         InputChangedError: at the end, for what was read of a changing file is of no use.
@@ -136,11 +161,13 @@ def read_piece(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | D
         >>> piece = Piece("/data/a.txt", "a.txt", "text", "none")
         >>> documents = list(read_piece(piece, ReadingRules()))  # doctest: +SKIP
     """
-    yield from _read_documents(piece, rules)
+    yield from _read_documents(piece, rules, count_lines)
     require_unchanged(piece)
 
 
-def _read_documents(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
+def _read_documents(
+    piece: Piece, rules: ReadingRules, count_lines: CountLines
+) -> Iterator[PlacedDocument | DeadLetter]:
     if piece.format in TABLES:
         yield from _read_table(piece, rules)
         return
@@ -154,14 +181,15 @@ def _read_documents(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocumen
         elif piece.format == "json":
             yield from _read_json_values(file, piece, rules)
         else:
-            yield from _read_json_lines(file, piece, rules)
+            count_lines((yield from _read_json_lines(file, piece, rules)))
 
 
 def _read_text(file: BinaryIO, piece: Piece, rules: ReadingRules) -> PlacedDocument | DeadLetter:
     try:
-        text = file.read(rules.max_document_bytes + 1)
+        text = file.read(rules.max_document_bytes + 1 + len(BYTE_ORDER_MARK))
     except DAMAGE as error:
         return _damaged(piece.source, 0, error)
+    text = text.removeprefix(BYTE_ORDER_MARK)
     document_id = f"{piece.source}#0"
     if len(text) > rules.max_document_bytes:
         detail = f"the file holds more than --max-document-bytes {rules.max_document_bytes}"
@@ -175,8 +203,9 @@ def _read_text(file: BinaryIO, piece: Piece, rules: ReadingRules) -> PlacedDocum
 
 def _read_json_lines(
     file: BinaryIO, piece: Piece, rules: ReadingRules
-) -> Iterator[PlacedDocument | DeadLetter]:
-    position = piece.start
+) -> Generator[PlacedDocument | DeadLetter, None, int]:
+    """Yield what the lines hold; return how many begin in the piece."""
+    position, number = piece.start, 0
     try:
         if position:  # the line that holds byte start - 1 belongs to the piece before
             file.seek(position - 1)
@@ -184,15 +213,17 @@ def _read_json_lines(
         while piece.end is None or position < piece.end:
             line = file.readline(rules.max_line_bytes + 1)
             if not line:
-                return
+                break
+            number += 1
             start, position = position, position + len(line)
             if len(line) > rules.max_line_bytes and not line.endswith(b"\n"):
                 position += _skip_line(file)
-                yield _too_long(piece.source, start, position - start, rules)
+                yield _too_long(piece.source, start, position - start, rules, number)
             elif not line.isspace():
-                yield _parse_line(piece.source, start, line, rules)
+                yield _parse_line(piece.source, start, line, rules, number)
     except DAMAGE as error:
-        yield _damaged(piece.source, position, error)
+        yield _damaged(piece.source, position, error, number + 1)
+    return number
 
 
 def _read_json_values(
@@ -203,9 +234,9 @@ def _read_json_values(
         for value in split_values(file, rules.max_line_bytes):
             end = value.position + value.num_bytes
             if value.data is None:
-                yield _too_long(piece.source, value.position, value.num_bytes, rules)
+                yield _too_long(piece.source, value.position, value.num_bytes, rules, value.line)
             else:
-                yield _parse_line(piece.source, value.position, value.data, rules)
+                yield _parse_line(piece.source, value.position, value.data, rules, value.line)
     except DAMAGE as error:
         yield _damaged(piece.source, end, error)
 
@@ -220,7 +251,7 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _parse_line(
-    source: str, position: int, line: bytes, rules: ReadingRules
+    source: str, position: int, line: bytes, rules: ReadingRules, number: int
 ) -> PlacedDocument | DeadLetter:
     if position == 0:
         line = line.removeprefix(BYTE_ORDER_MARK)
@@ -229,12 +260,13 @@ def _parse_line(
     except orjson.JSONDecodeError as error:
         record = _parse_with_nan(line)
         if record is not None:
-            return _place_document(source, position, record, rules)
+            return _place_document(source, position, record, rules, line=number)
         # Messages of orjson 3.13: "str is not valid UTF-8: surrogates not allowed", "no low
         # surrogate in string", "invalid high surrogate in string".
         reason = Reason.INVALID_UNICODE if "surrogate" in error.msg else Reason.BAD_JSON
-        return DeadLetter(source, position, None, reason, f"{error.msg} at character {error.pos}")
-    return _place_document(source, position, record, rules)
+        detail = f"{error.msg} at character {error.pos}"
+        return DeadLetter(source, position, None, reason, detail, number)
+    return _place_document(source, position, record, rules, line=number)
 
 
 def _read_table(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | DeadLetter]:
@@ -265,7 +297,13 @@ def _read_shard(piece: Piece, rules: ReadingRules) -> Iterator[PlacedDocument | 
 
 
 def _place_document(
-    source: str, position: int, record: Any, rules: ReadingRules, *, is_text: bool = False
+    source: str,
+    position: int,
+    record: Any,
+    rules: ReadingRules,
+    *,
+    is_text: bool = False,
+    line: int | None = None,
 ) -> PlacedDocument | DeadLetter:
     try:
         if not isinstance(record, dict):
@@ -281,9 +319,10 @@ def _place_document(
         except _UnusableError as unusable:
             unusable.document_id = document_id
             raise
-        return PlacedDocument(source, position, document_id, text, metadata)
+        return PlacedDocument(source, position, document_id, text, metadata, line)
     except _UnusableError as unusable:
-        return DeadLetter(source, position, unusable.document_id, unusable.reason, unusable.detail)
+        why = unusable.document_id, unusable.reason, unusable.detail
+        return DeadLetter(source, position, *why, line)
 
 
 def _parse_with_nan(line: bytes) -> Any:
@@ -371,14 +410,18 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
     return data
 
 
-def _too_long(source: str, position: int, num_bytes: int, rules: ReadingRules) -> DeadLetter:
+def _too_long(
+    source: str, position: int, num_bytes: int, rules: ReadingRules, line: int
+) -> DeadLetter:
     detail = (
         f"line of {num_bytes} bytes exceeds {LINE_BYTES_PER_TEXT_BYTE} times --max-document-bytes "
         f"{rules.max_document_bytes}"
     )
-    return DeadLetter(source, position, None, Reason.TOO_LARGE, detail)
+    return DeadLetter(source, position, None, Reason.TOO_LARGE, detail, line)
 
 
-def _damaged(source: str, position: int, error: BaseException) -> DeadLetter:
+def _damaged(
+    source: str, position: int, error: BaseException, line: int | None = None
+) -> DeadLetter:
     detail = f"reading stopped here, the rest of the file is left out: {error}"
-    return DeadLetter(source, position, None, Reason.UNREADABLE_INPUT, detail)
+    return DeadLetter(source, position, None, Reason.UNREADABLE_INPUT, detail, line)

@@ -320,7 +320,7 @@ def _losses_by_file(losses: Losses) -> Iterable[Element]:
         [
             file.source,
             ", ".join(f"{name} {format_count(n)}" for name, n in sorted(file.by_reason.items())),
-            f"#{file.first}",
+            file.first,
             format_count(file.by_reason.total()),
         ]
         for file in ranked[:MAX_LOSS_FILES]

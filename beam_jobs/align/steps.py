@@ -10,7 +10,9 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
+from typing import Any
 
 import apache_beam as beam
 import orjson
@@ -20,6 +22,7 @@ from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.job import BucketRecord, Job, Part, number_shards
+from beam_jobs.align.lines import keep_line_count, name_lines
 from beam_jobs.align.metadata import columns_of
 from beam_jobs.align.overlap import exclude_overlap
 from beam_jobs.align.pieces import decode_task
@@ -74,7 +77,9 @@ class ReadBlocks(_JobStep):
             if piece.format == TAKEN_IDS:
                 yield from read_taken_ids(piece)
             else:
-                yield from exclude_overlap(read_piece(piece, rules), self._job.overlap)
+                count_lines = partial(keep_line_count, self._job.run_folder, piece)
+                outcomes = read_piece(piece, rules, count_lines=count_lines)
+                yield from exclude_overlap(outcomes, self._job.overlap)
 
     def _count(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         progress = worker_progress(self._job.run_folder)
@@ -160,19 +165,20 @@ class WriteManifest(_JobStep):
 
     def _write_dead_letters(self, records: Iterable[BucketRecord]) -> DeadLetterRecord:
         """Merge the buckets' dead letters; they are held in memory once."""
-        lines: list[bytes] = []
+        letters: list[dict[str, Any]] = []
         by_reason: Counter[str] = Counter()
         for record in records:
             by_reason.update(record.by_reason)
             if record.dead_letters:
                 path = storage.join(self._job.run_folder, record.dead_letters)
-                lines += storage.read_bytes(path).splitlines(keepends=True)
-        lines.sort(key=_place_of)
-        data = b"".join(lines)
+                letters += map(orjson.loads, storage.read_bytes(path).splitlines())
+        letters.sort(key=lambda letter: (letter["source"], letter["position"]))
+        named = name_lines(letters, self._job.run_folder)
+        data = b"".join(orjson.dumps(x, option=orjson.OPT_APPEND_NEWLINE) for x in named)
         file = self._job.dead_letters_file
         self._write(self._job.output, file, data)
         counts = dict(sorted(by_reason.items()))
-        return DeadLetterRecord(file, sha256(data).hexdigest(), len(lines), counts)
+        return DeadLetterRecord(file, sha256(data).hexdigest(), len(letters), counts)
 
     def _summary(self, records: list[BucketRecord]) -> bytes:
         summary = {
@@ -226,8 +232,3 @@ def _extend_manifest(parts: Sequence[Part], dead_letters: DeadLetterRecord, job:
         configuration=job.configuration,
         statistics=statistics.to_json(),
     )
-
-
-def _place_of(line: bytes) -> tuple[str, int]:
-    letter = orjson.loads(line)
-    return letter["source"], letter["position"]

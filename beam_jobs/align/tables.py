@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +17,9 @@ TABLES = frozenset({"parquet", "arrow", "csv", "tsv"})
 """The formats that are read here."""
 
 _ROWS_PER_BATCH = 256
+_COUNTED_BYTES = 16 << 20
+"""Rows of a longer file that doesn't say how many it has are counted in its start."""
+
 _ARROW_FILE = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -64,7 +67,7 @@ def read_shape(file: BinaryIO, piece: Piece) -> TableShape | None:
             return TableShape(tuple(metadata.schema.to_arrow_schema().names), tuple(groups))
         if piece.format == "arrow":
             return TableShape(tuple(_open_arrow(file).schema.names))
-        header = next(_csv_reader(file, piece, max_cell_bytes=1 << 30), [])
+        header = next(_csv_reader(decompress(file, piece.compression), piece, 1 << 30), [])
         return TableShape(tuple(header))
     except (*DAMAGE, pa.ArrowException, csv.Error):
         return None
@@ -114,6 +117,40 @@ def read_rows(
         raise DamagedTableError(position) from error
 
 
+def count_rows(piece: Piece) -> tuple[int, int | None]:
+    """Count a piece's rows, or those at the start of a file that doesn't say how many it has.
+
+    Returns:
+        The number of rows, and how many uncompressed bytes they take; None: they are all.
+
+    Raises:
+        DamagedTableError: the file can't be read.
+    """
+    try:
+        with storage.open_to_read(piece.path) as file:
+            if piece.format == "parquet":
+                table, groups, _ = _open_row_groups(file, piece)
+                return sum(table.metadata.row_group(group).num_rows for group in groups), None
+            if piece.format == "arrow":
+                batches = _arrow_batches(_open_arrow(file))
+                return _count_until(file, (batch.num_rows for batch in batches))
+            data = decompress(file, piece.compression)
+            rows = _csv_reader(data, piece, 1 << 30)
+            next(rows, [])
+            return _count_until(data, (bool(cells) for cells in rows))
+    except (*DAMAGE, pa.ArrowException, csv.Error) as error:
+        raise DamagedTableError(0) from error
+
+
+def _count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None]:
+    total = 0
+    for count in counts:
+        total += count
+        if file.tell() >= _COUNTED_BYTES:
+            return total, file.tell()
+    return total, None
+
+
 type _Rows = Iterator[dict[str, Any] | BadRow]
 
 
@@ -138,10 +175,7 @@ def _arrow_rows(file: BinaryIO, fields: Sequence[str]) -> _Rows:
     table = _open_arrow(file)
     roots = {field.split(".")[0] for field in fields} | set(fields)
     columns = [name for name in table.schema.names if name in roots]
-    batches: Iterable[pa.RecordBatch] = (
-        table if is_stream else map(table.get_batch, range(table.num_record_batches))
-    )
-    for batch in batches:
+    for batch in _arrow_batches(table):
         chosen = batch.select(columns)
         _require_sound(chosen)
         for start in range(0, len(chosen), _ROWS_PER_BATCH):
@@ -150,8 +184,14 @@ def _arrow_rows(file: BinaryIO, fields: Sequence[str]) -> _Rows:
         raise CutStreamError("the stream has no end mark: the file is cut")
 
 
+def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
+    if isinstance(table, pa.ipc.RecordBatchFileReader):
+        return map(table.get_batch, range(table.num_record_batches))
+    return cast(Iterable[pa.RecordBatch], table)
+
+
 def _csv_rows(file: BinaryIO, piece: Piece, fields: Sequence[str], max_cell_bytes: int) -> _Rows:
-    reader = _csv_reader(file, piece, max_cell_bytes=max_cell_bytes)
+    reader = _csv_reader(decompress(file, piece.compression), piece, max_cell_bytes)
     header = next(reader, [])
     wanted = [(name, header.index(name)) for name in fields if name in header]
     for cells in filter(None, reader):  # blank lines are no rows
@@ -169,9 +209,8 @@ def _csv_rows(file: BinaryIO, piece: Piece, fields: Sequence[str], max_cell_byte
         yield row
 
 
-def _csv_reader(file: BinaryIO, piece: Piece, *, max_cell_bytes: int) -> Iterator[list[str]]:
+def _csv_reader(data: BinaryIO, piece: Piece, max_cell_bytes: int) -> Iterator[list[str]]:
     csv.field_size_limit(max_cell_bytes)
-    data = decompress(file, piece.compression)
     text = io.TextIOWrapper(data, "utf-8-sig", errors="surrogateescape", newline="")
     return csv.reader(text, delimiter="\t" if piece.format == "tsv" else ",", strict=True)
 

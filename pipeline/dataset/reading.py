@@ -35,6 +35,10 @@ def read_manifest(dataset: str) -> Manifest:
             f"{path} does not exist: {dataset} is no dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"
         ) from error
+    except NotADirectoryError as error:
+        raise DatasetError(
+            f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
+        ) from error
     return decode_manifest(data, where=path)
 
 

@@ -20,6 +20,7 @@ is trained on, and nobody would know.
 
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -102,17 +103,20 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
 
     Raises:
         FileNotFoundError: there is no such file.
-        MixtureFileError: no TOML, unknown or missing keys, wrong weights or stages.
+        MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
 
     Example:
         >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
         {'web': 0.7, 'math': 0.3}
     """
     path = os.fspath(path)
-    with fsspec.open(path, "rb") as file:
-        data: bytes = file.read()
     try:
-        entries = msgspec.toml.decode(data, type=_File)
+        with fsspec.open(path, "rb") as file:
+            data: bytes = file.read()
+    except IsADirectoryError as error:
+        raise MixtureFileError(f"{path} is a folder: a mixture is a TOML file") from error
+    try:
+        entries = msgspec.toml.decode(data.removeprefix(BOM_UTF8), type=_File)
         datasets = tuple(_dataset(path, *item) for item in entries.datasets.items())
         stages = tuple(Stage(entry.from_tokens, entry.weights) for entry in entries.stages)
         _require_stages(stages, {dataset.name for dataset in datasets})

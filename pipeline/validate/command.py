@@ -135,7 +135,7 @@ def _num_bytes(dataset: str) -> int | None:
     """Return how much there is to read; a damaged manifest is reported later, not here."""
     try:
         return read_manifest(dataset).totals["num_bytes"]
-    except (ValueError, TypeError):
+    except ValueError:
         return None
 
 

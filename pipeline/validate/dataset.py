@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from importlib.util import find_spec
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, get_type_hints
 
 import fsspec
+import msgspec
 import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
@@ -28,12 +29,12 @@ from pipeline.validate.shard import (
     open_file,
 )
 from pipeline.validate.tar import digest_file
+from schemas.document import SCHEMA_VERSION
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import (
     MANIFEST_FILE,
     DeadLetterRecord,
     Manifest,
-    ShardRecord,
     TokenizerRecord,
     decode_manifest,
 )
@@ -135,13 +136,16 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
         raise DatasetError(
             f"{path} does not exist: name the output folder of a finished align job"
         ) from error
+    except NotADirectoryError as error:
+        raise DatasetError(
+            f"{folder} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
+        ) from error
     manifest: Manifest | None
     try:
         manifest = decode_manifest(data, where=path)
     except SchemaVersionError:
         raise
-    # TypeError: a count that is no number; decode_manifest adds them up.
-    except (DatasetError, TypeError) as error:
+    except DatasetError as error:
         findings.add("manifest", str(error))
         manifest = _salvage(data)
         if manifest is None:
@@ -154,13 +158,27 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
     return manifest
 
 
-_UNKNOWN: dict[str, Any] = {
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "adds_bos": False,
-    "adds_eos": False,
+_UNKNOWN: dict[type, dict[str, Any]] = {
+    TokenizerRecord: {
+        "source": "",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "adds_bos": False,
+        "adds_eos": False,
+        "convention": None,
+    },
+    Manifest: {
+        "configuration": {},
+        "statistics": {},
+        "schema_version": SCHEMA_VERSION,
+        "metadata": (),
+        "generation": 0,
+        "generations": (),
+        "removed": None,
+        "views": (),
+    },
 }
-"""What a tokenizer's record may have lost without its shards being past checking."""
+"""What a record may have lost without the shards being past checking, and what is taken instead."""
 
 
 def _totals(manifest: Manifest) -> dict[str, int]:
@@ -170,21 +188,30 @@ def _totals(manifest: Manifest) -> dict[str, int]:
 
 
 def _salvage(data: bytes) -> Manifest | None:
-    """Return what an altered manifest still says, as far as it is complete."""
+    """Return the sound fields of an altered manifest, None if too few of them are."""
     try:
-        body = json.loads(data)
-        manifest = Manifest(
-            name=body["name"],
-            student=TokenizerRecord(**{**_UNKNOWN, **body["student"]}),
-            teacher=TokenizerRecord(**{**_UNKNOWN, **body["teacher"]}),
-            shards=tuple(ShardRecord(**shard) for shard in body["shards"]),
-            dead_letters=DeadLetterRecord(**body["dead_letters"]),
-            configuration=body["configuration"],
-            statistics=body["statistics"],
-        )
-        return manifest if all(type(n) is int for n in manifest.totals.values()) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        body = msgspec.json.decode(data)
+        sides = {side: _read_sound(body[side], TokenizerRecord) for side in ("student", "teacher")}
+        return _read_sound({**body, **sides}, Manifest)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _read_sound[Record](body: Mapping[str, Any], kind: type[Record]) -> Record:
+    """Return a record whose fields are of their types; lost or damaged ones are `_UNKNOWN`.
+
+    Raises:
+        ValidationError: a field that has no other value is lost or damaged.
+    """
+    sound = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        try:
+            sound[name] = msgspec.convert(body[name], hint)
+        except (msgspec.ValidationError, KeyError):
+            if name not in _UNKNOWN[kind]:
+                raise
+            sound[name] = _UNKNOWN[kind][name]
+    return kind(**sound)
 
 
 def _check_json_schema(data: bytes, findings: Findings) -> None:
@@ -195,7 +222,7 @@ def _check_json_schema(data: bytes, findings: Findings) -> None:
 
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     schema = json.loads(resources.files("schemas").joinpath("manifest.schema.json").read_bytes())
     for error in jsonschema.Draft202012Validator(schema).iter_errors(body):
@@ -290,10 +317,17 @@ def _check_statistics(
         return
     for name, value in AlignmentStatistics.merge(parts).to_json().items():
         if name in OVER_WIDE and name not in claims:
-            continue  # made before they were counted
+            continue  # left out where there are none
         claim: Any = claims.get(name)
-        close = np.shape(claim) == np.shape(value) and np.allclose(
-            np.asarray(claim, np.float64), value, rtol=FLOAT_TOLERANCE, atol=0
-        )
-        if not close:
+        if not _is_close(claim, value):
             findings.add("statistics", f"{name} is {value}, the manifest says {claim}")
+
+
+def _is_close(claim: Any, value: float | list[int]) -> bool:
+    try:
+        numbers = msgspec.convert(claim, float | list[float])
+    except msgspec.ValidationError:
+        return False
+    return np.shape(numbers) == np.shape(value) and np.allclose(
+        numbers, value, rtol=FLOAT_TOLERANCE, atol=0
+    )

@@ -19,7 +19,7 @@ def check_generations(folder: str, manifest: Manifest, findings: Findings) -> No
         >>> check_generations("aligned", manifest, findings)  # doctest: +SKIP
     """
     numbers = [entry.number for entry in manifest.generations]
-    if numbers != list(range(manifest.generation)):
+    if numbers != list(range(len(numbers))) or len(numbers) != manifest.generation:
         text = f"generation {manifest.generation} lists {numbers} as the earlier ones"
         findings.add("generations", text)
     earlier = []

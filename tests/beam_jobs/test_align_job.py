@@ -83,7 +83,7 @@ def test_dead_letters_name_places_and_reasons_but_no_text() -> None:
     duplicates = {x["document_id"]: x for x in letters if x["reason"] == "duplicate_id"}
     assert duplicates["doc-1"]["source"] == "a.jsonl"
     assert duplicates["doc-399"]["source"] == "d.parquet"
-    assert "the id was first used at a.jsonl#" in duplicates["doc-399"]["detail"]
+    assert "the id was first used at a.jsonl line " in duplicates["doc-399"]["detail"]
     assert "the same id" not in "".join(lines)
 
 

@@ -20,6 +20,7 @@ from beam_jobs.align.reading import PlacedDocument
 from beam_jobs.align.taken_ids import TakenId
 from beam_jobs.errors import OptionsError
 from beam_jobs.left_out import TooManyDeadLettersError
+from beam_jobs.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
 from schemas.errors import DamagedShardError
@@ -61,10 +62,13 @@ def test_a_dataset_grows_and_what_was_there_stays(tmp_path: Path) -> None:
     assert second.totals["num_documents"] == 50
     assert second.statistics["num_documents"] == 50
     letters = letters_of(folder, "dead_letters-g001.jsonl")
-    assert second.dead_letters.by_reason == {"duplicate_id": 2}
+    assert second.dead_letters.by_reason == {"duplicate_id": 1, "known_id": 1}
     details = {str(x["document_id"]): str(x["detail"]) for x in letters}
-    assert re.fullmatch(r"the id was first used at corpus-\d{6}-of-\d{6}\.tar#\d+", details["a7"])
-    assert details["b3"] == "the id was first used at b.jsonl#" + details["b3"].split("#")[1]
+    assert re.fullmatch(
+        r"the dataset has the id already: corpus-\d{6}-of-\d{6}\.tar#\d+", details["a7"]
+    )
+    assert details["b3"] == "the id was first used at b.jsonl line 4"
+    assert {x["document_id"]: x["line"] for x in letters} == {"a7": 21, "b3": 22}
     assert validate_dataset(str(folder)).findings == ()
     card, report = after["README.md"].decode(), after["report.html"].decode()
     assert "| documents | 50 |" in card
@@ -87,13 +91,23 @@ def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixt
     before = files_of(folder)
     assert grow(tmp_path, "b", SECOND) == manifest
     assert files_of(folder) == before
-    with pytest.raises(InputError, match=r"no document that .* has not: .*dead_letters-g002"):
-        grow(tmp_path, "again", [*FIRST, *SECOND])
+    run = RunOptions()
+    assert grow(tmp_path, "again", [*FIRST, *SECOND], run=run, max_dead_letters=0) == manifest
+    shown = capsys.readouterr().out
+    assert "nothing new: " in shown
+    assert "has the ids of 50 documents of 50 already; the dataset stays at generation 1" in shown
     assert len(letters_of(folder, "dead_letters-g002.jsonl")) == 50
     assert open_dataset(str(folder)).manifest == manifest
     assert not list(folder.glob(".vocag-*"))
     with pytest.raises(InputError, match="every file is empty or blank"):
         grow(tmp_path, "empty", [])
+    path = write_input(tmp_path / "in/bad.jsonl", FIRST)
+    with path.open("a") as file:
+        file.write("{\n")
+    bad = options(tmp_path, path, append=True)
+    assert align(replace(bad, max_dead_letters=0.04)) == manifest
+    with pytest.raises(InputError, match="no document of the input is new and can be used"):
+        align(replace(bad, max_dead_letters=0.03))
     assert grow(tmp_path, "c", ["c1"]).generation == 2
     assert letters_of(folder, "dead_letters-g002.jsonl") == []
 
@@ -170,8 +184,16 @@ def test_dead_letters_are_counted_by_generation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grow(tmp_path, "a", FIRST)
-    with pytest.raises(TooManyDeadLettersError, match=r"2 of 4 documents .*duplicate_id 2"):
-        grow(tmp_path, "b", ["b0", "b1", "a0", "a1"], max_dead_letters=0.4)
+    known = {"known_id": 2}
+    assert (
+        grow(tmp_path, "b", ["b0", "a0", "a1"], max_dead_letters=0).dead_letters.by_reason == known
+    )
+    with pytest.raises(
+        TooManyDeadLettersError, match=r"2 of 4 documents .*duplicate_id 2"
+    ) as caught:
+        grow(tmp_path, "d", ["b1", "b1", "b1", "a1"], max_dead_letters=0.4)
+    assert "known_id" not in str(caught.value)
+    assert "--id-field" not in str(caught.value)
     assert documents(tmp_path / "aligned").keys() == {*FIRST, "b0", "b1"}
     capsys.readouterr()
     inputs = write_input(tmp_path / "in/c.jsonl", ["c0", "c1"])
@@ -181,7 +203,7 @@ def test_dead_letters_are_counted_by_generation(
     assert main([*arguments, "--shard-bytes", str(good.shard_bytes)]) == 0
     shown = capsys.readouterr().out
     assert "aligned 2 documents" in shown
-    assert "generation      2, with 34 documents in" in shown
+    assert "generation      3, with 34 documents in" in shown
 
 
 def test_only_taken_ids_that_meet_a_document_are_held() -> None:

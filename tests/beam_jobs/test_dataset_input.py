@@ -22,8 +22,8 @@ from beam_jobs.align.options import AlignOptions
 from beam_jobs.align.pieces import buckets_for, decode_task, plan_tasks
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.errors import OptionsError
-from pipeline.dataset.files import open_dataset
 from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
 from tests.support.datasets import make_texts, word_pieces
 from tests.support.growing import QUIET, documents, grow, options, take_out, write_input

@@ -1,11 +1,26 @@
 """What a job would do, told beforehand and compared with what it does."""
 
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import random
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from beam_jobs.align import sampling
 from beam_jobs.align.command import main
+from beam_jobs.align.inputs import find_inputs
+from beam_jobs.align.reading import PlacedDocument, ReadingRules, read_piece
+from beam_jobs.align.sampling import cut_files, sample_input
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import align_options, command_line, reference_dataset
 
@@ -37,8 +52,8 @@ def test_a_dry_run_tells_what_the_job_then_does(
     assert re.search(r"disk +about [\d.]+ MB while it runs; .* are free at ", said)
     assert re.search(r"memory +about [\d.]+ [MG]B a process, 1 of them; this machine has", said)
     assert re.search(r"time +about .* of aligning here", said)
-    assert re.search(r"dead letters +\d+ of the first \d+ documents", said)
-    assert "    a.jsonl#" in said
+    assert re.search(r"dead letters +\d+ of \d+ sampled documents", said)
+    assert "    a.jsonl line " in said
     assert "bad_json: " in said
 
 
@@ -59,3 +74,148 @@ def test_a_dry_run_refuses_what_the_job_would_refuse(
     assert main([*arguments, "--dry-run", "--name=other"]) == 2
     assert "holds a dataset of another configuration" in capsys.readouterr().err
     assert main([*arguments, "--dry-run", "--id-field=ulr"]) == 2
+
+
+# How much text a sample says there is.
+
+
+def make_records(number: int) -> list[dict[str, Any]]:
+    """Records whose text is a small part, of lengths that differ much."""
+    choose = random.Random(3)
+    words = ["the", "law", "of", "large", "numbers", "π", "is", "old", "数学", "\n"]
+    return [
+        {
+            "id": f"document-{n}",
+            "text": " ".join(choose.choices(words, k=choose.choice([1, 2, 5, 40, 200]))),
+            "notes": " ".join(choose.choices(words, k=90)),
+        }
+        for n in range(number)
+    ]
+
+
+def json_lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def csv_rows(records: list[dict[str, Any]]) -> bytes:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(records[0]))
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue().encode()
+
+
+def parquet(records: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(records), file, row_group_size=1000)
+    return file.getvalue()
+
+
+def arrow(records: list[dict[str, Any]]) -> bytes:
+    file, table = io.BytesIO(), pa.Table.from_pylist(records)
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=500):
+            writer.write_batch(batch)
+    return file.getvalue()
+
+
+@pytest.fixture
+def small_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A sample that is a small part of the inputs here."""
+    monkeypatch.setattr(sampling, "SAMPLE_DOCUMENTS", 500)
+    monkeypatch.setattr(sampling, "MEASURED_BYTES", 300_000)
+    monkeypatch.setattr("beam_jobs.align.tables._COUNTED_BYTES", 200_000)
+    return
+
+
+def estimate(pattern: str) -> tuple[float, float, int]:
+    """Return the estimated documents and bytes of text, and how many documents were sampled."""
+    sample = sample_input(find_inputs([pattern]), ReadingRules())
+    documents = sum(len(part.documents) * part.scale for part in sample)
+    text = sum(len(d.text) * part.scale for part in sample for d in part.documents)
+    return documents, text, sum(len(part.outcomes) for part in sample)
+
+
+def count(pattern: str) -> tuple[int, int]:
+    """Return what there is, read from start to end."""
+    pieces = [piece for piece, _ in cut_files(find_inputs([pattern]))]
+    outcomes = [outcome for piece in pieces for outcome in read_piece(piece, ReadingRules())]
+    documents = [outcome for outcome in outcomes if isinstance(outcome, PlacedDocument)]
+    return len(documents), sum(len(document.text) for document in documents)
+
+
+@pytest.mark.parametrize(
+    ("name", "encode"),
+    [
+        ("a.jsonl", json_lines),
+        ("a.jsonl.gz", lambda records: gzip.compress(json_lines(records))),
+        ("a.jsonl.bz2", lambda records: bz2.compress(json_lines(records))),
+        ("a.jsonl.xz", lambda records: lzma.compress(json_lines(records))),
+        ("a.json", lambda records: json.dumps(records, indent=1).encode()),
+        ("a.csv", csv_rows),
+        ("a.csv.gz", lambda records: gzip.compress(csv_rows(records))),
+        ("a.parquet", parquet),
+        ("a.arrow", arrow),
+    ],
+)
+@pytest.mark.usefixtures("small_sample")
+def test_text_is_estimated_within_15_percent(
+    tmp_path: Path, name: str, encode: Callable[[list[dict[str, Any]]], bytes]
+) -> None:
+    (tmp_path / name).write_bytes(encode(make_records(6000)))
+    documents, text, sampled = estimate(f"{tmp_path}/*")
+    assert sampled < 1000
+    assert (documents, text) == pytest.approx(count(f"{tmp_path}/*"), rel=0.15)
+
+
+@pytest.mark.usefixtures("small_sample")
+def test_many_files_of_all_kinds_are_sampled_by_size(tmp_path: Path) -> None:
+    records = make_records(8000)
+    for part in range(60):
+        own = records[part * 10 : part * 10 + 10 + 40 * (part % 5)]
+        (tmp_path / f"{part}.jsonl").write_bytes(json_lines(own))
+        (tmp_path / f"{part}.txt").write_text(own[0]["notes"] * (part + 1), "utf-8")
+    (tmp_path / "z.parquet").write_bytes(parquet(records))
+    documents, text, sampled = estimate(f"{tmp_path}/*")
+    assert sampled < 1000
+    assert text == pytest.approx(count(f"{tmp_path}/*")[1], rel=0.15)
+    assert documents > 0
+
+
+def test_a_small_input_is_read_whole(tmp_path: Path) -> None:
+    records = make_records(30)
+    (tmp_path / "a.jsonl").write_bytes(json_lines(records) + b"{\n")
+    assert estimate(f"{tmp_path}/*")[:2] == count(f"{tmp_path}/*")
+
+
+def test_a_document_above_the_sample_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start is aligned, and stands for the rest."""
+    corpus, _ = reference_dataset()
+    monkeypatch.setattr("beam_jobs.align.dry_run.MEASURED_BYTES", 4000)
+    monkeypatch.setattr(sampling, "SAMPLE_BYTES", 1000)
+    text = "The quick brown fox jumps over the lazy dog, twice. " * 1000
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_bytes(json_lines([{"id": "a", "text": text}]))
+    options = align_options(corpus, tmp_path / "out", input=(f"{tmp_path}/in/*",))
+    said = shown(capsys, command_line(options))
+    found = re.search(r"student .*; about ([\d.]+) k tokens", said)
+    assert found
+    assert main(command_line(options)) == 0
+    totals = read_manifest(str(tmp_path / "out")).totals
+    assert float(found[1]) * 1000 == pytest.approx(totals["num_student_tokens"], rel=0.05)
+    assert "about 52.0 kB of text in 1 document\n" in said
+
+
+def test_nothing_usable_is_said_and_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, _ = reference_dataset()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_bytes(b"{\n" * 4)
+    options = align_options(corpus, tmp_path / "out", input=(f"{tmp_path}/in/*",))
+    assert main([*command_line(options), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert "can't tell tokens, disk, memory or time" in error
+    assert "bad_json" in error

@@ -37,7 +37,7 @@ def test_ids_that_repeat_in_every_file_end_with_a_status_of_their_own(
     assert read_manifest(str(tmp_path / "out")).dead_letters.count == 75
     (line,) = [line for line in captured.err.splitlines() if line.startswith("vocag align:")]
     assert "75 of 100 documents (75.00 %) are left out, more than --max-dead-letters 1 %" in line
-    assert "duplicate_id 75 (first: part-1.jsonl#0)" in line
+    assert "duplicate_id 75 (first: part-1.jsonl line 1)" in line
     assert "75 ids are used again in another file" in line
     assert "--id-field ''" in line
     assert main(command) == 3, "the same command, run again, says so again"
@@ -58,7 +58,9 @@ def test_everything_lost_is_not_success(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(arguments(folder, tmp_path / "out")) == 3
     error = capsys.readouterr().err
     assert "4 of 4 documents (100 %)" in error
-    assert "bad_json 3 (first: a.jsonl#0), text_not_a_string 1 (first: a.jsonl#6)" in error
+    assert (
+        "bad_json 3 (first: a.jsonl line 1), text_not_a_string 1 (first: a.jsonl line 4)" in error
+    )
     assert "--id-field" not in error
 
 

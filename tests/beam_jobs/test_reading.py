@@ -7,8 +7,11 @@ import os
 import resource
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import count, islice, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +21,14 @@ from hypothesis import strategies as st
 
 from beam_jobs.align import blocks
 from beam_jobs.align.blocks import BlockStore, pack_blocks, unpack_block
+from beam_jobs.align.buckets import encode_dead_letter
 from beam_jobs.align.decompression import CutStreamError, decompress, zstd
 from beam_jobs.align.inputs import find_inputs
+from beam_jobs.align.lines import keep_line_count, name_lines
 from beam_jobs.align.listing import InputError
 from beam_jobs.align.pieces import Piece, decode_task, plan_tasks
 from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
+from beam_jobs.left_out import DUPLICATE_OF
 from tests.support.corpus import json_line
 
 RULES = ReadingRules(max_document_bytes=1 << 10)
@@ -90,8 +96,52 @@ def test_pieces_of_a_file_hold_what_the_file_holds(
     data = b"".join(lines)
     path.write_bytes(data if ends_with_newline else data.removesuffix(b"\n"))
     edges = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
-    pieces = [read(path, start=a, end=b) for a, b in pairwise(edges) if a < b]
-    assert [outcome for piece in pieces for outcome in piece] == read(path)
+    outcomes = []
+    with TemporaryDirectory() as folder:
+        for start, end in pairwise(edges):
+            piece = Piece(str(path), path.name, "jsonl", "none", start, end)
+            outcomes += read_piece(
+                piece, RULES, count_lines=partial(keep_line_count, folder, piece)
+            )
+        letters = [json.loads(encode_dead_letter(as_letter(outcome))) for outcome in outcomes]
+        numbers = [letter["line"] for letter in name_lines(letters, folder)]
+    whole = read(path)
+    assert [replace(outcome, line=None) for outcome in outcomes] == [
+        replace(outcome, line=None) for outcome in whole
+    ]
+    expected = [data[: outcome.position].count(b"\n") + 1 for outcome in whole]
+    assert [outcome.line for outcome in whole] == numbers == expected
+
+
+def as_letter(outcome: PlacedDocument | DeadLetter) -> DeadLetter:
+    place = outcome.source, outcome.position
+    return DeadLetter(*place, None, Reason.BAD_JSON, "", line=outcome.line)
+
+
+@pytest.mark.parametrize("first", ["a.jsonl", "b.jsonl"])
+def test_a_repeated_id_names_the_line_of_its_first_use(tmp_path: Path, first: str) -> None:
+    for start, num_lines in ((0, 7), (90, 5), (1200, 9)):
+        piece = Piece("a.jsonl", "a.jsonl", "jsonl", "none", start, start + 1)
+        keep_line_count(str(tmp_path), piece, num_lines)
+    detail = f"{DUPLICATE_OF}{first}#95"
+    letter = DeadLetter("a.jsonl", 1300, "x", Reason.DUPLICATE_ID, detail, 4, 2)
+    (named,) = name_lines([json.loads(encode_dead_letter(letter))], str(tmp_path))
+    assert named["line"] == 16
+    line = {"a.jsonl": 9, "b.jsonl": 2}[first]  # b was not cut
+    assert named["detail"] == f"the id was first used at {first} line {line}"
+
+
+def test_a_text_file_begins_behind_its_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfthe text")
+    (document,) = read(path, "text")
+    assert document.text == b"the text"
+    path.write_bytes(b"\xef\xbb\xbf" + b"x" * RULES.max_document_bytes)
+    assert isinstance(read(path, "text")[0], PlacedDocument)
+    path.write_bytes(b"\xef\xbb\xbf" + b"x" * (RULES.max_document_bytes + 1))
+    assert read(path, "text")[0].reason == Reason.TOO_LARGE
+    path.write_bytes(b"\xef\xbb\xbf")
+    assert read(path, "text")[0].reason == Reason.EMPTY_TEXT
 
 
 @pytest.mark.parametrize("edges", [[0, 6], [0, 1, 6], [0, 2, 3, 6], [0, 1, 2, 3, 4, 5, 6]])
@@ -313,6 +363,7 @@ documents = st.builds(
     position=st.integers(0, 1 << 40),
     document_id=st.text(),
     text=st.binary(max_size=50),
+    line=st.none() | st.integers(1, 1 << 40),
 )
 letters = st.builds(
     DeadLetter,
@@ -321,6 +372,7 @@ letters = st.builds(
     document_id=st.none() | st.text(min_size=1),
     reason=st.sampled_from(Reason),
     detail=st.text(),
+    line=st.none() | st.integers(1, 1 << 40),
 )
 
 
@@ -344,6 +396,7 @@ def test_blocks_carry_every_document(
             record.position,
             record.document_id.decode(),
             bytes(record.body),
+            line=record.line or None,
         )
         for record in records
     ]

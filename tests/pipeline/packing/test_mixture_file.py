@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from pipeline.dataset.reading import read_manifest
 from pipeline.packing.mixture_file import (
     MixedDataset,
     Mixture,
@@ -11,6 +12,7 @@ from pipeline.packing.mixture_file import (
     Stage,
     read_mixture,
 )
+from schemas.errors import DatasetError
 
 WORKING = """
 seed = 7
@@ -102,3 +104,18 @@ def test_a_file_without_datasets_or_stages_is_refused(tmp_path):
         file.write_text(text)
         with pytest.raises(MixtureFileError, match=r"datasets|stages"):
             read_mixture(file)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_mixture(tmp_path):
+    text = '[datasets.a]\npath = "a"\n[[stages]]\nweights = { a = 1.0 }\n'
+    (tmp_path / "m.toml").write_text(text, "utf-8-sig")
+    assert [dataset.name for dataset in read_mixture(tmp_path / "m.toml").datasets] == ["a"]
+
+
+def test_a_folder_and_a_dataset_that_is_a_file_are_named(tmp_path):
+    (tmp_path / "m.toml").mkdir()
+    with pytest.raises(MixtureFileError, match=r"m\.toml is a folder: a mixture is a TOML file"):
+        read_mixture(tmp_path / "m.toml")
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(DatasetError, match=r"a\.jsonl is a file, not a dataset: name the folder"):
+        read_manifest(str(tmp_path / "a.jsonl"))

@@ -1,0 +1,124 @@
+"""Whatever a manifest's fields are replaced by, validation reports it and never breaks."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.validate.dataset import validate_dataset
+from schemas.errors import SchemaVersionError
+from schemas.manifest import MANIFEST_FILE
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.views import add, write_dataset
+
+VALUES = [None, True, -1, 1 << 70, 1.5, "", "x", "../x", [], {}, [[]], {"a": {}}, "\ud800"]
+GOLDEN = Path(__file__).parents[2] / "data/golden_v2"
+
+Step = str | int
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    build_dataset(tmp_path / "one", make_texts(1), num_shards=1, metadata={"source": "string"},
+                  values=lambda _: ("web",))  # fmt: skip
+    return tmp_path / "one"
+
+
+def places(value: Any, at: tuple[Step, ...] = ()) -> Iterator[tuple[Step, ...]]:
+    """Every place in a JSON value; of a list's elements the first."""
+    yield at
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from places(inner, (*at, name))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*at, 0))
+
+
+def alter(body: Any, at: tuple[Step, ...], value: Any) -> Any:
+    if not at:
+        return value
+    altered = deepcopy(body)
+    inner = altered
+    for step in at[:-1]:
+        inner = inner[step]
+    inner[at[-1]] = value
+    return altered
+
+
+def alterations(body: Any) -> Iterator[tuple[tuple[Step, ...], Any, Any]]:
+    for at in places(body):
+        for value in VALUES:
+            altered = alter(body, at, value)
+            if altered != body:
+                yield at, value, altered
+
+
+def validate_altered(folder: Path, *, with_tokenizers: bool) -> list[str]:
+    """Return the places whose alteration was not found."""
+    path = folder / MANIFEST_FILE
+    body = json.loads(path.read_bytes())
+    missed = []
+    for at, value, altered in alterations(body):
+        path.write_text(json.dumps(altered))
+        try:
+            report = validate_dataset(str(folder), with_tokenizers=with_tokenizers)
+        except SchemaVersionError:
+            assert not at or at == ("schema_version",), (at, value)
+            continue
+        if not report.findings:
+            missed.append(".".join(map(str, at)))
+    return sorted(set(missed))
+
+
+def test_every_field_of_another_type(dataset: Path) -> None:
+    """What is not found is free text, an id that may be anything, or a flag of no consequence."""
+    missed = validate_altered(dataset, with_tokenizers=True)
+    assert set(missed) <= {
+        *("configuration", "configuration.keep_text", "name"),
+        *(
+            f"{side}.{field}"
+            for side in ("student", "teacher")
+            for field in ("source", "vocab_size", "adds_eos", "bos_token_id", "eos_token_id")
+        ),
+    }
+
+
+@pytest.mark.slow
+def test_of_a_dataset_that_grew(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "golden")
+    assert validate_altered(tmp_path / "golden", with_tokenizers=False) == []
+
+
+@pytest.mark.slow
+def test_of_a_dataset_with_views(tmp_path: Path) -> None:
+    write_dataset(tmp_path, keep_text=True)
+    add(tmp_path, "qwen_like")
+    path = tmp_path / MANIFEST_FILE
+    body = json.loads(path.read_bytes())
+    for at in places(body["views"]):
+        for value in VALUES[::3]:
+            path.write_text(json.dumps(alter(body, ("views", *at), value)))
+            validate_dataset(str(tmp_path), with_tokenizers=True)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{" * 5, "", "NaN", "1" * 10_000])
+def test_no_manifest_at_all(dataset: Path, text: str) -> None:
+    (dataset / MANIFEST_FILE).write_text(text)
+    report = validate_dataset(str(dataset), with_tokenizers=True)
+    assert {finding.check for finding in report.findings} == {"manifest"}
+    assert report.notes == ("shards were not checked: the manifest does not say what they are",)
+
+
+def test_what_is_damaged_beside_the_shards_does_not_keep_them_from_checks(dataset: Path) -> None:
+    path = dataset / MANIFEST_FILE
+    body = json.loads(path.read_bytes())
+    body["student"]["bos_token_id"] = "x"
+    body["generations"] = {}
+    path.write_text(json.dumps(body))
+    next(dataset.glob("*.tar")).write_bytes(b"")
+    checks = {finding.check for finding in validate_dataset(str(dataset)).findings}
+    assert checks >= {"manifest", "files", "tar"}
