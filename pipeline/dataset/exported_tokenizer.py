@@ -228,9 +228,10 @@ def _generation_config(definition: Definition, record: TokenizerRecord) -> bytes
 
 
 def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str, int]:
-    end = record.around_text.end_token_id
+    first, end = record.around_text.first_token_id, record.around_text.end_token_id
     eos = record.eos_token_id if end is None else end
-    bos = next(iter(_before(record)), record.bos_token_id)
+    # Evaluations begin a text with BOS: it must be the token that texts began with in training.
+    bos = record.bos_token_id if first is None else first
     own = {name: token_id for token_id, name in names.items()}
     pad = next((own[name] for name in _PAD_NAMES if name in own), eos)  # EOS is masked like it
     ids = {"bos": bos, "eos": eos, "pad": pad}
