@@ -54,16 +54,17 @@ class Questions:
         self.num_short: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._found: dict[str, list[Question]] = {}
+        words: list[list[str]] = []
         for set_name, place, texts in items:
-            lengths = [self._add(set_name, place, *text) for text in texts.items()]
-            if max(lengths, default=0) < NUM_WORDS:
+            added = [self._add(set_name, place, *text) for text in texts.items()]
+            words += added
+            if max(map(len, added), default=0) < NUM_WORDS:
                 self.num_short[set_name] = self.num_short.get(set_name, 0) + 1
-        sequences = [split_words(sequence) for sequence in self._found]
-        hashes = [self._hash(sequence) for sequence in sequences]
+        hashes = [self._hash(text) for text in words]  # now that every word has its number
         self._hashes = np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
 
-    def _add(self, set_name: str, place: int, part: str, text: str) -> int:
-        """Take an item's part; return its number of words."""
+    def _add(self, set_name: str, place: int, part: str, text: str) -> list[str]:
+        """Take an item's part; return its words."""
         words = split_words(text)
         for word in words:
             self._ids.setdefault(word, len(self._ids) + 1)
@@ -71,7 +72,7 @@ class Questions:
             sequence = " ".join(words[start : start + NUM_WORDS])
             found = Question(set_name, place, part, sequence)
             self._found.setdefault(sequence, []).append(found)
-        return len(words)
+        return words
 
     def find(self, text: str) -> list[Question]:
         """Return the items of which 13 words in a row stand in a text, each once.
