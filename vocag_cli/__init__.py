@@ -86,9 +86,9 @@ def run_command(arguments: list[str]) -> int:
         return 2
     module_name, extra, _ = COMMANDS[name]
     try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not extra:
+        return int(import_module(module_name).main(rest) or 0)
+    except ModuleNotFoundError as error:  # at once, or where a command needs it: help needs less
+        if not extra or (error.name or "").partition(".")[0] in PACKAGES:
             raise
         print(
             f"vocag {name} needs a package that is missing ({error.name}): "
@@ -96,7 +96,6 @@ def run_command(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    return int(module.main(rest) or 0)
 
 
 def leave(status: int, message: str = "") -> "NoReturn":

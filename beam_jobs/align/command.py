@@ -168,7 +168,7 @@ def describe(options: AlignOptions) -> str:
     options, _ = _settle(options)
     opened = open_input(options)
     _find_made(opened.options, configure(opened))  # refuses what align would
-    return describe_job(opened.options, files, plan_tasks(files), opened.tokenizers)
+    return describe_job(opened.options, opened.files, opened.tokenizers)
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:

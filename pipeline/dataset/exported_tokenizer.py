@@ -229,9 +229,12 @@ def _generation_config(definition: Definition, record: TokenizerRecord) -> bytes
 
 
 def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str, int]:
-    end = record.around_text.end_token_id
+    first, end = record.around_text.first_token_id, record.around_text.end_token_id
     eos = record.eos_token_id if end is None else end
-    bos = next(iter(_before(record)), record.bos_token_id)
+    bos = record.bos_token_id
+    # Evaluations begin a text with BOS, or with EOS: it must be what texts began with in training.
+    if first is not None and (bos is not None or first != eos):
+        bos = first
     own = {name: token_id for token_id, name in names.items()}
     pad = next((own[name] for name in _PAD_NAMES if name in own), eos)  # EOS is masked like it
     ids = {"bos": bos, "eos": eos, "pad": pad}

@@ -59,10 +59,6 @@ class AnswerLog:
         found = self._answer("loglikelihood", requests, self._model.loglikelihood)
         return [(nats, is_greedy) for nats, is_greedy in found]
 
-    def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
-        """Return the nats of each text."""
-        return self._answer("loglikelihood_rolling", requests, self._model.loglikelihood_rolling)
-
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Return what follows each (context, options)."""
         return self._answer("generate_until", requests, self._model.generate_until)

@@ -1,25 +1,18 @@
-r"""What counts as an answer in a model's text, and when two answers are one.
+"""What counts as an answer in a model's text, and whether it is right.
 
-Which part of a text is its answer is math-evaluation-harness's rule. Equality is numbers first,
-then math-verify, where the harness has a list of units and three parsers. So a unit of one or two
-words ("5 dollars") is forgiven here and not there; everything else that follows an answer ("The
-answer is 5. Next we …") is part of it here as there, and makes it wrong.
+Which part of a text is its answer is math-evaluation-harness's rule. A unit of one or two words
+("5 dollars") is forgiven here, where the harness has a list of units; everything else that follows
+an answer ("The answer is 5. Next we …") is part of it here as there, and makes it wrong.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from math_verify import parse, verify
+from pipeline.evaluation.equality import is_equal
 
 _CHOICE = re.compile(r"answer is \(?([a-e])\)?")
 _LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
-_UNIT = r"(?:\s*[A-Za-z]{1,15}\.?){0,2}"
-_PLAIN = re.compile(rf"(-?\d+\.?\d*|-?\.\d+)\s*{_UNIT}\s*")
-_FRACTION = re.compile(r"(-?\d+)\s*/\s*(\d+)")
-_COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:sqrt|sin|cos|tan|log|ln|exp|pi|infinity|oo|or|and)\b")
-_WORD = re.compile(r"[A-Za-z]{3,}")
-_LAX = {"parsing_timeout": 3}
 
 
 def score(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
@@ -86,26 +79,6 @@ def reference_of(answer: str) -> str:
     return _tidy(_boxed(answer) if "boxed" in answer else answer)
 
 
-def is_equal(answer: str, reference: str) -> bool:
-    r"""Return whether two answers are one: equal texts, numbers within 1e-4, or one expression.
-
-    A number is also right as its hundredth or hundredfold, as in the harness: 25 %, 25 and 0.25.
-
-    Example:
-        >>> is_equal("1,000 dollars", "1000"), is_equal(r"\frac{3}{6}", "0.5")
-        (True, True)
-    """
-    if answer.lower() == reference.lower():
-        return bool(reference)
-    number, wanted = _number(answer), _number(reference)
-    if number is not None and wanted is not None:
-        values = (wanted / 100, wanted, 100 * wanted)
-        return any(abs(number - value) <= 1e-4 * max(abs(number), abs(value)) for value in values)
-    if not _is_expression(answer) or not _is_expression(reference):
-        return False
-    return bool(verify(parse(f"${reference}$", **_LAX), parse(f"${answer}$", **_LAX)))
-
-
 def _boxed(text: str) -> str:
     rest, depth, inside = text.rpartition("boxed")[2], 0, ""
     if not rest.startswith("{"):
@@ -121,21 +94,3 @@ def _boxed(text: str) -> str:
 def _tidy(text: str) -> str:
     text = re.sub(r"\n\s*", "", text.strip()).removeprefix(":").strip()
     return text.removesuffix(".").removesuffix("/").strip().rstrip(".")
-
-
-def _number(text: str) -> float | None:
-    """Return a plain number; "$", "," and a unit are left out, None for anything else."""
-    text = re.sub(
-        r"(?<=\d),(?=\d{3})|\\?[$%]|\\!|\\(?:text|mbox)\{[^}]*\}$|\^\\circ", "", text
-    ).strip()
-    if found := _PLAIN.fullmatch(text):
-        return float(found[1])
-    if (found := _FRACTION.fullmatch(text)) and int(found[2]):
-        return int(found[1]) / int(found[2])
-    return None
-
-
-def _is_expression(text: str) -> bool:
-    """Return whether a text may be mathematics: math-verify would take any number out of prose."""
-    bare = re.sub(r"\\(?:text|mbox|mathrm)\{[^}]*\}", "", text)
-    return bool(bare) and not _WORD.search(_COMMAND.sub("", bare))

@@ -140,9 +140,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     # After the options: help needs neither lm-eval nor torch.
+    from pipeline.evaluation.differences import describe_differences, other_students
     from pipeline.evaluation.report import write_report
     from pipeline.evaluation.run import measure_all, open_results, plan
-    from pipeline.evaluation.students import Engine, answers_name, find_student, open_model
+    from pipeline.evaluation.students import (
+        Engine,
+        answers_name,
+        choose_device,
+        find_student,
+        open_model,
+    )
     from pipeline.evaluation.summary import describe_measurement, describe_results
 
     output = Path(options.output)
@@ -159,7 +166,8 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
         batch_size=options.batch_size,
         tokenizer=options.tokenizer,
     )
-    results = open_results(student, folder, asdict(engine))
+    settings = asdict(engine) | {"device": choose_device(engine.device)}
+    results = open_results(student, folder, settings)
     model = open_model(student, engine)
     made = measure_all(
         model,
@@ -167,6 +175,7 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
         steps,
         folder=folder,
         answers=folder / answers_name(student, engine),
+        settings=settings,
         data=options.data,
         prompts=str(options.prompts or ""),
         limit=options.limit,
@@ -176,6 +185,8 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
         yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
     yield ""
     yield from describe_results(results)
+    for other in other_students(output, student.name):
+        yield from describe_differences(folder, output / other)
     yield f"wrote {folder / 'results.json'} and {write_report(output)}"
 
 

@@ -57,12 +57,9 @@ def find_room(task: ConfigurableTask, model: HasContext, *, max_answer_tokens: i
     task.build_all_requests()
     instances: Sequence[Instance] = task.instances
     documents = tuple(dict.fromkeys(instance.doc_id for instance in instances))
-    kind = task.OUTPUT_TYPE
-    if kind == "generate_until":
+    if task.OUTPUT_TYPE == "generate_until":
         longest = max(len(model.tok_encode(instance.args[0])) for instance in instances)
         return _room_for_answers(documents, longest, model.max_length, max_answer_tokens)
-    if kind == "loglikelihood_rolling":  # in as many windows as it takes
-        return Room(documents)
     too_long = {
         instance.doc_id
         for instance in instances

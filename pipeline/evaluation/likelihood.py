@@ -33,6 +33,15 @@ def answer(document: Document) -> str:
     return f" {document['answer']}"
 
 
+def score_text(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
+    """Return the whole text's log-likelihood (nats) with its length (bytes).
+
+    What stands before a text (BOS, or what separates documents) is its context and costs nothing;
+    its end isn't asked for. `heldout_bits_per_byte` of the trainer counts likewise.
+    """
+    return {"bits_per_byte": (results[0][0], len(whole_text(document).encode()))}
+
+
 def score_solution(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
     """Return the solution's log-likelihood (nats) with its length (bytes)."""
     return {"bits_per_byte": (results[0][0], len(solution(document).encode()))}

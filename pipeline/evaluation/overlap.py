@@ -1,7 +1,10 @@
-"""Which questions of the nine sets stand in an aligned dataset: 13 words in a row say so.
+"""Which items of the nine sets are in an aligned dataset: 13 words in a row say so.
+
+Of an item its problem, its options and its worked solution are looked for, and of MATH all 5,000
+items, not the 500 that are evaluated: who trains on the others has seen their like.
 
 Words are runs of letters and digits in lower case, so spacing, punctuation and mark-up don't hide a
-question. One of fewer than 13 words can't be found so, and is counted.
+question. One of fewer than 13 words in all can't be found so, and is counted.
 
 Source: the 13-grams of GPT-3's appendix C, which others have taken over.
 """
@@ -21,7 +24,7 @@ from pipeline.dataset.groups import count_read
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.evaluation.data import read_items
-from pipeline.evaluation.sets import SETS
+from pipeline.evaluation.sets import SETS, Item
 from schemas.document import AlignedDocument, decode_document
 
 NUM_WORDS = 13
@@ -31,42 +34,54 @@ _WORDS = re.compile(r"[^\W_]+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
+_LETTERS = "ABCDE"
+
+
 @dataclass(frozen=True)
 class Question:
-    """A set's item that was found, and words of it."""
+    """A set's item that was found, in which part of it, and words of that."""
 
     set: str
     place: int
+    part: str
     words: str
 
 
 class Questions:
-    """The word sequences of questions, to be looked for in texts."""
+    """The word sequences of items, to be looked for in texts."""
 
-    def __init__(self, questions: Iterable[tuple[str, int, str]]) -> None:
-        """Take (set, place, text) of every question."""
+    def __init__(self, items: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
+        """Take (set, place, texts by part) of every item."""
         self.num_short: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._found: dict[str, list[Question]] = {}
-        for set_name, place, text in questions:
-            words = split_words(text)
-            if len(words) < NUM_WORDS:
+        words: list[list[str]] = []
+        for set_name, place, texts in items:
+            added = [self._add(set_name, place, *text) for text in texts.items()]
+            words += added
+            if max(map(len, added), default=0) < NUM_WORDS:
                 self.num_short[set_name] = self.num_short.get(set_name, 0) + 1
-            for word in words:
-                self._ids.setdefault(word, len(self._ids) + 1)
-            for start in range(len(words) - NUM_WORDS + 1):
-                sequence = " ".join(words[start : start + NUM_WORDS])
-                self._found.setdefault(sequence, []).append(Question(set_name, place, sequence))
-        sequences = [split_words(sequence) for sequence in self._found]
-        hashes = [self._hash(sequence) for sequence in sequences]
+        hashes = [self._hash(text) for text in words]  # now that every word has its number
         self._hashes = np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
 
+    def _add(self, set_name: str, place: int, part: str, text: str) -> list[str]:
+        """Take an item's part; return its words."""
+        words = split_words(text)
+        for word in words:
+            self._ids.setdefault(word, len(self._ids) + 1)
+        for start in range(len(words) - NUM_WORDS + 1):
+            sequence = " ".join(words[start : start + NUM_WORDS])
+            found = Question(set_name, place, part, sequence)
+            self._found.setdefault(sequence, []).append(found)
+        return words
+
     def find(self, text: str) -> list[Question]:
-        """Return the questions of which 13 words in a row stand in a text, each once.
+        """Return the items of which 13 words in a row stand in a text, each once.
 
         Example:
             >>> words = "one two three four five six seven eight nine ten eleven twelve thirteen"
-            >>> [q.place for q in Questions([("gsm8k", 7, words)]).find(f"No: {words.upper()}!")]
+            >>> questions = Questions([("gsm8k", 7, {"problem": words})])
+            >>> [question.place for question in questions.find(f"No: {words.upper()}!")]
             [7]
         """
         words = split_words(text)
@@ -121,15 +136,15 @@ def check_overlap(
         >>> list(check_overlap("aligned", ["math"], output=out))  # doctest: +SKIP
     """
     dataset = open_dataset(dataset_path)
-    items = {name: read_items(name, data) for name in sets}
+    items = dict(_read_all(name, data) for name in sets)
     questions = Questions(
-        (name, place, item.problem)
+        (name, place, parts_of(item))
         for name, made in items.items()
         for place, item in enumerate(made)
     )
     output.mkdir(parents=True, exist_ok=True)
     path = output / LIST_FILE
-    seen: dict[str, set[int]] = {name: set() for name in sets}
+    seen: dict[str, set[int]] = {name: set() for name in items}
     documents: set[str] = set()
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -145,6 +160,29 @@ def check_overlap(
     yield f"{counts} documents hold one; wrote {path}"
     if documents:
         yield f"to leave them out: vocag align … --exclude-overlap {path}"
+
+
+def parts_of(item: Item) -> dict[str, str]:
+    """Return the texts of an item that a document may hold.
+
+    Example:
+        >>> parts_of(Item(question="", problem="2 + 2?", answer="4", options=("4", "5"), label=0))
+        {'problem': '2 + 2?', 'options': '2 + 2? (A) 4 (B) 5', 'solution': ''}
+    """
+    listed = [f"({letter}) {text}" for letter, text in zip(_LETTERS, item.options, strict=False)]
+    # With the problem before them: few options have 13 words.
+    options = " ".join([item.problem, *listed]) if listed else ""
+    return {"problem": item.problem, "options": options, "solution": item.solution}
+
+
+def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
+    """Return a set's items, of MATH all where its whole file is there, and their set's name."""
+    if name == "math":
+        try:
+            return "math_full", read_items("math_full", data)
+        except ValueError:  # a folder with math500.jsonl alone
+            return name, read_items(name, data)
+    return name, read_items(name, data)
 
 
 def _search(dataset: Dataset, questions: Questions) -> Iterator[tuple[str, Question]]:
@@ -171,7 +209,7 @@ def _text(dataset: Dataset, document: AlignedDocument) -> str:
 def _table(
     sizes: Mapping[str, int], seen: Mapping[str, set[int]], num_short: Mapping[str, int]
 ) -> list[str]:
-    rows = [["set", "questions", "found", "share", f"too short for {NUM_WORDS} words"]]
+    rows = [["set", "items", "found", "share", f"too short for {NUM_WORDS} words"]]
     for name, size in sizes.items():
         found = len(seen[name])
         counts = [format_count(size), format_count(found), format_share(found, size)]

@@ -1,16 +1,17 @@
 """`report.html`: students side by side, with intervals, and their wrong answers to read."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
 from pipeline.drawing.intervals import Interval, interval_chart
 from pipeline.drawing.web_page import render_page, tag
-from pipeline.evaluation.results import RESULTS_FILE, Results, Value, read_results
-from pipeline.evaluation.run import read_samples
+from pipeline.evaluation.differences import describe_differences
+from pipeline.evaluation.results import RESULTS_FILE, Results, Value, read_results, read_samples
 from pipeline.evaluation.sets import SETS
-from pipeline.evaluation.summary import describe_results
+from pipeline.evaluation.summary import describe_results, describe_settings
 
 REPORT_FILE: Final = "report.html"
 _SHOWN: Final = 5
@@ -58,13 +59,15 @@ def write_report(output: Path) -> Path:
         tag("h1", "Evaluation"),
         tag(
             "p",
-            "Points are measured values, bars their 95 % confidence intervals: where bars of two "
-            "students overlap, the items were too few to tell them apart.",
+            "Points are measured values, bars each student's own 95 % confidence interval. To "
+            "compare students look at their differences below: they answered the same items, so "
+            "one may be clearly better although the bars overlap.",
             class_="soft",
         ),
         *_charts(results),
         tag("h2", "Values"),
         *_tables(results),
+        *_differences(list(students)),
         tag("h2", "Wrong answers"),
         *[part for folder, one in students.items() for part in _wrong(folder, one)],
         style=_STYLE,
@@ -78,12 +81,12 @@ def _charts(results: Sequence[Results]) -> list[Element]:
     parts = []
     told = set()
     for measure, metric, title in _CHARTS:
-        named = [name for name in SETS if any(_find(one, name, measure, metric) for one in results)]
+        named = [name for name in SETS if any(one.find(name, measure, metric) for one in results)]
         if not named:
             continue
         scale, unit, digits = (1.0, "", 3) if metric == "bits_per_byte" else (100.0, " %", 1)
         series = {
-            one.student: [_ends(_find(one, name, measure, metric), scale) for name in named]
+            one.student: [_ends(one.find(name, measure, metric), scale) for name in named]
             for one in results
         }
         chance = [_chance(results, name) if metric != "bits_per_byte" else None for name in named]
@@ -105,16 +108,26 @@ def _charts(results: Sequence[Results]) -> list[Element]:
 def _tables(results: Sequence[Results]) -> list[Element]:
     parts = []
     for one in results:
-        settings = ", ".join(f"{name} {value}" for name, value in one.settings.items() if value)
-        versions = ", ".join(f"{name} {value}" for name, value in one.versions.items())
         parts += [
             tag("h3", one.student),
-            tag("p", f"{one.source} (files {one.sha256[:12]}…): {settings}; {versions}"),
-            tag(
-                "div", tag("pre", "\n".join(describe_results(one)), class_="mono"), class_="scroll"
-            ),
+            tag("p", f"{one.source} (files {one.sha256[:12]}…): {describe_settings(one)[0]}"),
+            _block(describe_results(one)),
         ]
     return parts
+
+
+def _differences(folders: Sequence[Path]) -> list[Element]:
+    """Return a table for each two students that answered the same items."""
+    tables = [describe_differences(*pair) for pair in combinations(folders, 2)]
+    blocks = [_block(table) for table in tables if table]
+    if not blocks:
+        return []
+    remark = "With their 95 % intervals, item by item. One in twenty leaves zero out by chance."
+    return [tag("h2", "Differences"), tag("p", remark, class_="small soft"), *blocks]
+
+
+def _block(lines: Sequence[str]) -> Element:
+    return tag("div", tag("pre", "\n".join(lines).strip(), class_="mono"), class_="scroll")
 
 
 def _wrong(folder: Path, results: Results) -> list[Element]:
@@ -141,11 +154,6 @@ def _item(sample: Mapping[str, Any]) -> Element:
     )
 
 
-def _find(results: Results, name: str, measure: str, metric: str) -> Value | None:
-    made = results.measurements.get(name, {}).get(measure)
-    return made.values.get(metric) if made else None
-
-
 def _ends(value: Value | None, scale: float) -> Interval | None:
     if value is None:
         return None
@@ -153,5 +161,5 @@ def _ends(value: Value | None, scale: float) -> Interval | None:
 
 
 def _chance(results: Sequence[Results], name: str) -> float | None:
-    found = [_find(one, name, "options", "chance") for one in results]
+    found = [one.find(name, "options", "chance") for one in results]
     return next((100 * value.value for value in found if value), None)

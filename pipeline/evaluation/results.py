@@ -37,6 +37,8 @@ class Measurement:
         answer_tokens: longest answer asked for, 0 where none is generated.
         shots: where the worked examples are from, "" where there are none.
         data: the set's file, see `describe_data`.
+        settings: how the student ran, see `Engine`.
+        versions: of the libraries that had a say.
         note: for people.
     """
 
@@ -47,6 +49,8 @@ class Measurement:
     answer_tokens: int = 0
     shots: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
 
@@ -58,16 +62,12 @@ class Results:
         student: its name.
         source: what the user named.
         sha256: of its files.
-        settings: how it ran.
-        versions: of the libraries that had a say.
-        measurements: by set and measure.
+        measurements: by set and measure; several commands add to them, so each has its settings.
     """
 
     student: str
     source: str
     sha256: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
     measurements: dict[str, dict[str, Measurement]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
@@ -75,6 +75,23 @@ class Results:
         temporary = folder / f".{RESULTS_FILE}.tmp"
         temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
         temporary.replace(folder / RESULTS_FILE)
+
+    def all(self) -> list[Measurement]:
+        """Return every measurement."""
+        return [made for of_set in self.measurements.values() for made in of_set.values()]
+
+    def find(self, name: str, measure: str, metric: str) -> Value | None:
+        """Return a value of a set, None where it wasn't measured."""
+        made = self.measurements.get(name, {}).get(measure)
+        return made.values.get(metric) if made else None
+
+
+def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
+    """Return what a student made of a set's items, none where it was not asked."""
+    path = folder / "samples" / f"{name}.{measure}.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def read_results(folder: Path) -> Results:
@@ -112,6 +129,29 @@ def share(values: Sequence[float]) -> Value:
     half = _Z / (1 + _Z**2 / num) * math.sqrt(mean * (1 - mean) / num + _Z**2 / (4 * num**2))
     # At both ends the interval touches the value itself, but for rounding.
     return Value(mean, min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half)))
+
+
+def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
+    """Return the difference of two shares of the same items.
+
+    Its interval is Agresti and Min's: half an item more in each cell of the table of both, so that
+    it says something where the two never differed, too.
+
+    Args:
+        pairs: 1 or 0 of each item by the one and by the other.
+
+    Example:
+        >>> made = share_difference([(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 16)
+        >>> made.value, round(made.low, 2), round(made.high, 2)
+        (0.2, -0.0, 0.37)
+    """
+    num = len(pairs)
+    gained = sum(one > other for one, other in pairs)
+    lost = sum(one < other for one, other in pairs)
+    centre = (gained - lost) / (num + 2)
+    half = _Z / (num + 2) * math.sqrt(gained + lost + 1 - (gained - lost) ** 2 / (num + 2))
+    value = (gained - lost) / num
+    return Value(value, min(value, max(-1.0, centre - half)), max(value, min(1.0, centre + half)))
 
 
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,17 @@ from pipeline.evaluation.students import Student
 logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
+_SAME = ("backend", "dtype", "tokenizer")
+"""Settings that all measurements of one student must share."""
 
 
 def open_results(student: Student, folder: Path, settings: Mapping[str, Any]) -> Results:
     """Return the folder's results, to be added to, or new ones.
 
     Raises:
-        ValueError: they are another student's.
+        ValueError: they are another student's, or this one's as it ran otherwise.
     """
-    versions = {name: version(name) for name in _LIBRARIES}
-    fresh = Results(student.name, student.source, student.sha256, dict(settings), versions)
+    fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
         return fresh
     found = read_results(folder)
@@ -47,6 +49,14 @@ def open_results(student: Student, folder: Path, settings: Mapping[str, Any]) ->
             f"{folder} has results of another student (files {found.sha256[:12]}…, this one "
             f"{student.sha256[:12]}…): name this one, NAME={student.source}, or remove the folder"
         )
+    for made in found.all():
+        for name in _SAME:
+            if made.settings[name] != settings[name]:
+                raise ValueError(
+                    f"{folder} has results with --{name} {made.settings[name] or '(none)'}, this "
+                    f"run has {settings[name] or '(none)'}: one table must not mix them; name this "
+                    f"student otherwise, NAME={student.source}, or remove the folder"
+                )
     fresh.measurements = found.measurements
     return fresh
 
@@ -76,6 +86,7 @@ def measure_all(
     *,
     folder: Path,
     answers: Path,
+    settings: Mapping[str, Any],
     data: str = "",
     prompts: str = "",
     limit: int = 0,
@@ -89,6 +100,7 @@ def measure_all(
         steps: sets and measures.
         folder: of the results.
         answers: the student's answer log.
+        settings: how the student runs; kept with each measurement.
         data: as in `read_items`.
         prompts: as in `load_shots`, "" for none.
         limit: items of each set, 0 for all.
@@ -98,22 +110,16 @@ def measure_all(
         each step with what came of it.
     """
     chosen = {"data": data, "prompts": prompts, "limit": limit}
+    versions = {name: version(name) for name in _LIBRARIES}
     with AnswerLog(model, answers) as log:
         for name, measure in steps:
             made, samples = _measure(log, model, name, measure, max_answer_tokens, chosen)
+            made = replace(made, settings=settings, versions=versions)
             results.measurements.setdefault(name, {})[measure] = made
             results.write(folder)
             _write_samples(folder / "samples" / f"{name}.{measure}.jsonl", samples)
             yield name, measure, made
         logger.info("%d answers were made, the others were known", log.num_asked)
-
-
-def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
-    """Return what a student made of a set's items, none where it was not asked."""
-    path = folder / "samples" / f"{name}.{measure}.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def _measure(

@@ -20,7 +20,9 @@ COLUMNS = (
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return a table of values with half the width of their 95 % intervals, then the notes.
+    """Return a table of values with their 95 % intervals, then the notes.
+
+    Measures that were asked of different numbers of items have lines of their own.
 
     Example:
         >>> describe_results(results)[0].split()[:2]
@@ -28,13 +30,20 @@ def describe_results(results: Results) -> list[str]:
     """
     measured = [name for name in SETS if name in results.measurements]
     columns = [
-        column for column in COLUMNS if any(_find(results, name, *column[:2]) for name in measured)
+        column for column in COLUMNS if any(results.find(name, *column[:2]) for name in measured)
     ]
     rows = [["set", "items", *(heading for _, _, heading in columns)]]
     for name in measured:
-        cells = [format_value(_find(results, name, *column[:2]), column[1]) for column in columns]
-        items = max(made.num_items for made in results.measurements[name].values())
-        rows.append([SETS[name].title, format_count(items), *cells])
+        of_set = results.measurements[name]
+        nums = {made.num_items for made in of_set.values()}
+        for num in sorted(nums - {0} or nums, reverse=True):
+            cells = [
+                format_value(results.find(name, measure, metric), metric)
+                if measure in of_set and of_set[measure].num_items == num
+                else "–"
+                for measure, metric, _ in columns
+            ]
+            rows.append([SETS[name].title, format_count(num), *cells])
     return [*format_table(rows, align="<>" + ">" * len(columns)), *_notes(results, measured)]
 
 
@@ -50,11 +59,13 @@ def describe_measurement(name: str, measure: str, made: Measurement) -> str:
 
 
 def format_value(value: Value | None, metric: str) -> str:
-    """Return a value with its margin, "–" where there is none.
+    """Return a value with its interval, "–" where there is none.
 
     Example:
-        >>> format_value(Value(0.25, 0.1, 0.4), "accuracy")
-        '25.0 ± 15.0'
+        >>> format_value(Value(0.0, 0.0, 0.161), "accuracy")
+        '0.0 (0–16)'
+        >>> format_value(Value(0.689, 0.586, 0.792), "bits_per_byte")
+        '0.689 ± 0.103'
     """
     if value is None:
         return "–"
@@ -62,12 +73,28 @@ def format_value(value: Value | None, metric: str) -> str:
         return f"{value.value:.3f} ± {value.margin:.3f}"
     if metric == "chance":
         return f"{100 * value.value:.1f}"
-    return f"{100 * value.value:.1f} ± {100 * value.margin:.1f}"
+    return format_range(value, metric)
 
 
-def _find(results: Results, name: str, measure: str, metric: str) -> Value | None:
-    made = results.measurements[name].get(measure)
-    return made.values.get(metric) if made else None
+def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
+    """Return a value with the ends of its interval: shares in percent, others as they are.
+
+    Args:
+        value: the value.
+        metric: of it.
+        sign: "+" shows the sign of what is positive, too.
+        to: between the ends.
+
+    Example:
+        >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")
+        '2.9 (2.1–3.9)'
+    """
+    scale, digits = (1, 3) if metric == "bits_per_byte" else (100, 1)
+    low, middle, high = (scale * end for end in (value.low, value.value, value.high))
+    # Tenths of a point say nothing in an interval of ten.
+    at_ends = 0 if metric != "bits_per_byte" and high - low >= 10 else digits
+    ends = to.join(f"{end:{sign}.{at_ends}f}" for end in (low, high))
+    return f"{middle:{sign}.{digits}f} ({ends})"
 
 
 def _notes(results: Results, measured: Sequence[str]) -> list[str]:
@@ -78,8 +105,7 @@ def _notes(results: Results, measured: Sequence[str]) -> list[str]:
         for measure, made in results.measurements[name].items()
         if made.note
     ]
-    every = [made for name in measured for made in results.measurements[name].values()]
-    if any(made.shots == "vocag" for made in every):
+    if any(made.shots == "vocag" for made in results.all()):
         lines.append(
             "worked examples of the sets by letter are our own, not math-evaluation-harness's: "
             "give --prompts for its"
@@ -87,7 +113,33 @@ def _notes(results: Results, measured: Sequence[str]) -> list[str]:
     other = [SETS[name].title for name in measured if not _is_as_harness(results, name)]
     if other:
         lines.append(f"another file than math-evaluation-harness's: {', '.join(other)}")
+    lines += describe_settings(results)[1:]
     return [f"note: {line}" for line in lines]
+
+
+def describe_settings(results: Results) -> list[str]:
+    """Return how the student ran, as most of its measurements were made, then the exceptions.
+
+    Example:
+        >>> describe_settings(results)
+        ['backend hf, dtype auto, device cpu, batch_size 1', 'batch_size 8: GSM8K text']
+    """
+    by_setting: dict[str, list[str]] = {}
+    for name, of_set in results.measurements.items():
+        for measure, made in of_set.items():
+            words = [f"{key} {value}" for key, value in made.settings.items() if value]
+            words += [f"{key} {value}" for key, value in made.versions.items()]
+            by_setting.setdefault(", ".join(words), []).append(f"{SETS[name].title} {measure}")
+    most, *others = sorted(by_setting, key=lambda words: -len(by_setting[words])) or [""]
+    usual = set(most.split(", "))
+    return [
+        most,
+        *(
+            f"{', '.join(word for word in words.split(', ') if word not in usual)}: "
+            f"{', '.join(by_setting[words])}"
+            for words in others
+        ),
+    ]
 
 
 def _is_as_harness(results: Results, name: str) -> bool:

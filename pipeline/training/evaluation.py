@@ -32,8 +32,8 @@ def evaluate(
         config: names the sets.
         student: what is measured.
         ranks: this process among those that share the work.
-        convention: the tokens around the student's training text; they stand around held-out text
-            too, whatever its dataset recorded.
+        convention: the tokens around the student's training text; what stands before a text stands
+            before held-out text, too, whatever its dataset recorded.
 
     Example:
         >>> evaluate(config, student, ranks, rows.rules.student)
@@ -56,10 +56,11 @@ def bits_per_byte(
     ranks: Ranks,
     convention: Convention,
 ) -> float:
-    """Return the student's mean code length of a dataset's text and its documents' ends.
+    """Return the student's mean code length of a dataset's text.
 
-    Comparable between any tokenizers: the sum over all tokens, by the bytes of the text. Removed
-    documents count on neither side.
+    Comparable between any tokenizers: the sum over the text's tokens, by its bytes. What stands
+    before a text is context and costs nothing, and a document's end isn't asked for, as in
+    `vocag evaluate --measures text`. Removed documents count on neither side.
 
     Raises:
         ValueError: the first token of a text has no loss.
@@ -67,7 +68,8 @@ def bits_per_byte(
     # The held-out set may have another teacher.
     # Neither a teacher nor a condition on the training data's fields concerns it.
     stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None, where="")
-    rows = AlignedRows(replace(stream, student=convention, student_bos=None, student_eos=None))
+    endless = replace(convention, end_token_id=None)
+    rows = AlignedRows(replace(stream, student=endless, student_bos=None, student_eos=None))
     if convention.first_token_id is None:
         raise ValueError(f"{path}: without a context token the first token has no loss")
     student.train(False)

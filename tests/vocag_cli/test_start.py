@@ -93,3 +93,27 @@ def test_every_command_starts(command: str, capsys: pytest.CaptureFixture[str]) 
         run_command([command, "--help"])
     assert ended.value.code == 0
     assert "usage: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", ["lm_eval", "math_verify"])
+def test_a_package_that_only_the_work_needs_is_named(
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`vocag evaluate --help` needs no extra, so that it is missed later."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package or name.startswith("pipeline.evaluation."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run_command(["evaluate", "student", "--output", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"vocag evaluate needs a package that is missing ({package}")
+    assert "vocag[evaluate]" in message
+
+
+def test_a_module_of_our_own_that_is_missing_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pipeline.evaluation.command", None)
+    with pytest.raises(ModuleNotFoundError):
+        run_command(["evaluate", "student"])

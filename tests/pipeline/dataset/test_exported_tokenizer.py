@@ -13,7 +13,7 @@ from pipeline.dataset.exported_tokenizer import ExportedTokenizer, export_tokeni
 from pipeline.dataset.files import open_dataset
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
-from schemas.manifest import MANIFEST_FILE, encode_manifest
+from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
 from tests.support.datasets import build_dataset, byte_level, make_texts, store_tokenizer
 from tests.support.hf_folders import write_model
 from tests.support.tokenizer_zoo import load
@@ -61,6 +61,19 @@ def test_special_tokens_are_named(name: str, tmp_path: Path) -> None:
     assert loaded.pad_token_id == student.eos_token_id
     generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == generation["pad_token_id"] == student.eos_token_id
+
+
+def test_bos_is_what_texts_began_with_in_training(tmp_path: Path) -> None:
+    """Not a BOS that the tokenizer names and puts nowhere: evaluations would begin with it."""
+    manifest = build_dataset(tmp_path, student=byte_level(400))
+    end = manifest.student.eos_token_id
+    record = replace(manifest.student, convention=ConventionRecord(end, end, end))
+    (tmp_path / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, student=record)))
+    export_tokenizer(open_dataset(tmp_path), config=LLAMA).write(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert manifest.student.bos_token_id not in (None, end)
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (end, end)
 
 
 @pytest.mark.parametrize("name", ["mistral_v1", "sentencepiece_bpe", "qwen_like"])

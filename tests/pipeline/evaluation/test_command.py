@@ -111,6 +111,19 @@ def test_measures_come_together_from_several_calls(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("option", [["--dtype", "bfloat16"], ["--tokenizer", "."]])
+def test_one_table_does_not_mix_runs(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = student(tmp_path / "one")
+    command = [str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--tasks", "svamp", "--measures", "answer"]) == 0
+    assert main([*command, "--tasks", "svamp", "--measures", "text", *option]) == 2
+    message = capsys.readouterr().err
+    assert f"has results with {option[0]} " in message
+    assert f"this run has {option[1]}: one table must not mix them" in message
+
+
 def test_a_tokenizer_without_ends_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

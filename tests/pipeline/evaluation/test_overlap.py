@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
-from pipeline.evaluation.overlap import NUM_WORDS, Questions, split_words
+from pipeline.evaluation.overlap import NUM_WORDS, Questions, parts_of, split_words
+from pipeline.evaluation.sets import Item, math_500
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
@@ -27,19 +28,22 @@ def test_what_is_found_is_what_a_slow_search_finds(
     joined = f" {' '.join(text)} "
     sequences = [question[i : i + NUM_WORDS] for i in range(len(question) - NUM_WORDS + 1)]
     expected = any(f" {' '.join(sequence)} " in joined for sequence in sequences)
-    assert bool(Questions([("math", 0, " ".join(question))]).find(" ".join(text))) == expected
+    assert (
+        bool(Questions([("math", 0, {"problem": " ".join(question)})]).find(" ".join(text)))
+        == expected
+    )
 
 
 def test_spacing_case_and_punctuation_hide_nothing() -> None:
     item = read_items("gsm8k", TINY)[0]
-    questions = Questions([("gsm8k", 0, item.problem)])
+    questions = Questions([("gsm8k", 0, {"problem": item.problem})])
     text = "Exercise 7.\n" + "  ".join(split_words(item.problem)).upper() + "\n\nSolution"
     assert [found.place for found in questions.find(text)] == [0]
     assert questions.find(text.replace("ROLLS", "BUNS")) == []
 
 
 def test_short_questions_are_counted_not_found() -> None:
-    questions = Questions([("mmlu_stem", 0, "Which of these is a prime number?")])
+    questions = Questions([("mmlu_stem", 0, {"problem": "Which of these is a prime number?"})])
     assert questions.num_short == {"mmlu_stem": 1}
     assert questions.find("Which of these is a prime number?") == []
 
@@ -71,3 +75,52 @@ def test_a_clean_dataset_leaves_an_empty_list(tmp_path: Path) -> None:
     command = ["--check-overlap", str(tmp_path / "aligned"), "--data", TINY]
     assert main([*command, "--output", str(tmp_path)]) == 0
     assert (tmp_path / "overlap.jsonl").read_text() == ""
+
+
+LONG = "which of the following numbers is the smallest prime above one hundred"
+SOLVED = "we try each odd number in turn and see that one hundred and one has no divisor"
+ITEM = Item(
+    question=LONG,
+    problem=LONG,
+    answer="101",
+    solution=SOLVED,
+    options=("101", "103", "105", "107"),
+    label=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"Solution. {SOLVED.capitalize()}.", ["solution"]),
+        (f"Q7: {LONG}? A. 101 B. 103 C. 105 D. 107", ["options"]),
+        (f"Q7: {LONG}?", []),
+        ("A. 101 B. 103 C. 105 D. 107", []),
+    ],
+)
+def test_solutions_and_options_are_found_too(text: str, parts: list[str]) -> None:
+    """The problem alone has 12 words."""
+    questions = Questions([("mathqa", 3, parts_of(ITEM))])
+    assert questions.num_short == {}
+    assert [(found.place, found.part) for found in questions.find(text)] == [
+        (3, part) for part in parts
+    ]
+
+
+def test_all_of_math_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not only the 500 that are evaluated, where the whole file is there."""
+    rows = [
+        {"problem": f"number {place} of many", "solution": f"{LONG} {place} \\boxed{{{place}}}"}
+        for place in range(5000)
+    ]
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "math.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    other = next(place for place in range(5000) if place not in math_500())
+    build_dataset(tmp_path / "aligned", [*make_texts(3), ("x", rows[other]["solution"])])
+    command = ["--check-overlap", str(tmp_path / "aligned"), "--tasks", "math"]
+    assert main([*command, "--data", str(data), "--output", str(tmp_path)]) == 0
+    (line,) = (tmp_path / "overlap.jsonl").read_text("utf-8").splitlines()
+    found = json.loads(line)
+    assert (found["set"], found["place"], found["part"]) == ("math_full", other, "solution")
+    assert "MATH (5,000)" in capsys.readouterr().out

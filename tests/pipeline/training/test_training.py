@@ -281,15 +281,18 @@ def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -
 
 
 def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
+    """Of the text alone: neither what stands before a document nor its end is charged."""
     student = load_language_model(str(world / "student"))
     config = _config(world, tmp_path, Method("full"), seq_length=512)
-    rows = AlignedRows(StreamConfig(path=str(world / "heldout"), seq_length=512))
+    stream = StreamConfig(path=str(world / "heldout"), seq_length=512)
+    rows = AlignedRows(replace(stream, student_eos="none"))
     documents = _documents(world / "heldout")
     nats = sum(sum(_losses(student, document, "student", rows)) for document in documents)
     num_bytes = sum(document.num_text_bytes for document in documents)
     # Whole documents in a row, as the slow count has them.
     alone = Ranks(torch.device("cpu"))
-    around = rows.plan.rules.student
+    around = AlignedRows(stream).plan.rules.student
+    assert around.end_token_id is not None
     measured = bits_per_byte(config, student, str(world / "heldout"), alone, around)
     assert measured == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
 

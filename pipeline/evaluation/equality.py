@@ -1,0 +1,160 @@
+r"""When two answers are one.
+
+Equal are, in this order: one spelling; numbers within 1e-4; points, intervals, lists and matrices
+part by part; expressions that math-verify finds equal, or whose values are within 1e-4.
+
+math-evaluation-harness accepts the same spellings, and some wrong answers, too: it takes away
+brackets, and single letters as units. Here an open end isn't a closed one, and (a+5)(b+2) is
+neither a+5b+2 nor (+5)(b+2).
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from math_verify import parse, verify
+from math_verify.errors import TimeoutException
+from math_verify.utils import timeout
+
+from pipeline.evaluation.spelling import plain_spelling
+
+TOLERANCE = 1e-4
+"""Relative, as the harness's."""
+
+_UNIT = r"(?:[A-Za-z]{2,15}\.?|(?<=\s)[cdghlmst]\.?)"
+_PLAIN = re.compile(rf"(-?\d+\.?\d*)(?:\s*{_UNIT}(?:\s+{_UNIT})?)?")
+_FRACTION = re.compile(r"(-?\d+)/(\d+)")
+_IN_BASE = re.compile(r"\d+_\d+")
+_MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}")
+_COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:sqrt|sin|cos|tan|log|ln|exp|or|and)\b|pmatrix")
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_SECONDS = 3
+
+
+def is_equal(answer: str, reference: str) -> bool:
+    r"""Return whether two answers are one.
+
+    A plain number is also right as its hundredth or hundredfold, as in the harness: 25 %, 25 and
+    0.25.
+
+    Example:
+        >>> is_equal("1,000 dollars", "1000"), is_equal(r"\frac{3}{6}", "0.5")
+        (True, True)
+        >>> is_equal("(2, 3]", "(2,3]"), is_equal("(2, 3)", "(2,3]")
+        (True, False)
+    """
+    if answer.lower() == reference.lower():
+        return bool(reference)
+    answer, reference = plain_spelling(answer), plain_spelling(reference)
+    number, wanted = _number(answer), _number(reference)
+    if number is not None and wanted is not None:
+        return any(_is_close(number, value) for value in (wanted / 100, wanted, 100 * wanted))
+    return _is_same(answer, reference)
+
+
+def _is_same(answer: str, reference: str) -> bool:
+    """Compare two plain spellings, or parts of them."""
+    if answer.lower() == reference.lower():
+        return bool(reference)
+    number, wanted = _number(answer), _number(reference)
+    if number is not None and wanted is not None:
+        return _is_close(number, wanted)
+    if _IN_BASE.fullmatch(answer) or _IN_BASE.fullmatch(reference):
+        return False  # math-verify would take 204_5 for 204
+    one, other = _split(answer), _split(reference)
+    if one and other:
+        same_shape = (one.kind, len(one.parts)) == (other.kind, len(other.parts))
+        if same_shape and all(map(_is_same, one.parts, other.parts)):
+            return True
+        if one.is_ordered and other.is_ordered:
+            return False
+    if not _is_expression(answer) or not _is_expression(reference):
+        return False
+    return _is_same_expression(answer, reference)
+
+
+class _Parts(NamedTuple):
+    """An answer of several.
+
+    Attributes:
+        kind: brackets around them, or a matrix's rows and columns.
+        parts: their spellings.
+    """
+
+    kind: str
+    parts: Sequence[str]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether math-verify could know no better: a set may be written in any order."""
+        return self.kind not in ("", "{}")
+
+
+def _split(text: str) -> _Parts | None:
+    """Return the parts of a point, an interval, a list or a matrix; None for anything else."""
+    if found := _MATRIX.fullmatch(text):
+        rows = [row.split("&") for row in found[1].split(r"\\") if row.strip()]
+        shape = "x".join(str(len(row)) for row in rows)
+        return _Parts(f"matrix {shape}", [cell.strip() for row in rows for cell in row])
+    kind, inside = "", text.replace(r"\{", "{").replace(r"\}", "}")
+    if inside[:1] in ("(", "[", "{") and inside[-1:] in (")", "]", "}"):
+        kind, inside = inside[0] + inside[-1], inside[1:-1]
+    parts, depth, start = [], 0, 0
+    for place, character in enumerate(inside):
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:  # (0,9) \cup (9,36): its brackets aren't a pair
+            return None
+        if character == "," and not depth:
+            parts.append(inside[start:place].strip())
+            start = place + 1
+    parts.append(inside[start:].strip())
+    return _Parts(kind, parts) if len(parts) > 1 else None
+
+
+def _number(text: str) -> float | None:
+    """Return a plain number, with or without a unit; None for anything else."""
+    text = re.sub(r"(?<=\d),\s*(?=\d{3}(?!\d))", "", text)
+    if found := _PLAIN.fullmatch(text):
+        return float(found[1])
+    if (found := _FRACTION.fullmatch(text)) and int(found[2]):
+        return int(found[1]) / int(found[2])
+    return None
+
+
+def _is_close(number: complex, wanted: complex) -> bool:
+    return abs(number - wanted) <= TOLERANCE * max(abs(number), abs(wanted))
+
+
+def _is_expression(text: str) -> bool:
+    """Return whether a text may be mathematics: math-verify would take any number out of prose."""
+    return bool(text) and not _WORD.search(_COMMAND.sub("", text))
+
+
+def _is_same_expression(answer: str, reference: str) -> bool:
+    one, other = (parse(f"${text}$", parsing_timeout=_SECONDS) for text in (answer, reference))
+    if verify(other, one, timeout_seconds=_SECONDS):
+        return True
+    return bool(one and other) and _have_one_value(one[0], other[0])
+
+
+def _have_one_value(one: object, other: object) -> bool:
+    """Return whether two expressions are numbers that are close."""
+    value, wanted = _value(one), _value(other)
+    return value is not None and wanted is not None and _is_close(value, wanted)
+
+
+def _value(expression: object) -> complex | None:
+    """Return an expression's value; None for what isn't a number, or takes too long."""
+    if not getattr(expression, "is_number", False):  # a text, a set, an equation
+        return None
+    try:
+        value = _evaluate(expression)
+    except (TimeoutException, TypeError, ValueError, ArithmeticError):
+        return None
+    return value if math.isfinite(abs(value)) else None
+
+
+@timeout(_SECONDS)
+def _evaluate(expression: Any) -> complex:
+    return complex(expression.evalf())

@@ -1,0 +1,128 @@
+"""Students on the same items: a difference is measured item by item."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
+
+from pipeline.evaluation.differences import (
+    describe_differences,
+    difference,
+    format_difference,
+    other_students,
+)
+from pipeline.evaluation.report import write_report
+from pipeline.evaluation.results import bits_per_byte, share, share_difference
+from pipeline.evaluation.summary import describe_results
+from tests.pipeline.evaluation.test_measures import SETTINGS, measure, state_right, state_wrong
+from tests.support.scripted_model import ScriptedModel
+
+
+def test_students_whose_bars_overlap_may_differ_clearly() -> None:
+    """Hard items are hard for both: the one is better by a tenth of a bit on each."""
+    chance = random.Random(0)
+    ones, others = [], []
+    for _ in range(40):
+        length, hardness = chance.randint(50, 150), chance.uniform(0.5, 3.0)
+        ones.append((-(hardness - 0.1) * length * math.log(2), length))
+        others.append((-(hardness + chance.gauss(0, 0.02)) * length * math.log(2), length))
+    one, other = bits_per_byte(ones), bits_per_byte(others)
+    assert one.high > other.low, "their own intervals overlap"
+    samples = [
+        [{"place": place, "bits_per_byte": pair} for place, pair in enumerate(pairs)]
+        for pairs in (ones, others)
+    ]
+    made = difference(list(zip(*samples, strict=True)), "bits_per_byte")
+    assert made.value == pytest.approx(one.value - other.value)
+    assert made.high < -0.08
+    assert made.low > -0.12
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "num", "low", "high"),
+    [(0, 0, 20, -0.0891, 0.0891), (4, 0, 20, -0.0023, 0.3660), (30, 10, 100, 0.0791, 0.3131)],
+)
+def test_a_paired_difference_of_shares(
+    gained: int, lost: int, num: int, low: float, high: float
+) -> None:
+    """Literal rows by Agresti and Min's formula, worked by hand."""
+    same = [(1.0, 1.0)] * (num - gained - lost)
+    made = share_difference([(1.0, 0.0)] * gained + [(0.0, 1.0)] * lost + same)
+    assert made.value == (gained - lost) / num
+    assert (made.low, made.high) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_its_interval_holds_the_truth_as_often_as_it_says() -> None:
+    chance = random.Random(1)
+    cells, weights = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], [0.15, 0.05, 0.3, 0.5]
+    made = [share_difference(chance.choices(cells, weights, k=60)) for _ in range(1000)]
+    held = sum(one.low <= 0.1 <= one.high for one in made)
+    assert 930 <= held <= 985
+
+
+def test_a_table_is_of_the_items_that_both_answered(tmp_path: Path) -> None:
+    measure(ScriptedModel(state_right), tmp_path / "a", ["gsm8k", "svamp"], name="a")
+    measure(ScriptedModel(state_wrong), tmp_path / "b", ["gsm8k"], limit=2, name="b")
+    assert other_students(tmp_path, "b") == ["a"]
+    _, heading, columns, row = describe_differences(tmp_path / "a", tmp_path / "b")
+    assert heading == "a less b, on the items that both answered:"
+    assert columns.split() == ["set", "items", "accuracy", "%", "stated", "%"]
+    assert row.split()[:4] == ["GSM8K", "2", "+100.0", "(-19"], "two items are few"
+    page = write_report(tmp_path).read_text("utf-8")
+    assert heading in page
+    assert "overlap, the items were too few" not in page
+
+
+def test_what_else_differs_is_said(tmp_path: Path) -> None:
+    measure(ScriptedModel(state_right), tmp_path / "a", ["gsm8k"], name="a")
+    other = {**SETTINGS, "dtype": "bfloat16"}
+    folder = tmp_path / "b"
+    short = ScriptedModel(state_right)
+    measure(short, folder, ["gsm8k"], name="b", settings=other, max_answer_tokens=99)
+    assert describe_differences(tmp_path / "a", folder)[-2:] == [
+        "note: dtype auto and bfloat16: GSM8K accuracy",
+        "note: answer_tokens 1024 and 99: GSM8K accuracy",
+    ]
+
+
+def test_students_without_a_common_set_have_no_difference(tmp_path: Path) -> None:
+    measure(ScriptedModel(state_right), tmp_path / "a", ["gsm8k"], name="a")
+    measure(ScriptedModel(state_right), tmp_path / "b", ["svamp"], name="b")
+    assert describe_differences(tmp_path / "a", tmp_path / "b") == []
+
+
+def test_intervals_are_written_as_intervals() -> None:
+    made = format_difference(share_difference([(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 16), "accuracy")
+    assert made == "+20.0 (-0 to +37)"
+    assert share([0.0] * 20).high == pytest.approx(0.161, abs=1e-3)
+
+
+def test_measures_of_other_numbers_of_items_have_lines_of_their_own(tmp_path: Path) -> None:
+    from pipeline.evaluation.results import Results, read_results
+    from pipeline.evaluation.run import measure_all, plan
+    from tests.pipeline.evaluation.test_measures import TINY
+
+    results = Results("a", "a", "0" * 64)
+    for kind, limit, batch_size in (("text", 0, 1), ("solution", 0, 1), ("accuracy", 2, 8)):
+        steps = measure_all(
+            ScriptedModel(state_right),
+            results,
+            plan(["gsm8k"], [kind], TINY),
+            folder=tmp_path,
+            answers=tmp_path / "answers.jsonl",
+            settings={**SETTINGS, "batch_size": batch_size},
+            data=TINY,
+            limit=limit,
+        )
+        assert len(list(steps)) == 1
+    found = read_results(tmp_path)
+    lines = describe_results(found)
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["GSM8K", "3", "–"],
+        ["GSM8K", "2", "100.0"],
+    ]
+    assert "100.0 (34–100)" in lines[2]
+    assert "note: batch_size 8: GSM8K accuracy" in lines

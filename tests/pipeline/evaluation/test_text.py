@@ -1,0 +1,77 @@
+"""The code length of whole texts: one convention for `vocag evaluate` and for held-out sets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
+
+import torch
+
+from pipeline.dataset.files import open_dataset
+from pipeline.evaluation.command import main
+from pipeline.evaluation.data import read_items
+from pipeline.evaluation.likelihood import whole_text
+from pipeline.evaluation.results import read_results
+from pipeline.scoring.hf_models import load_language_model
+from pipeline.streaming import Convention
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.training.config import TrainConfig
+from pipeline.training.evaluation import bits_per_byte
+from pipeline.training.method import Method
+from pipeline.training.ranks import Ranks
+from tests.support.datasets import build_dataset, byte_level
+from tests.support.hf_folders import write_model
+
+TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
+
+
+def tokenizer(folder: Path, *, adds_bos: bool) -> Tokenizer:
+    """One that puts <s> before a text itself, or leaves that to whoever asks it."""
+    body = json.loads(byte_level(300).file_bytes)
+    if adds_bos:
+        body["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        }
+    (folder / "tokenizer.json").write_text(json.dumps(body))
+    return load_tokenizer(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_path: Path) -> None:
+    """A tokenizer that adds BOS was charged for it: - log P(BOS | BOS) of each item."""
+    own = tokenizer(tmp_path, adds_bos=adds_bos)
+    student = write_model(tmp_path / "one", own)
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (student / "tokenizer_config.json").write_text(json.dumps(ends))
+    command = [str(student), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--tasks", "svamp", "--measures", "text"]) == 0
+    found = read_results(tmp_path / "one").measurements["svamp"]["text"].values["bits_per_byte"]
+
+    items = read_items("svamp", TINY)
+    texts = [(str(place), whole_text(vars(item))) for place, item in enumerate(items)]
+    build_dataset(tmp_path / "heldout", texts, student=own)
+    record = open_dataset(str(tmp_path / "heldout")).manifest.student
+    convention = Convention.of_tokenizer(record, ends=True)
+    assert (convention.first_token_id, convention.end_token_id) == (0, 1)
+    config = TrainConfig(
+        data=str(tmp_path / "heldout"),
+        student=str(student),
+        output=tmp_path / "run",
+        method=Method("full"),
+        num_steps=1,
+        warmup_steps=0,
+        seq_length=512,
+        global_batch_size=4,
+    )
+    model = load_language_model(str(student))
+    alone = Ranks(torch.device("cpu"))
+    heldout = bits_per_byte(config, model, str(tmp_path / "heldout"), alone, convention)
+    assert found.value == pytest.approx(heldout, rel=1e-5)
