@@ -192,12 +192,16 @@ class Endpoints:
                     return self._ask(last, ask)
         except (PassingError, NonsenseError) as error:
             assert last is not None
-            every = ", ".join(server.url for server in ([only] if only else self.servers))
-            num_attempts = attempt.retry_state.attempt_number
+            cause = str(error)
+            if may_help(error):
+                every = ", ".join(server.url for server in ([only] if only else self.servers))
+                cause = (
+                    f"{last.url} gave no usable answer in {self.settings.attempts} attempts at "
+                    f"{every}; the last one: {error}"
+                )
             raise EngineError(
-                f"{last.url} gave no usable answer in {num_attempts} attempts at {every}; the last "
-                f"one: {error}. Shards that are scored stay: look after the server and run the "
-                "same command again"
+                f"{cause}. Shards that are scored stay: look after the server and run the same "
+                "command again"
             ) from error
         raise AssertionError("tenacity ends by a value or an error")
 
