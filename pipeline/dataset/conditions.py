@@ -158,9 +158,11 @@ def _require_plain(part: dict[str, Any], where: str) -> None:
             "columns, constants, operators and functions"
         )
     # `"column".upper()` is a call whose column stands where a schema does.
-    path: list[Any] = part["column_names"] if kind == "COLUMN_REF" else [part.get("schema"), ""]
-    if len([name for name in path if name]) > (kind == "COLUMN_REF"):
-        name = ".".join(path) if kind == "COLUMN_REF" else f"{path[0]}.{part['function_name']}"
+    schema, last = part.get("schema") or "", part.get("function_name", "")
+    path: list[str] = part["column_names"] if kind == "COLUMN_REF" else [last]
+    path = [schema, *path] if schema else path
+    if len(path) > 1:
+        name = ".".join(path)
         raise WhereError(
             f'where {where}: column "{name}" not found; put a name with dots in double quotes, and '
             "write f(x) for x.f()"
