@@ -34,7 +34,7 @@ from pipeline.batches import (
     splice_documents,
     without_failures,
 )
-from pipeline.tokenization.backends import FastEncoder, load_reference
+from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
@@ -295,9 +295,12 @@ class Tokenizer:
         difference = self._find_difference(self._fast, decodable)
         self.num_reference_documents = counted
         if difference is not None:
-            self._fast = None
-            self.slow_reason = f"gigatoken's {difference}"
-            logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
+            self._disable_fast(f"gigatoken's {difference}")
+
+    def _disable_fast(self, reason: str) -> None:
+        self._fast = None
+        self.slow_reason = reason
+        logger.warning("%s: fast path disabled: %s", self.source, reason)
 
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
         """Compare both paths, and the encoders themselves: a document may hide a difference.
@@ -306,6 +309,8 @@ class Tokenizer:
         differ there (gigatoken reads `<s>` in a text as a SentencePiece model's control token).
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
+        if self._fast is None:  # it has failed on one, and said so
+            return None
         for name in ("cu_tokens", "input_ids", "byte_offsets"):
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
                 return f"{name} differ from the reference's on {len(texts)} probe texts"
@@ -324,9 +329,14 @@ class Tokenizer:
     def _tokenize_either(
         self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
     ) -> TokenBatch:
-        if self._fast is None:
+        encoder = self._fast
+        if encoder is None:
             return reference(texts)
-        input_ids, cu_tokens = self._fast.encode_batch(texts)
+        try:
+            input_ids, cu_tokens = encoder.encode_batch(texts)
+        except LibraryError as error:  # after a panic nothing says what state it is in
+            self._disable_fast(str(error))
+            return reference(texts)
         byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
         proven &= ~self._differing_in(texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
@@ -355,8 +365,8 @@ class Tokenizer:
             return "its tokens do not spell the text (WordPiece or another lossy model)"
         try:
             self._fast = FastEncoder(self.file, self._reference)
-        except Exception as error:  # gigatoken raises many types for what it does not support
-            reason = shorten(str(error), width=100, placeholder=" …")
+        except LibraryError as error:
+            reason = shorten(str(error.__cause__), width=100, placeholder=" …")
             return f"gigatoken does not support it: {reason}"
         return None
 
