@@ -52,7 +52,7 @@ def _failures_of(library: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
+    except (LibraryError, MemoryError):
         raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":

@@ -7,9 +7,9 @@ sum. The fast path is exact or it is not taken:
 
 - At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
   `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
-- Once for each tokenizer and version of the libraries, both encode every character in context
-  (`pipeline.tokenization.sweep`): documents that hold one of those that differ go through the
-  reference.
+- Once for each tokenizer and version of the libraries, both encode every character in context, and
+  split it off its neighbours (`pipeline.tokenization.comparison`): documents that hold one of those
+  that differ go through the reference.
 - For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
   their bytes must spell it; else the document goes through the reference
   (`pipeline.tokenization.reference`).
@@ -35,15 +35,11 @@ from pipeline.batches import (
     without_failures,
 )
 from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
+from pipeline.tokenization.comparison import differing_characters
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
-from pipeline.tokenization.sweep import (
-    DifferingCharacters,
-    find_differing,
-    library_versions,
-    remembered_differing,
-)
+from pipeline.tokenization.sweep import DifferingCharacters
 from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 
@@ -160,9 +156,9 @@ class Tokenizer:
         if self._fast is None:
             return DifferingCharacters(())
         if self._differing is None:
-            key = f"{self.sha256} {self.special_strings} {library_versions()}"
-            compare = partial(self._gives_same_ids, self._fast)
-            self._differing = remembered_differing(key, partial(find_differing, compare))
+            self._differing = differing_characters(
+                self.file, self.special_strings, self._reference, self._fast
+            )
         return self._differing
 
     @property
@@ -350,13 +346,6 @@ class Tokenizer:
         if all(text.isascii() for text in texts):
             return np.zeros(len(texts), np.bool_)
         return self.differing.in_texts(texts)
-
-    def _gives_same_ids(self, encoder: FastEncoder, texts: Sequence[str]) -> NDArray[np.bool_]:
-        input_ids, cu_tokens = encoder.encode_batch([text.encode() for text in texts])
-        fast = np.split(input_ids, cu_tokens[1:-1])
-        slow = self._reference.encode_batch(texts)
-        same = [np.array_equal(a, b.ids) for a, b in zip(fast, slow, strict=True)]
-        return np.array(same, np.bool_)
 
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
