@@ -15,9 +15,9 @@ from pipeline.tokenization.definition import (
     pre_tokenizer_steps,
 )
 
-CONTEXT = "\n  {0}Aa\n一{0}1\na'{0}\n!!{0}\ne\u0301{0}\u0334"
-"""A character behind spaces and before capitals, between an ideograph and a digit, where a
-contraction ends, behind punctuation, and between marks that a normaliser may put it before.
+CONTEXT = "\n  {0}Aa\n一{0}一\na'{0}a\n!!{0}1\ne\u0301{0}\u0334"
+"""A character behind spaces and before capitals, between ideographs, where a contraction may end,
+between punctuation and a digit, and between marks that a normaliser may put it before.
 
 Together they tell apart every class of characters that a known pattern knows (letters of each
 case, marks, digits, spaces, punctuation, what is none of these, what folds into a contraction), so

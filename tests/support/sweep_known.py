@@ -19,6 +19,8 @@ from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
 from tests.support.tokenizer_zoo import KNOWN, Definition
 
+NORMALIZERS = {"qwen2": (None, "NFC"), "qwen35": ("NFC",)}
+
 
 def main() -> None:
     """Write `KNOWN_SWEEPS` anew."""
@@ -40,12 +42,9 @@ def main() -> None:
 def sweeps() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield what is swept, and a call that does so and keeps the result in the cache folder."""
     for name, patterns in SPLIT_PATTERNS.items():
-        for normalizer in (None, "NFC") if name.startswith("qwen") else (None,):
-            yield (
-                f"splits of {name}, {normalizer}",
-                partial(split, byte_level(patterns, normalizer)),
-            )
-    yield "splits of gpt2, by ByteLevel", partial(split, byte_level(()))
+        for normalizer in NORMALIZERS.get(name, (None,)):
+            copied = byte_level(patterns, normalizer)
+            yield f"splits of {name}, {normalizer}", partial(split, copied)
     for name, path in KNOWN.items():
         yield f"ids of {name}", partial(ids, path)
 
