@@ -6,7 +6,7 @@ model merges whatever `CONTEXT` puts side by side and no split keeps apart.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.tokenization.definition import (
     BYTE_LEVEL_ALPHABET,
@@ -44,9 +44,16 @@ def show_splits(definition: Definition) -> Definition | None:
         "version": "1.0",
         "added_tokens": [],
         "normalizer": definition.get("normalizer"),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps} if steps else None,
+        "pre_tokenizer": _sequence(steps),
         "model": _model(),
     }
+
+
+def _sequence(steps: Sequence[Definition]) -> Definition | None:
+    """Return steps as one; gigatoken (0.10) reads a single `ByteLevel` only by itself."""
+    if len(steps) > 1:
+        return {"type": "Sequence", "pretokenizers": steps}
+    return steps[0] if steps else None
 
 
 def _model() -> Definition:

@@ -43,13 +43,13 @@ def byte_level(
         for p in patterns
     ]
     spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    spelling["use_regex"] = not patterns
     return {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": normalizer and {"type": normalizer},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [*splits, spelling | {"use_regex": not patterns}],
-        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, spelling]}
+        if patterns
+        else spelling,
         "model": model or {"type": "BPE", "vocab": {}, "merges": []},
     }
