@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs clean \
+.PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -90,6 +90,9 @@ docs: $(VENV)/.installed-docs ## build the reference from the docstrings, in bui
 	HF_HUB_OFFLINE=1 $(BIN)/pdoc --docformat google --output-directory build/reference \
 	  schemas pipeline beam_jobs megatron_plugin vocag_cli
 	@echo "Reference: build/reference/index.html"
+
+known-sweeps: $(VENV)/.installed-test ## compare the encoders on real tokenizers, for the package; when a tokenizer library is raised (minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.support.sweep_known
 
 megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under SmolLM2-135M inside Megatron, export it
 	@mkdir -p $(DEMO)

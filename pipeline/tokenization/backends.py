@@ -3,7 +3,8 @@
 `tokenizers` and `sentencepiece` are the references; `gigatoken` is the fast path.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import product
 from typing import Any, NamedTuple, Protocol
@@ -38,6 +39,28 @@ Report = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """A text's ids [T] and byte ranges [T, 2], as a library reports them."""
 
 
+class LibraryError(ValueError):
+    """A tokenizer library failed on a text; the message names it and what it says."""
+
+
+@contextmanager
+def _failures_of(library: str) -> Iterator[None]:
+    """Raise whatever a library raises as `LibraryError`.
+
+    A panic of its Rust code is a `PanicException`, which is no `Exception`: uncaught it ends the
+    process. Each library brings a type of that name of its own, and exports none.
+    """
+    try:
+        yield
+    except (LibraryError, MemoryError):
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            kind = type(error).__name__
+            raise LibraryError(f"the {library} library fails ({kind}): {error}") from error
+        raise
+
+
 class Encoded(NamedTuple):
     """One text's ids, uint32 [T], and a call for the library's report: few texts need it."""
 
@@ -65,7 +88,11 @@ class Reference(Protocol):
     lost_bytes: bytes
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts without added special tokens."""
+        """Encode texts without added special tokens.
+
+        Raises:
+            LibraryError: it fails on one of them.
+        """
 
     def vocabulary(self) -> list[bytes] | None:
         """Return the bytes that each id stands for, b"" where it stands for none or unknown.
@@ -104,8 +131,9 @@ class HuggingFaceReference:
             if not proven:  # the library itself says best what is wrong with a definition
                 _ = self.tokenizer
             self.conventions = read_conventions(original)
-        except Exception as error:  # the Rust library raises plain Exception
-            raise TokenizerError(f'tokenizer "{file.source}" does not load: {error!r}') from error
+        except Exception as error:  # fields that are missing or of another type, too
+            reason = error if isinstance(error, LibraryError) else repr(error)
+            raise TokenizerError(f'tokenizer "{file.source}" does not load: {reason}') from error
         self.lost_bytes = lost_bytes(self.definition)
         self.keeps_ascii = keeps_ascii(self.definition) and min(self.lost_bytes, default=255) > 127
         self._spells_spaces = spells_spaces(self.definition)
@@ -123,17 +151,20 @@ class HuggingFaceReference:
             self._require_usable(file.source)
 
     @cached_property
+    @_failures_of("tokenizers")
     def tokenizer(self) -> tokenizers.Tokenizer:
         """The library's tokenizer, built when it is first needed: on the fast path, seldom."""
         return tokenizers.Tokenizer.from_str(orjson.dumps(self.definition).decode())
 
     @cached_property
+    @_failures_of("tokenizers")
     def _normalizer(self) -> tokenizers.normalizers.Normalizer | None:
         only = orjson.dumps(content_normalizer(self.definition)).decode()
         normalizer: tokenizers.normalizers.Normalizer | None
         normalizer = tokenizers.Tokenizer.from_str(only).normalizer
         return normalizer
 
+    @_failures_of("tokenizers")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts, once: the library's encodings hold offsets as well."""
         encoded = []
@@ -151,6 +182,7 @@ class HuggingFaceReference:
         """Return what each id stands for in a normalised text, see `Reference`."""
         return content_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
 
+    @_failures_of("tokenizers")
     def normalize(self, text: str) -> str:
         """Return the text as tokens spell it."""
         if self._normalizer is not None:
@@ -226,6 +258,7 @@ class SentencePieceReference:
         }
         self.keeps_ascii = self._keeps_ascii()
 
+    @_failures_of("sentencepiece")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts; those whose report is asked for are encoded once more."""
         arrays = self.processor.Encode(list(texts), return_type="numpy", num_threads=1)
@@ -255,6 +288,7 @@ class SentencePieceReference:
         """Return the model's token strings and their ids."""
         return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
 
+    @_failures_of("sentencepiece")
     def normalize(self, text: str) -> str:
         """Return the text as tokens spell it."""
         return str(self.processor.Normalize(text)).replace(SPACE_PIECE, " ")
@@ -279,8 +313,13 @@ class SentencePieceReference:
 class FastEncoder:
     """`gigatoken`, which encodes batches 8 to 100 times faster but gives no offsets."""
 
+    @_failures_of("gigatoken")
     def __init__(self, file: TokenizerFile, reference: Reference) -> None:
-        """Load the tokenizer; any exception means that gigatoken does not support it."""
+        """Load the tokenizer.
+
+        Raises:
+            LibraryError: gigatoken does not support it, which it says by many types.
+        """
         if isinstance(reference, HuggingFaceReference):
             self.tokenizer: Any = gigatoken.Tokenizer.from_json(
                 orjson.dumps(reference.definition).decode()
@@ -288,10 +327,14 @@ class FastEncoder:
         else:
             self.tokenizer = gigatoken.Tokenizer.from_sentencepiece(file.data)
 
+    @_failures_of("gigatoken")
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return all documents' ids [N], and where each document's start, [D + 1].
 
         One thread: parallelism comes from workers, which would fight over threads otherwise.
+
+        Raises:
+            LibraryError: it fails on one of them.
         """
         layout: Any = self.tokenizer.encode_batch(list(texts), parallel=False).layout
         return layout.content.data, layout.offsets.data

@@ -125,7 +125,18 @@ def content_normalizer(definition: Definition) -> Definition:
 
 def spells_spaces(definition: Definition) -> bool:
     """Return whether `▁` in a token stands for a space."""
-    return not _is_byte_level(definition) and _has_space_pieces(definition)
+    return not is_byte_level(definition) and _has_space_pieces(definition)
+
+
+def is_byte_level(definition: Definition) -> bool:
+    """Return whether tokens are written in GPT-2's alphabet of bytes."""
+    return '"ByteLevel"' in _parts(definition)
+
+
+def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
+    """Yield copies of the steps that split a text, nested ones in order."""
+    for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
+        yield dict(step)
 
 
 def _table(
@@ -230,7 +241,7 @@ def _speller(definition: Definition) -> Callable[[str], bytes] | None:
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if kind not in ("BPE", "Unigram") or affixes:
         return None
-    if _is_byte_level(definition):
+    if is_byte_level(definition):
         return _spell_byte_level
     if _has_space_pieces(definition):
         fallback = bool(model.get("byte_fallback"))
@@ -243,7 +254,7 @@ def _reader(definition: Definition) -> Callable[[str], bytes]:
     model = definition["model"]
     before = model.get("continuing_subword_prefix") or ""
     after = model.get("end_of_word_suffix") or ""
-    if _is_byte_level(definition):
+    if is_byte_level(definition):
         return lambda piece: _spell_byte_level(piece.removeprefix(before).removesuffix(after))
     if _has_space_pieces(definition):
         before = before or SPACE_PIECE
@@ -253,10 +264,6 @@ def _reader(definition: Definition) -> Callable[[str], bytes]:
 def _parts(definition: Definition) -> str:
     steps = [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
     return json.dumps(steps, ensure_ascii=False)
-
-
-def _is_byte_level(definition: Definition) -> bool:
-    return '"ByteLevel"' in _parts(definition)
 
 
 def _has_space_pieces(definition: Definition) -> bool:

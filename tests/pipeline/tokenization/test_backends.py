@@ -1,0 +1,124 @@
+"""What tokenizer libraries throw is kept to the text on which they do."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gigatoken
+import pytest
+import tokenizers
+
+from pipeline.tokenization import Tokenizer, TokenizerError, load_tokenizer
+from tests.support.tokenizer_zoo import Definition, definition, write_definition
+
+PLAIN = [b"plain words", "café".encode()]
+
+
+def that_panics(folder: Path) -> Path:
+    """Write a tokenizer whose library panics on "ab   ": two added tokens claim its spaces."""
+    body: Definition = json.loads(json.dumps(definition("qwen_like")))
+    plain = {"single_word": False, "normalized": False, "special": False}
+    number = 1 + max(token["id"] for token in body["added_tokens"])
+    body["added_tokens"] += [
+        plain | {"id": number, "content": "  ", "lstrip": True, "rstrip": False},
+        plain
+        | {"id": body["model"]["vocab"]["ab"], "content": "ab", "lstrip": False, "rstrip": True},
+    ]
+    return write_definition(body, folder)
+
+
+class PanicException(BaseException):
+    pass
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def call(*_: object, **__: object) -> Any:
+        raise error
+
+    return call
+
+
+class Broken:
+    """A library's tokenizer, whatever it is asked for."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.encode_batch = self.normalize_str = raising(error)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_panic_fails_its_document_and_no_other(tmp_path: Path, fast: bool) -> None:
+    tokenizer = load_tokenizer(str(that_panics(tmp_path)), fast=fast)
+    batch = tokenizer.tokenize_batch([PLAIN[0], b"ab   ", PLAIN[1], b"ab   "])
+    reason = "the tokenizers library fails (PanicException): AddedVocabulary bad split"
+    assert batch.failures == {1: reason, 3: reason}
+    assert batch.cu_tokens[2] == batch.cu_tokens[1]
+    assert batch.input_ids.tolist() == tokenizer.tokenize_batch(PLAIN).input_ids.tolist()
+
+
+def test_an_error_of_the_library_does_so_too(tmp_path: Path) -> None:
+    tokenizer = small(tmp_path)
+    tokenizer._reference.tokenizer = Broken(Exception("no such token"))  # type: ignore[attr-defined]
+    failures = tokenizer.tokenize_batch(PLAIN).failures
+    reason = "the tokenizers library fails (Exception): no such token"
+    assert failures == {0: reason, 1: reason}
+
+
+def test_a_panic_of_the_normalizer_fails_its_document(tmp_path: Path) -> None:
+    tokenizer = small(tmp_path)
+    tokenizer._reference._normalizer = Broken(PanicException("bad range"))  # type: ignore[attr-defined]
+    batch = tokenizer.tokenize_batch([*PLAIN, "e\u0301".encode()])  # only this one changes
+    assert batch.failures == {2: "the tokenizers library fails (PanicException): bad range"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
+def test_what_is_no_failure_of_the_library_is_not_caught(
+    tmp_path: Path, error: BaseException
+) -> None:
+    tokenizer = small(tmp_path)
+    tokenizer._reference.tokenizer = Broken(error)  # type: ignore[attr-defined]
+    with pytest.raises(type(error)):
+        tokenizer.tokenize_batch(PLAIN)
+
+
+def test_a_panic_of_the_fast_path_ends_it_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(write_definition(definition("gpt2_like"), tmp_path))
+    expected = load_tokenizer(path, fast=False).tokenize_batch(PLAIN)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer._fast is not None
+    tokenizer._fast.tokenizer = Broken(PanicException("index out of range"))
+    with caplog.at_level(logging.WARNING):
+        batch = tokenizer.tokenize_batch(PLAIN)
+    assert batch.input_ids.tolist() == expected.input_ids.tolist()
+    assert not batch.failures
+    assert not tokenizer.fast
+    reason = "the gigatoken library fails (PanicException): index out of range"
+    assert tokenizer.slow_reason == reason
+    assert caplog.text.count(reason) == 1
+
+
+def test_a_panic_while_probing_disables_the_fast_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_definition(definition("gpt2_like"), tmp_path))
+    panic = raising(PanicException("index out of range"))
+    monkeypatch.setattr("gigatoken.Tokenizer.encode_batch", panic)
+    assert "index out of range" in (load_tokenizer(path).slow_reason or "")
+
+
+def test_a_panic_while_loading_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(write_definition(definition("gpt2_like"), tmp_path))
+    panic = raising(PanicException("bad merges"))
+    monkeypatch.setattr(gigatoken, "Tokenizer", SimpleNamespace(from_json=panic))
+    assert load_tokenizer(path).slow_reason == "gigatoken does not support it: bad merges"
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_str=panic))
+    with pytest.raises(TokenizerError, match=r"does not load: .*PanicException.*bad merges"):
+        load_tokenizer(path)
+
+
+def small(folder: Path) -> Tokenizer:
+    return load_tokenizer(str(write_definition(definition("nfc"), folder)), fast=False)

@@ -1,0 +1,138 @@
+"""Both encoders on every character: splits are compared, not only ids that may hide them."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.tokenization import load_tokenizer
+from pipeline.tokenization.backends import LibraryError
+from pipeline.tokenization.comparison import differing_splits, same_ids
+from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET
+from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
+from pipeline.tokenization.visible_splits import show_splits
+from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
+from tests.support.tokenizer_zoo import load, shared, write_definition
+
+IDEOGRAPH = "\U000323b0"  # of Unicode 17
+HOSTILE = [f"<b>{IDEOGRAPH}<u>old</u></b>", "\u0c5c’ll be", f"{IDEOGRAPH}(a) b"]
+ENDING_IN_MERGES = ["{0}<u", "{0}(a", "{0}'s", "{0}’ll", "  {0}", "{0}34"]
+"""What the sweep doesn't try."""
+
+SHIPPED = ("cl100k", "llama3", "deepseek")
+
+
+def that_merges_what_follows(name: str) -> dict[str, Any]:
+    """Return a tokenizer with tokens that a split behind a symbol or digit divides or not."""
+    joined = ["<u", "(a", "'s", "ll", "34"]
+    pieces = [*BYTE_LEVEL_ALPHABET, *joined]
+    model = {
+        "type": "BPE",
+        "vocab": {piece: place for place, piece in enumerate(pieces)},
+        "merges": [list(piece) for piece in joined],
+    }
+    return byte_level(SPLIT_PATTERNS[name], model=model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in SHIPPED else pytest.param(name, marks=pytest.mark.slow)
+        for name in SPLIT_PATTERNS
+    ],
+)
+def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) -> None:
+    path = str(write_definition(that_merges_what_follows(name), tmp_path))
+    copy = show_splits(that_merges_what_follows(name))
+    assert copy is not None
+    differing = differing_splits(copy)
+    tokenizer = load_tokenizer(path, differing=differing)
+    reference = load_tokenizer(path, fast=False)
+    assert tokenizer.fast
+    every = [chr(c) for start, end in differing.ranges for c in range(start, end)]
+    assert IDEOGRAPH in every
+    strings = [
+        context.replace("{0}", character)
+        for context in ENDING_IN_MERGES
+        for character in every[::9]
+    ]
+    texts = [text.encode() for text in [*HOSTILE, *strings]]
+    fast, slow = tokenizer.tokenize_batch(texts), reference.tokenize_batch(texts)
+    assert fast.input_ids.tolist() == slow.input_ids.tolist()
+    assert tokenizer._fast is not None
+    ids, cu_tokens = tokenizer._fast.encode_batch(texts)
+    assert ids.tolist() != slow.input_ids.tolist()  # they would have been wrong
+    assert len(cu_tokens) == len(texts) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT_PATTERNS)
+def test_every_code_point_that_is_not_listed_gives_the_reference_s_ids(
+    name: str, tmp_path: Path
+) -> None:
+    path = str(write_definition(that_merges_what_follows(name), tmp_path))
+    copy = show_splits(that_merges_what_follows(name))
+    assert copy is not None
+    tokenizer = load_tokenizer(path, differing=differing_splits(copy))
+    listed = differing_splits(copy)
+    code_points = np.setdiff1d(np.arange(0x80, 0x110000, 3), np.arange(0xD800, 0xE000))
+    for start, end in listed.ranges:
+        code_points = code_points[(code_points < start) | (code_points >= end)]
+    context = "".join(ENDING_IN_MERGES)
+    texts = [
+        "".join(context.replace("{0}", chr(c)) for c in code_points[i : i + 256].tolist())
+        for i in range(0, len(code_points), 256)
+    ]
+    assert tokenizer._fast is not None
+    assert same_ids(tokenizer._reference, tokenizer._fast, texts).all()
+
+
+@pytest.mark.parametrize("name", [shared("qwen2_5")])
+def test_documents_of_a_real_tokenizer(name: str) -> None:
+    texts = [text.encode() for text in HOSTILE]
+    found, expected = (load(name, fast=fast).tokenize_batch(texts) for fast in (True, False))
+    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    assert load(name).fast
+
+
+class Failing:
+    def encode_batch(self, texts: list[bytes]) -> Any:
+        if b"x" in texts:
+            raise LibraryError("it fails")
+        return np.arange(len(texts)), np.arange(len(texts) + 1)
+
+
+class Counting:
+    def encode_batch(self, texts: list[str]) -> Any:
+        return [type("Encoded", (), {"ids": [place]}) for place in range(len(texts))]
+
+
+def test_a_text_on_which_a_library_fails_differs() -> None:
+    reference, encoder = Counting(), Failing()
+    texts = ["a", "x", "b"]
+    assert same_ids(reference, encoder, texts).tolist() == [True, False, True]  # type: ignore[arg-type]
+
+
+def test_shipped_sweeps_are_in_order() -> None:
+    assert len(json.loads(KNOWN_SWEEPS.read_bytes())) == len(known_sweeps()) > 0
+    for found in known_sweeps().values():
+        places = [place for pair in found.ranges for place in pair]
+        assert all(before < after for before, after in pairwise(places))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED[:2])
+def test_a_shipped_sweep_is_what_a_fresh_one_finds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = show_splits(byte_level(SPLIT_PATTERNS[name]))
+    assert copy is not None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shipped = differing_splits(copy)
+    assert not list(tmp_path.rglob("*.json"))
+    monkeypatch.setattr("pipeline.tokenization.sweep.known_sweeps", dict)
+    assert differing_splits(copy) == shipped
+    assert list(tmp_path.rglob("*.json"))

@@ -1,0 +1,55 @@
+"""The patterns that gigatoken knows, by the models that brought them; none is GPT-2's own."""
+
+from typing import Any
+
+from pipeline.tokenization.rank_models import LLAMA_3, LLAMA_4, QWEN
+
+Definition = dict[str, Any]
+
+_END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+SPLIT_PATTERNS: dict[str, tuple[str, ...]] = {
+    "gpt2": (),
+    "cl100k": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+    "llama3": (LLAMA_3.pattern,),
+    "qwen2": (QWEN.pattern,),
+    "qwen35": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_END}",
+    ),
+    "o200k": (LLAMA_4.pattern,),
+    "nemotron": (
+        LLAMA_4.pattern.replace(f"{_CONTRACTIONS}?", "").replace(r"\p{N}{1,3}", r"\p{N}"),
+    ),
+    "deepseek": _DEEPSEEK,
+}
+
+
+def byte_level(
+    patterns: tuple[str, ...], normalizer: str | None = None, model: Definition | None = None
+) -> Definition:
+    """Return a byte-level BPE that splits by patterns; of single bytes unless a model is given."""
+    splits = [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
+        for p in patterns
+    ]
+    spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    spelling["use_regex"] = not patterns
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": normalizer and {"type": normalizer},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, spelling]}
+        if patterns
+        else spelling,
+        "model": model or {"type": "BPE", "vocab": {}, "merges": []},
+    }
