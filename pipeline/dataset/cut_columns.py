@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numba import njit
 from numpy.typing import NDArray
+
+from pipeline.compiled import compiled
 
 _CUTS = ("cut_student", "cut_teacher")
 _DATA_PAGE, _RLE, _DELTA_BINARY_PACKED = 0, 3, 5
@@ -231,7 +232,7 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
     return value | data[place] << shift, place + 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find_levels(
     data: NDArray[np.uint8],
     start: int,
@@ -278,7 +279,7 @@ def _find_levels(
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unpack_deltas(
     data: NDArray[np.uint8],
     words: NDArray[np.uint64],
@@ -330,7 +331,7 @@ def _unpack_deltas(
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _varint(data: NDArray[np.uint8], place: int, stop: int) -> tuple[int, int]:
     """Return a number of seven bits a byte, and what stands behind; -1 where it does not end."""
     value = 0
@@ -343,7 +344,7 @@ def _varint(data: NDArray[np.uint8], place: int, stop: int) -> tuple[int, int]:
     return value, -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _signed(value: int) -> int:
     """Return a number whose sign is stored in the last bit; of 64 bits the lower 32 are right."""
     return (value >> 1) ^ -(value & 1)

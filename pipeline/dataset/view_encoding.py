@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.batches import AlignedBatch, TokenBatch
+from pipeline.compiled import compiled
 from pipeline.dataset.encoding import range_advances, range_widths
 from schemas.view_file import NUM_COLUMNS, PAYLOAD_HEADER, Side
 
@@ -71,7 +71,7 @@ def encode_views(batch: AlignedBatch, side: Side) -> EncodedViews:
     return EncodedViews(data, payload_bytes, np.array(crc32, np.int64))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def unpack(data: NDArray[np.uint8], first: int, bits: int, out: NDArray[np.uint32]) -> int:
     """Read numbers of so many bits each, from a byte on; return the first byte behind them."""
     word, num_bits, place = np.uint64(0), 0, first
@@ -87,7 +87,7 @@ def unpack(data: NDArray[np.uint8], first: int, bits: int, out: NDArray[np.uint3
     return place
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _bits_needed(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bits that the largest value of each document needs."""
     bits = np.zeros(len(starts) - 1, np.int64)
@@ -101,7 +101,7 @@ def _bits_needed(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.
     return bits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pack(
     out: NDArray[np.uint8],
     places: NDArray[np.int64],
