@@ -148,14 +148,19 @@ def _describe_needs(
     if storage.is_local(options.output):
         free = f"; {format_bytes(free_bytes(options.output))} are free at {options.output}"
     workers = options.run.workers
-    memory = estimate_memory(options.shard_bytes, keep_text=options.keep_text)
+    memory, most = (
+        estimate_memory(options.shard_bytes, keep_text=options.keep_text, longest_document=longest)
+        for longest in (0, options.max_document_bytes)
+    )
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         f"  dataset         about {format_bytes(shards)}, "
         f"{sample.num_shard_bytes / sample.num_student_tokens:.2f} bytes a student token",
         f"  disk            about {format_bytes(disk)} while it runs{free}",
-        f"  memory          about {format_bytes(memory)} a process, {workers} of them; "
-        f"this machine has {format_bytes(whole)}",
+        f"  memory          about {format_bytes(memory)} a process, {workers} of them, and "
+        f"{format_bytes(most - memory)} more for a document as long as --max-document-bytes "
+        f"allows ({format_bytes(options.max_document_bytes)}); this machine has "
+        f"{format_bytes(whole)}",
         f"  time            about {format_duration(sample.seconds * scale / workers)} of aligning "
         "here, besides reading and a start of seconds",
     ]

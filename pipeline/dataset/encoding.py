@@ -74,7 +74,8 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
     members = np.zeros(int(blocks.sum()), np.uint8)
     keys = [document_key(document.document_id) for document in batch.documents]
     _write_tar_headers(members, payload_offset, payload_bytes, keys)
-    for place, field in enumerate(fields):
+    for place in range(len(fields)):
+        field = fields.pop(0)  # its numbers leave memory while the pages of `members` fill
         _write_field(
             members,
             members.view(np.uint16),

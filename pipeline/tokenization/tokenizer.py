@@ -340,6 +340,9 @@ class Tokenizer:
         )
         if len(left) == 0:
             return batch
+        if len(left) == len(texts):  # a long document's arrays are not kept beside its next ones
+            del batch, input_ids, byte_offsets
+            return reference(texts)
         return splice_documents(batch, left, reference([texts[d] for d in left]))
 
     def _carry_back(self, batch: TokenBatch, document: int, text: bytes) -> bool:
