@@ -20,19 +20,20 @@ ALLOWED = {
     "pipeline.drawing": "",
     "pipeline.remote": "",
     "pipeline.guidance": "pipeline.fractions",
-    "pipeline.tokenization": "pipeline.batches pipeline.remote",
-    "pipeline.alignment": "pipeline.tokenization pipeline.batches",
-    "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches pipeline.remote",
+    "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
+    "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
+    "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
+    " pipeline.compiled pipeline.remote",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
-    "pipeline.packing": "",
+    "pipeline.packing": "pipeline.compiled",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
     "pipeline.scoring": "pipeline.packing pipeline.dataset pipeline.guidance pipeline.tokenization"
     " pipeline.fractions pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
-    "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset"
+    "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.compiled"
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.streaming pipeline.scoring pipeline.guidance pipeline.packing"
@@ -49,7 +50,7 @@ ALLOWED = {
     "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote"
     " vocag_cli",
     "beam_jobs.align": "beam_jobs pipeline.tokenization pipeline.alignment pipeline.dataset"
-    " pipeline.batches pipeline.drawing vocag_cli",
+    " pipeline.batches pipeline.compiled pipeline.drawing vocag_cli",
     "beam_jobs.edit": "beam_jobs beam_jobs.align.summary pipeline.alignment.quality"
     " pipeline.scoring pipeline.packing.rules"
     " pipeline.batches pipeline.dataset pipeline.drawing vocag_cli",

@@ -122,7 +122,7 @@ def estimate_volume(
     for tokenizer in tokenizers:
         tokenizer.num_reference_documents = 0
     whole = sampled = Volume()
-    writer = ShardWriter(io.BytesIO(), keep_text=options.keep_text)
+    writer = ShardWriter(io.BytesIO(), keep_text=bool(options.keep_text))
     for part in sample:
         volume, num_bytes = _measure(part, tokenizers, writer)
         if volume.num_text_bytes:
@@ -133,7 +133,9 @@ def estimate_volume(
             whole = replace(whole, num_documents=whole.num_documents + num_documents)
     index = len(encode_index(writer.close().index))
     empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
-    buckets = count_buckets(files, shard_bytes=options.shard_bytes, keep_text=options.keep_text)
+    buckets = count_buckets(
+        files, shard_bytes=options.shard_bytes, keep_text=bool(options.keep_text)
+    )
     shards = min(float(buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
     of_tars = 1 + (index - empty) / max(1, sampled.num_tar_bytes)
     return Estimate(whole, round(sampled.num_text_bytes), shards + whole.num_tar_bytes * of_tars)
@@ -225,14 +227,21 @@ def _describe_needs(
     if storage.is_local(options.output):
         free = f"; {format_bytes(free_bytes(options.output))} are free at {options.output}"
     workers = options.run.workers
-    memory = estimate_memory(options.shard_bytes, keep_text=options.keep_text)
+    memory, most = (
+        estimate_memory(
+            options.shard_bytes, keep_text=bool(options.keep_text), longest_document=longest
+        )
+        for longest in (0, options.max_document_bytes)
+    )
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         f"  dataset         about {format_bytes(shards)}, "
         f"{shards / whole.num_student_tokens:.2f} bytes a student token",
         f"  disk            about {format_bytes(disk)} while it runs{free}",
-        f"  memory          about {format_bytes(memory)} a process, {workers} of them; "
-        f"this machine has {format_bytes(machine)}",
+        f"  memory          about {format_bytes(memory)} a process, {workers} of them, and "
+        f"{format_bytes(most - memory)} more for a document as long as --max-document-bytes "
+        f"allows ({format_bytes(options.max_document_bytes)}); this machine has "
+        f"{format_bytes(machine)}",
         f"  time            about {format_duration(whole.seconds / workers)} of aligning "
         "here, besides reading and a start of seconds",
     ]

@@ -11,10 +11,10 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import orjson
-from numba import njit
 from numpy.typing import NDArray
 
 from beam_jobs.align.decompression import CutStreamError
+from pipeline.compiled import compiled
 
 HEAD_BYTES = 1 << 16
 """How much of a file is looked at to tell values from lines."""
@@ -174,7 +174,7 @@ class _Window:
         return bool(data)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find_end(data: NDArray[np.uint8], start: int, state: NDArray[np.int64]) -> int:
     """Return where the value ends whose brackets and quotes `state` counts, or the data's end.
 

@@ -14,6 +14,10 @@ LEAST_ADDRESS_SPACE = 1500 << 20
 BASE_MEMORY = 850 * 10**6
 """Python, Beam, two tokenizers, their memory of words, and the batches under way."""
 
+MEMORY_PER_DOCUMENT_BYTE = 20
+"""Both tokenizations, their spans and the sample of one document, for each byte of its text;
+measured at most 19, on documents of 20 and 60 MB."""
+
 
 def choose_shuffle(options: AlignOptions) -> Shuffle:
     """Return how texts travel: through files wherever workers share a file system."""
@@ -22,15 +26,20 @@ def choose_shuffle(options: AlignOptions) -> Shuffle:
     return "files" if storage.is_local(options.output) else "runner"
 
 
-def estimate_memory(shard_bytes: int, *, keep_text: bool) -> int:
+def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int = 0) -> int:
     """Return about how many bytes of memory a process of the job has at most, mapped files too.
+
+    Args:
+        shard_bytes: size that shards are to have.
+        keep_text: whether samples hold their text.
+        longest_document: bytes of the longest text; a document is aligned and encoded in one piece.
 
     Example:
         >>> estimate_memory(256 << 20, keep_text=False) // 10**6
         1118
     """
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
-    return BASE_MEMORY + 3 * bucket
+    return BASE_MEMORY + 3 * bucket + MEMORY_PER_DOCUMENT_BYTE * longest_document
 
 
 def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:

@@ -1,13 +1,13 @@
 """Loops over two tokenizations of a text: spans, and the places where both may be cut."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.batches import Ranges
+from pipeline.compiled import compiled
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def merge_spans(
     student_offsets: Ranges,
     student_cu: NDArray[np.int64],
@@ -44,7 +44,7 @@ def merge_spans(
     return teacher_spans
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
     """Merge where both sides tile the text: a token's end says where the next one starts."""
     one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
@@ -67,7 +67,7 @@ def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
         spans[i, 1] = first + one
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
     """Merge where offsets don't decrease, and nothing more is known."""
     one = np.uintp(1)
@@ -91,7 +91,7 @@ def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
         spans[i, 1] = b
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_non_monotone(
     byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
 ) -> int:
@@ -115,7 +115,7 @@ def first_non_monotone(
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find_cut_points(
     student_offsets: Ranges,
     student_cu: NDArray[np.int64],

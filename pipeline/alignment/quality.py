@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.batches import AlignedBatch, Ranges, TokenBatch
+from pipeline.compiled import compiled
 
 LENGTH_EDGES: tuple[int, ...] = tuple(
     sorted({0, 1, *(round(2 ** (quarter / 2)) for quarter in range(2, 50))})
@@ -221,7 +221,7 @@ def _count_over_wide(tokens: TokenBatch) -> int:
     return 0 if tiles.all() else _count_sharing(tokens.byte_offsets, tokens.cu_tokens, tiles)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _count_sharing(
     byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
 ) -> int:
@@ -238,7 +238,7 @@ def _count_sharing(
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _measure_spans(
     student_offsets: Ranges,
     student_cu: NDArray[np.int64],

@@ -13,10 +13,10 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.batches import AlignedBatch, Ranges
+from pipeline.compiled import compiled
 from schemas.document import MEMBER_SUFFIX, Layout, document_key, sample_header
 
 TAR_BLOCK = 512
@@ -74,7 +74,8 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
     members = np.zeros(int(blocks.sum()), np.uint8)
     keys = [document_key(document.document_id) for document in batch.documents]
     _write_tar_headers(members, payload_offset, payload_bytes, keys)
-    for place, field in enumerate(fields):
+    for place in range(len(fields)):
+        field = fields.pop(0)  # its numbers leave memory while the pages of `members` fill
         _write_field(
             members,
             members.view(np.uint16),
@@ -210,7 +211,7 @@ def _write_bytes_and_checksum(
     return crc32
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bytes that the largest value of each document needs: 1, 2 or 4."""
     sizes = np.empty(len(starts) - 1, np.int64)
@@ -223,7 +224,7 @@ def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.in
     return sizes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def range_widths(
     ranges: Ranges, cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -241,7 +242,7 @@ def range_widths(
     return widths, sizes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def range_advances(
     spans: Ranges, cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -261,12 +262,12 @@ def range_advances(
     return advances, sizes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _bytes_needed(high: Any) -> int:
     return 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _write_field(
     out8: NDArray[np.uint8],
     out16: NDArray[np.uint16],
@@ -294,7 +295,7 @@ def _write_field(
             _copy(own, out32[first : first + len(own)])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _copy(values: NDArray[Any], out: NDArray[Any]) -> None:
     """Copy with truncation; slices indexed from 0 let the compiler use vector instructions."""
     for i in range(len(out)):

@@ -1,8 +1,9 @@
 """The inner loops of packing, compiled by numba: they run over billions of tokens' documents."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from pipeline.compiled import compiled
 
 STARTS, ENDS, FORCED = 1, 2, 4
 """Segment flags: holds its document's first token, its last token, is cut without a boundary."""
@@ -11,7 +12,7 @@ Place = tuple[int, int]
 """A student token and a teacher token of one document."""
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def split_documents(
     num_student: NDArray[np.int64],
     num_teacher: NDArray[np.int64],
@@ -59,7 +60,7 @@ def split_documents(
     return out[:size]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def measure_segments(
     segments: NDArray[np.uint32], student_room: NDArray[np.int64], teacher_room: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
@@ -86,7 +87,7 @@ def measure_segments(
     return student, teacher, fill
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fit_segments(
     student: NDArray[np.int64], teacher: NDArray[np.int64], seq_length: int, teacher_seq_length: int
 ) -> NDArray[np.int64]:
@@ -132,7 +133,7 @@ def fit_segments(
     return row
 
 
-@njit(cache=True)
+@compiled
 def _next_stop(
     here: Place,
     end: Place,
@@ -166,7 +167,7 @@ def _next_stop(
     return stop, pieces, cut
 
 
-@njit(cache=True)
+@compiled
 def _first_above(values: NDArray[np.integer], start: int, stop: int, limit: int) -> int:
     """Return the first place from `start` on whose value exceeds a limit; values rise."""
     while start < stop:
@@ -178,7 +179,7 @@ def _first_above(values: NDArray[np.integer], start: int, stop: int, limit: int)
     return start
 
 
-@njit(cache=True)
+@compiled
 def _write_pieces(
     out: NDArray[np.uint32],
     size: int,
@@ -205,7 +206,7 @@ def _write_pieces(
         size += 1
 
 
-@njit(cache=True)
+@compiled
 def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
     """Return which source each place of a period belongs to, and how many of it come before.
 

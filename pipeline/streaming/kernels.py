@@ -1,9 +1,9 @@
 """Loops that write the tokens of samples into the fields of a row."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.compiled import compiled
 from pipeline.streaming.layout import (
     ADVANCE,
     CU_SEQLENS,
@@ -29,7 +29,7 @@ from pipeline.streaming.layout import (
 _ONE = int(np.float32(1.0).view(np.int32))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_segment(
     row: NDArray[np.int32],
     starts: tuple[int, ...],
@@ -90,7 +90,7 @@ def fill_segment(
     return 0 if forced else bad
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_nothing(
     row: NDArray[np.int32],
     starts: tuple[int, ...],
@@ -114,7 +114,7 @@ def fill_nothing(
     row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 1] = stop[TEACHER]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def finish_row(
     row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], num_quarantined: int
 ) -> None:
@@ -131,7 +131,7 @@ def finish_row(
     row[starts[NUM_QUARANTINED]] = num_quarantined
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill_tokens(
     out: NDArray[np.int32],
     at: int,
@@ -151,7 +151,7 @@ def _fill_tokens(
     return at
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _read(
     out: NDArray[np.int32], sample: NDArray[np.uint8], tensor: tuple[int, int], first: int
 ) -> None:
@@ -166,14 +166,14 @@ def _read(
         _copy(out, values.view(np.uint32))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
     # A loop: numba compiles `out[:] = values` to one that is not vectorised.
     for i in range(len(out)):
         out[i] = values[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sum(sample: NDArray[np.uint8], tensor: tuple[int, int], stop: int) -> int:
     """Return the sum of a tensor's first `stop` values."""
     start, size = tensor
@@ -185,14 +185,14 @@ def _sum(sample: NDArray[np.uint8], tensor: tuple[int, int], stop: int) -> int:
     return int(values.view(np.uint32).sum())
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill_positions(out: NDArray[np.int32], start: int, stop: int) -> None:
     places = out[start:stop]
     for place in range(len(places)):
         places[place] = place
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: int) -> None:
     """Write labels and loss_mask: each token predicts the next, the last one nothing."""
     if end == at:
@@ -208,7 +208,7 @@ def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: 
     loss_mask[end - 1] = 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill_spans(
     spans: NDArray[np.int32],
     sample: NDArray[np.uint8],

@@ -70,6 +70,23 @@ class ReferencePath:
         compare = np.array([not (keeps_ascii and text.isascii()) for text in texts], np.bool_)
         return self.vocabulary.lay_out(input_ids, cu_tokens, texts, compare=compare)
 
+    def carry_back(self, input_ids: NDArray[np.uint32], text: bytes) -> NDArray[np.int64] | None:
+        """Return the offsets of tokens that spell what a text becomes when normalised, [T, 2].
+
+        None where they don't spell it to the last byte, but for a space put before it: an encoder
+        that isn't the reference may not leave out white space either.
+        """
+        if self._reference.lost_bytes or not self.contents.all_known(input_ids):
+            return None
+        rewriting = follow_normalizer(text.decode(), self._reference.normalize)
+        if rewriting is None:
+            return None
+        whole = rewriting.normalized
+        if self.contents.spell(input_ids) not in (whole, b" " + whole):
+            return None
+        places = self._find_places(input_ids, whole)
+        return None if places is None else rewriting.to_text(places)
+
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:

@@ -11,8 +11,8 @@ sum. The fast path is exact or it is not taken:
   split it off its neighbours (`pipeline.tokenization.comparison`): documents that hold one of those
   that differ go through the reference.
 - For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
-  their bytes must spell it; else the document goes through the reference
-  (`pipeline.tokenization.reference`).
+  their bytes must spell it, or what the reference's normaliser makes of it; else the document goes
+  through the reference (`pipeline.tokenization.reference`).
 """
 
 import logging
@@ -333,13 +333,38 @@ class Tokenizer:
         except LibraryError as error:  # after a panic nothing says what state it is in
             self._disable_fast(str(error))
             return reference(texts)
-        byte_offsets, proven = self._reference_path.lay_out(input_ids, cu_tokens, texts)
-        proven &= ~self._differing_in(texts)
-        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, proven)
-        unproven = np.flatnonzero(~proven)
-        if len(unproven) == 0:
+        byte_offsets, tiles = self._reference_path.lay_out(input_ids, cu_tokens, texts)
+        differing = self._differing_in(texts)
+        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, tiles & ~differing)
+        left = np.array(
+            [
+                document
+                for document in np.flatnonzero(~batch.tiles).tolist()
+                if differing[document] or not self._carry_back(batch, document, texts[document])
+            ],
+            np.int64,
+        )
+        if len(left) == 0:
             return batch
-        return splice_documents(batch, unproven, reference([texts[d] for d in unproven]))
+        if len(left) == len(texts):  # a long document's arrays are not kept beside its next ones
+            del batch, input_ids, byte_offsets
+            return reference(texts)
+        return splice_documents(batch, left, reference([texts[d] for d in left]))
+
+    def _carry_back(self, batch: TokenBatch, document: int, text: bytes) -> bool:
+        """Write the offsets of fast tokens that spell a normalised text; return whether they do.
+
+        Longer texts are left to be tokenized in pieces, each of which comes here.
+        """
+        if len(text) > LONG_TEXT_BYTES:
+            return False
+        own = slice(batch.cu_tokens[document], batch.cu_tokens[document + 1])
+        found = self._reference_path.carry_back(batch.input_ids[own], text)
+        if found is None:
+            return False
+        batch.byte_offsets[own] = found
+        batch.tiles[document] = tiles_text(batch.byte_offsets[own], len(text))
+        return True
 
     def _differing_in(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return which texts hold a character on which the encoders differ, bool [D]."""

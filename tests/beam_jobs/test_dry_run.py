@@ -50,7 +50,11 @@ def test_a_dry_run_tells_what_the_job_then_does(
     per_token = totals["num_bytes"] / totals["num_student_tokens"]
     assert float(found[1]) == pytest.approx(per_token, rel=0.1)
     assert re.search(r"disk +about [\d.]+ MB while it runs; .* are free at ", said)
-    assert re.search(r"memory +about [\d.]+ [MG]B a process, 1 of them; this machine has", said)
+    assert re.search(
+        r"memory +about [\d.]+ [MG]B a process, 1 of them, and .+ more for a document as long as "
+        r"--max-document-bytes allows \(.+\); this machine has",
+        said,
+    )
     assert re.search(r"time +about .* of aligning here", said)
     assert re.search(r"dead letters +\d+ of \d+ sampled documents", said)
     assert "    a.jsonl line " in said

@@ -13,6 +13,7 @@ import pytest
 from beam_jobs.align.command import align, main
 from beam_jobs.align.resources import (
     estimate_disk,
+    estimate_memory,
     require_address_space,
     require_disk,
 )
@@ -23,6 +24,13 @@ from tests.support.corpus import align_options, command_line, digests, reference
 
 def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True)
+
+
+def test_one_long_document_is_in_the_estimate_of_memory() -> None:
+    bucket = 256 << 20
+    least = estimate_memory(bucket, keep_text=False)
+    longest = estimate_memory(bucket, keep_text=False, longest_document=60_000_000)
+    assert longest - least == 1_200_000_000
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 import json
 import logging
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,12 +122,42 @@ class TestFastPath:
         assert_equal(tokenize(load(name), text), tokenize(load(name, fast=False), text))
 
     def test_sends_only_what_it_can_not_prove_to_the_reference(self) -> None:
-        tokenizer = load_tokenizer(str(source("qwen_like")))
+        tokenizer = load_tokenizer(str(source("mistral_v1")))
         tokenize(tokenizer, "plain", "café 🤗", "数学")
         assert tokenizer.num_reference_documents == 0
-        batch = tokenize(tokenizer, "plain", "cafe\u0301", "数学")
+        batch = tokenize(tokenizer, "plain", "a </s>", "数学")  # gigatoken's id spells nothing
         assert tokenizer.num_reference_documents == 1
         assert batch.tiles.tolist() == [True, True, True]
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("qwen_like", "plain cafe\u0301 a\u0301\u0323b \u1112\u1161\u11ab \u212b"),
+            ("llama_like", "plain ▁ ▁▁x"),
+        ],
+    )
+    def test_carries_tokens_back_over_what_the_normaliser_changed(
+        self, name: str, text: str
+    ) -> None:
+        tokenizer = load_tokenizer(str(source(name)))
+        found = tokenize(tokenizer, "plain", text)
+        assert tokenizer.num_reference_documents == 0
+        assert_equal(found, tokenize(load(name, fast=False), "plain", text))
+
+    def test_takes_the_reference_where_tokens_spell_less_than_the_normalised_text(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tokenizer = load_tokenizer(str(source("qwen_like")))
+        assert tokenizer._fast is not None
+        encode = tokenizer._fast.encode_batch
+
+        def encode_stripped(texts: Sequence[bytes]) -> tuple[Any, Any]:
+            return encode([text.strip() for text in texts])
+
+        monkeypatch.setattr(tokenizer._fast, "encode_batch", encode_stripped)
+        found = tokenize(tokenizer, "cafe\u0301 \n")
+        assert_equal(found, tokenize(load("qwen_like", fast=False), "cafe\u0301 \n"))
+        assert tokenizer.num_reference_documents == 1
 
     def test_is_disabled_by_one_difference(self, caplog: pytest.LogCaptureFixture) -> None:
         tokenizer = load_tokenizer(str(source("qwen_like")))
@@ -144,7 +175,7 @@ class TestFastPath:
 
     def test_check_keeps_the_count_and_tolerates_bad_utf8(self) -> None:
         tokenizer = load_tokenizer(str(source("qwen_like")))
-        tokenize(tokenizer, "cafe\u0301")
+        tokenizer.num_reference_documents = 1
         tokenizer.check_fast_path([b"fine", b"\xff", "cafe\u0301".encode()])
         assert tokenizer.fast
         assert tokenizer.num_reference_documents == 1

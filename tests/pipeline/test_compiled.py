@@ -1,0 +1,77 @@
+"""Compiled functions outlive damage to the machine code that numba keeps."""
+
+import errno
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+SOURCE = """
+from pipeline.compiled import compiled
+
+@compiled
+def double(number):
+    return 2 * number
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a module with one compiled function, whose code is kept beside it."""
+    path = tmp_path / "doubling.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def load_double(path: Path) -> Any:
+    """Return the function as a new process would have it."""
+    spec = spec_from_file_location("doubling", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.double
+
+
+def num_hits(function: Any) -> int:
+    return sum(function.stats.cache_hits.values())
+
+
+def test_code_is_kept(path: Path) -> None:
+    assert load_double(path)(2) == 4
+    again = load_double(path)
+    assert again(3) == 6
+    assert num_hits(again) == 1
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04\x95", b"nonsense"])
+def test_damaged_files_are_made_anew(path: Path, suffix: str, damage: bytes) -> None:
+    assert load_double(path)(2) == 4
+    (kept,) = path.parent.glob(f"**/*.{suffix}")
+    kept.write_bytes(damage)
+    double = load_double(path)
+    assert double(3) == 6
+    assert num_hits(double) == 0
+    again = load_double(path)
+    assert again(4) == 8
+    assert num_hits(again) == 1
+
+
+def test_a_full_disk_ends_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "_save_index", fail)
+    assert load_double(path)(2) == 4
+    assert not list(path.parent.glob("**/*.nbi"))
+
+
+def test_no_folder_to_write_to_ends_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(*_: object) -> None:
+        raise RuntimeError("cannot cache function 'double': no locator available")
+
+    monkeypatch.setattr(FunctionCache, "__init__", find_none)
+    assert load_double(path)(2) == 4
