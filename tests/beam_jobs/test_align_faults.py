@@ -140,8 +140,8 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
 def test_shards_of_an_abandoned_attempt_are_removed_and_no_others(tmp_path: Path) -> None:
     corpus, reference = reference_dataset()
     options = align_options(corpus, tmp_path)
-    kept = [f"{options.name}-notes.tar", f"{options.name}2-000000-of-000001.tar"]
-    left = [f"{options.name}-000000-of-000099.{end}" for end in ("tar", "index.parquet")]
+    kept = ["corpus-notes.tar", "corpus2-000000-of-000001.tar"]
+    left = [f"corpus-000000-of-000099.{end}" for end in ("tar", "index.parquet")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "encode_manifest", _raise)
         assert main(command_line(options)) == 1

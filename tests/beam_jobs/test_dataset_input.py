@@ -446,6 +446,24 @@ def test_killed_anywhere_and_run_again(
     assert_same(tmp_path / "new", tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("beam_arguments", "changes"),
+    [
+        (("--direct_runner_bundle_repeat=1",), {}),
+        (("--runner=BundleBasedDirectRunner",), {"shuffle": "runner"}),
+    ],
+)
+def test_every_runner_gives_the_same_bytes(
+    tmp_path: Path, beam_arguments: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    grow(tmp_path, "a", FIRST[:30])
+    take_out(tmp_path, GONE[:1])
+    data = tmp_path / "aligned"
+    align(from_dataset(data, tmp_path / "plain"))
+    align(from_dataset(data, tmp_path / "other", beam_arguments=beam_arguments, **changes))
+    assert_same(tmp_path / "other", tmp_path / "plain")
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST, **LARGE)

@@ -184,3 +184,9 @@ def test_commands_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_one("--help")
     assert re.search(r"sharpen +What cuts\.", capsys.readouterr().out)
+
+
+def test_a_flag_that_may_be_left_open_has_a_twin() -> None:
+    required = ["--input=a", "--output=b"]
+    for given, expected in (([], None), (["--keep-text"], True), (["--no-keep-text"], False)):
+        assert parse_options(AlignOptions, [*required, *given], prog="align").keep_text is expected
