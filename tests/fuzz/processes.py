@@ -47,8 +47,9 @@ class Process:
             os.setsid()
             os.dup2(self._output.fileno(), 1)
             os.dup2(self._output.fileno(), 2)
-            if fault.get("kind") == "limit":
-                resource.setrlimit(resource.RLIMIT_FSIZE, (fault["bytes"], fault["bytes"]))
+            if fault.get("kind") == "limit":  # its own output is such a file, too
+                limit = 4096 + fault["bytes"]
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             if fault.get("kind") == "kill":
                 _die_at(fault["event"], folder)
             main(work) if isinstance(work, list) else work()

@@ -1,8 +1,10 @@
-"""Tokenizers to try: real ones, those of the tests, and others trained afresh from a seed."""
+"""Tokenizers to try: real ones, those of the tests, and others made afresh from a seed."""
 
 import json
+import math
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,8 @@ REAL = (
     *(*zoo.PACKAGED, "tekken_240911.json"),
 )
 SMALL = (*zoo.SMALL, *zoo.NORMALIZING)
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-CL100K_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+CL100K_PATTERN = zoo.QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "spaces", "strip")
 ADDED = (
     *("  ", "    ", "ab", "\n\n", "<x>", "<|im_x|>", "<TOOL>", "é", "e\u0301", "Ａ", " the", "▁▁"),
     *("1", "한", "\u0301", "[MASK]", "ﬁ", "don't", "\u3000", "a b", "ſ", "<s>"),
@@ -39,84 +38,100 @@ ADDED = (
 def source(name: str) -> Path:
     """Return the file or folder of a tokenizer by its name."""
     path = zoo.MISTRAL_DATA / name
-    return path if name and path.is_file() else zoo.source(name)
+    return path if path.is_file() else zoo.source(name)
 
 
 def write_fresh(seed: str, folder: Path) -> Path:
-    """Train a tokenizer that its seed describes, and write it."""
+    """Make a tokenizer that its seed describes, and write it."""
     choose = random.Random(seed)
-    kind = choose.choice(["byte_level", *KINDS])
-    tokenizer = Tokenizer(KINDS[kind][0]())
-    steps = [choose.choice(NORMALIZERS)(choose) for _ in range(choose.choice((0, 0, 1, 1, 2, 3)))]
-    trainer = KINDS[kind][1](choose, tokenizer)
     corpus = [*zoo.SENTENCES * 3, *(make_text(choose) for _ in range(200))]
-    tokenizer.train_from_iterator(corpus, trainer)
+    kind = choose.choice((_byte_level, _byte_level, _byte_fallback, _unigram, _word_pieces))
+    tokenizer = kind(choose, corpus)
+    names = [choose.choice((*NORMALIZERS, "bert", "precompiled")) for _ in range(3)]
+    steps = [_normalizer(choose, n) for n in names[: choose.choice((0, 0, 1, 1, 2, 3))]]
     if steps:
         steps += [tokenizer.normalizer] if tokenizer.normalizer else []
         choose.shuffle(steps)
         tokenizer.normalizer = normalizers.Sequence(steps)
-    _add_tokens(choose, tokenizer)
+    for content in choose.sample(ADDED, choose.choice((0, 0, 2, 4, 6, 8))):
+        names = ["single_word", "lstrip", "rstrip", "special", "normalized"]
+        flags = {name: choose.random() < 0.35 for name in names}
+        tokenizer.add_tokens([AddedToken(content, **flags)])
     body = json.loads(tokenizer.to_str())
-    if kind in ("byte_fallback", "unigram"):
-        body["model"]["byte_fallback"] = kind == "byte_fallback" or choose.random() < 0.5
-        body["added_tokens"] = [t for t in body["added_tokens"] if t["content"][:3] != "<0x"]
+    added = body["added_tokens"]
+    body["added_tokens"] = [token for token in added if token["content"][:3] != "<0x"]
     folder.mkdir(parents=True, exist_ok=True)
     return zoo.write_definition(body, folder)
 
 
-def _add_tokens(choose: random.Random, tokenizer: Tokenizer) -> None:
-    for content in choose.sample(ADDED, choose.choice((0, 0, 2, 4, 6, 8))):
-        flags = {
-            name: choose.random() < 0.35 for name in ("single_word", "lstrip", "rstrip", "special")
-        }
-        normalized = choose.random() < 0.5
-        tokenizer.add_tokens([AddedToken(content, normalized=normalized, **flags)])
-
-
-def _byte_level(choose: random.Random, tokenizer: Tokenizer) -> Any:
+def _byte_level(choose: random.Random, corpus: Sequence[str]) -> Tokenizer:
+    pattern = choose.choice([None, CL100K_PATTERN, zoo.QWEN_PATTERN])
     prefix = choose.random() < 0.3
-    pattern = choose.choice([None, GPT2_PATTERN, CL100K_PATTERN, zoo.QWEN_PATTERN])
     steps = [pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=pattern is None)]
     if pattern:
         steps.insert(0, pre_tokenizers.Split(Regex(pattern), "isolated"))
     if choose.random() < 0.3:
         extra = (pre_tokenizers.Digits(True), pre_tokenizers.Punctuation("contiguous"))
         steps.insert(0, choose.choice(extra))
+    tokenizer = Tokenizer(models.BPE())
     alone = len(steps) == 1  # the fast path takes no sequence of one
     tokenizer.pre_tokenizer = steps[0] if alone else pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     size = choose.choice((300, 500, 900))
-    return trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer
 
 
-def _byte_fallback(choose: random.Random, tokenizer: Tokenizer) -> Any:
+def _byte_fallback(choose: random.Random, corpus: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if choose.random() < 0.5:
         steps = [normalizers.Prepend("▁")] if choose.random() < 0.7 else []
         tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     else:
         tokenizer.pre_tokenizer = _metaspace(choose)
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    size = choose.choice((400, 700))
-    return trainers.BpeTrainer(vocab_size=size, special_tokens=names, show_progress=False)
+    size, names = choose.choice((400, 700)), _control_pieces()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=names, show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer
 
 
-def _unigram(choose: random.Random, tokenizer: Tokenizer) -> Any:
+def _unigram(choose: random.Random, corpus: Sequence[str]) -> Tokenizer:
+    ranked = _frequent(["▁" + "▁".join(text.split(" ")) for text in corpus], 500)
+    total = sum(ranked.values())
+    vocab = [(piece, 0.0) for piece in _control_pieces() if piece not in ranked]
+    vocab += [(piece, math.log(number / total)) for piece, number in ranked.items()]
+    fallback = choose.random() < 0.5
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=fallback))
     spaced = [pre_tokenizers.WhitespaceSplit()] if choose.random() < 0.3 else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*spaced, _metaspace(choose)])
     tokenizer.decoder = decoders.Metaspace()
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    return trainers.UnigramTrainer(
-        vocab_size=600, special_tokens=names, unk_token="<unk>", show_progress=False
-    )
+    tokenizer.add_special_tokens(_control_pieces()[:3])
+    return tokenizer
 
 
-def _word_pieces(choose: random.Random, tokenizer: Tokenizer) -> Any:
+def _word_pieces(choose: random.Random, corpus: Sequence[str]) -> Tokenizer:
+    ranked = [*_frequent(" ".join(corpus).split(), 400)]
+    pieces = dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *ranked, *(f"##{p}" for p in ranked)])
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     steps = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "UnicodeScripts")
     tokenizer.pre_tokenizer = getattr(pre_tokenizers, choose.choice(steps))()
     tokenizer.decoder = decoders.WordPiece()
-    names = ["[UNK]", "[CLS]", "[SEP]"]
-    return trainers.WordPieceTrainer(vocab_size=500, special_tokens=names, show_progress=False)
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    return tokenizer
+
+
+def _frequent(words: Sequence[str], size: int) -> dict[str, int]:
+    """Return pieces that cover much text; the libraries' own trainers differ from run to run."""
+    counts = Counter(w[i : i + n] for w in words for i in range(len(w)) for n in range(1, 6))
+    ranked = sorted(counts, key=lambda piece: (-counts[piece] * len(piece), piece))
+    return {piece: counts[piece] for piece in ranked[:size]}
+
+
+def _control_pieces() -> list[str]:
+    return ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 
 
 def _metaspace(choose: random.Random) -> Any:
@@ -124,31 +139,16 @@ def _metaspace(choose: random.Random) -> Any:
     return pre_tokenizers.Metaspace(prepend_scheme=scheme, split=choose.random() < 0.7)
 
 
-def _bert(choose: random.Random) -> Any:
-    flags = {name: choose.random() < 0.5 for name in ("clean_text", "lowercase")}
-    return normalizers.BertNormalizer(handle_chinese_chars=True, strip_accents=None, **flags)
-
-
-def _precompiled(_: random.Random) -> Any:
-    steps = zoo.definition("xlm_roberta_like")["normalizer"]
-    only = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": steps}
-    return Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **only})).normalizer
-
-
-NORMALIZERS: tuple[Callable[[random.Random], Any], ...] = (
-    *(lambda _, form=form: getattr(normalizers, form)() for form in ("NFC", "NFD", "NFKC", "NFKD")),
-    lambda _: normalizers.Lowercase(),
-    lambda _: normalizers.StripAccents(),
-    lambda _: normalizers.Nmt(),
-    lambda choose: normalizers.Strip(choose.random() < 0.5, choose.random() < 0.5),
-    lambda _: normalizers.Replace(Regex(r"\s+"), " "),
-    lambda _: normalizers.Replace("''", '"'),
-    _bert,
-    _precompiled,
-)
-KINDS: dict[str, tuple[Callable[[], Any], Callable[[random.Random, Tokenizer], Any]]] = {
-    "byte_level": (models.BPE, _byte_level),
-    "byte_fallback": (lambda: models.BPE(unk_token="<unk>", fuse_unk=True), _byte_fallback),
-    "unigram": (models.Unigram, _unigram),
-    "word_pieces": (lambda: models.WordPiece(unk_token="[UNK]"), _word_pieces),
-}
+def _normalizer(choose: random.Random, name: str) -> Any:
+    if name == "spaces":
+        return normalizers.Replace(Regex(r"\s+"), " ")
+    if name == "strip":
+        return normalizers.Strip(choose.random() < 0.5, choose.random() < 0.5)
+    if name == "bert":
+        return normalizers.BertNormalizer(choose.random() < 0.5, True, None, choose.random() < 0.5)
+    if name == "precompiled":
+        steps = zoo.definition("xlm_roberta_like")["normalizer"]
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        only = {"version": "1.0", "added_tokens": [], "normalizer": steps, "model": model}
+        return Tokenizer.from_str(json.dumps(only)).normalizer
+    return getattr(normalizers, name)()
