@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.fuzz.oracle import Fault
     from tests.fuzz.rounds import Target
 
-FILES_OF_A_KIND = 3
+FILES_OF_A_KIND = 5
 """Failures of one kind on one tokenizer that get a file; more are counted."""
 
 _PROGRESS_SECONDS = 10.0
@@ -46,7 +46,7 @@ class Report:
             self.counts["repeated"] += 1
             return
         tokenizer = target.path
-        if target.name == "fresh":
+        if target.name.startswith("fresh-"):
             tokenizer = str(path.with_suffix(".tokenizer.json"))
             shutil.copy(target.path, tokenizer)
         around = {"tokenizer": tokenizer, "special_strings": target.special_strings}

@@ -66,6 +66,7 @@ def draw_target(seed: str, folder: Path) -> Target:
     name = choose.choice(REAL if kind < 0.3 else SMALL) if kind < 0.45 else "fresh"
     if name == "fresh":
         path = write_fresh(seed, folder / "tokenizers" / seed.replace(" ", "-"))
+        name += "-" + json.loads(path.read_bytes())["model"]["type"]
     else:
         path = source(name)
     honoured = choose.random() < 0.5 and path.suffix != ".v1" and path.suffix != ".model"
