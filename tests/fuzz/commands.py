@@ -19,7 +19,7 @@ import tokenizers
 
 from tests.fuzz.oracle import Fault
 from tests.fuzz.processes import LONGEST_SECONDS, Process, import_commands
-from tests.fuzz.reader import Content, DamageError, Seen, read_dataset, read_losses
+from tests.fuzz.reader import Content, DamageError, Seen, read_dataset
 from tests.fuzz.report import Report
 from tests.fuzz.shrinking import shrink_list
 from tests.fuzz.texts import make_text
@@ -57,7 +57,7 @@ def fuzz_commands(seed: str, until: float, report: Report) -> None:
 
 def draw_step(choose: random.Random, number: int) -> Step:
     """Return a command with documents or ids, and the fault that meets it."""
-    command = choose.choice(["align", "align", "remove", "score"]) if number else "align"
+    command = choose.choice(["align", "align", "remove"]) if number else "align"
     fault = {
         "kind": choose.choice(FAULTS),
         "event": int(2 ** choose.uniform(0, 7.5)),  # the n-th use of a file kills
@@ -94,7 +94,7 @@ class GrowingDataset:
     """A dataset on a small disk, and what must be in it.
 
     Attributes:
-        root: holds it, its inputs, its tokenizers and a teacher.
+        root: holds it, its inputs and its tokenizers.
         counts: of what was tried.
         now: what a reader must see; None before there is a dataset.
         kept: what readers of earlier generations must see.
@@ -117,7 +117,7 @@ class GrowingDataset:
         first, twin = self._arguments(step), None
         after = predict(step, self.now)
         states, ends = [self.now, after], [after]
-        if fault["kind"] == "twin" and self.now is not None and command != "score":
+        if fault["kind"] == "twin" and self.now is not None:
             other = {"command": "align", "documents": step["twin"]}
             twin = self._arguments(other)
             ends = [predict(other, after), predict(step, predict(other, self.now))]
@@ -157,10 +157,6 @@ class GrowingDataset:
             old = read_dataset(folder, f"manifests/{state.generation:03d}.json")
             if old != state:
                 _fail("kept", _difference(old, state))
-        if command == "score":
-            num_shards = len(json.loads((folder / "manifest.json").read_bytes())["shards"])
-            if (found := read_losses(folder)) != num_shards:
-                _fail("losses", f"{found} of {num_shards} shards have losses")
 
     def _see(self, states: Sequence[Seen | None]) -> Any:
         """Return what a reader sees, which must be one of some states."""
@@ -179,11 +175,6 @@ class GrowingDataset:
         path, output = self.root / f"{time.monotonic_ns()}.jsonl", str(self.root / "aligned")
         for side, size in SIZES.items():
             (self.root / f"{side}.json").write_bytes(byte_level(size).file_bytes)
-        if step["command"] == "score":
-            teacher = str(self.root / "teacher")
-            Process(lambda: _write_teacher(teacher), self.root).end()
-            fixed = ["--seq-length=64", "--allow-untrained-teacher", "--threads=1", "--quiet"]
-            return ["score", output, f"--teacher={teacher}", "--dtype=float32", *fixed]
         if step["command"] == "remove":
             path.write_text("".join(json.dumps(name) + "\n" for name in step["ids"]))
             return ["remove", output, f"--ids={path}", "--ignore-unknown", "--quiet"]
@@ -320,13 +311,6 @@ def _align(text: str) -> Content:
         ids = library.encode(text).ids
         content += [ids, spelled_offsets([table[i] for i in ids], text.encode())]
     return (*content, reference_spans(content[1], content[3]))
-
-
-def _write_teacher(folder: str) -> None:
-    from tests.support.hf_folders import write_model
-
-    if not Path(folder).exists():
-        write_model(Path(folder), byte_level(SIZES["teacher"]))
 
 
 def _require_calm(process: Process, kind: str) -> Process:

@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ LONGEST_SECONDS = 180.0
 
 def import_commands() -> None:
     """Import once what every command would import."""
-    for name in ("align", "remove", "score"):
+    for name in ("align", "remove"):
         import_module(COMMANDS[name][0])
-    import_module("pipeline.scoring.hf_models")
 
 
 class Process:
-    """A command that runs, or a function.
+    """A command that runs.
 
     Attributes:
         status: None while it runs; negative for a signal.
@@ -32,7 +30,7 @@ class Process:
     """
 
     def __init__(
-        self, work: list[str] | Callable[[], Any], folder: Path, fault: dict[str, Any] | None = None
+        self, arguments: list[str], folder: Path, fault: dict[str, Any] | None = None
     ) -> None:
         """Start it; a fault kills it at the n-th use of a file below a folder, or limits files."""
         self.status: int | None = None
@@ -40,9 +38,9 @@ class Process:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._pid = os.fork()
         if self._pid == 0:
-            os._exit(self._run(work, folder, fault or {}))
+            os._exit(self._run(arguments, folder, fault or {}))
 
-    def _run(self, work: Any, folder: Path, fault: dict[str, Any]) -> int:
+    def _run(self, arguments: list[str], folder: Path, fault: dict[str, Any]) -> int:
         try:
             os.setsid()
             os.dup2(self._output.fileno(), 1)
@@ -52,7 +50,7 @@ class Process:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             if fault.get("kind") == "kill":
                 _die_at(fault["event"], folder)
-            main(work) if isinstance(work, list) else work()
+            main(arguments)
         except SystemExit as end:
             return int(end.code or 0)
         except BaseException:
@@ -60,7 +58,6 @@ class Process:
             return 99
         finally:
             sys.stdout.flush()
-        return 0
 
     def seconds(self) -> float:
         """Return how long it has run."""

@@ -73,18 +73,6 @@ def read_dataset(folder: Path, file: str = "manifest.json") -> Seen:
     return Seen(manifest["generation"], documents, frozenset(removed), dict(reasons))
 
 
-def read_losses(folder: Path) -> int:
-    """Check each teacher's sidecars; return how many shards have one."""
-    num_shards = 0
-    for path in folder.glob("teacher-*.json"):
-        for record in json.loads(path.read_bytes())["sidecars"]:
-            losses = load(_verified(folder, record, "sidecar"))["losses"]
-            _require(len(losses) == record["num_tokens"], "losses", record["file"])
-            _require(bool(np.isfinite(losses).all()), "losses", record["file"])
-            num_shards += 1
-    return num_shards
-
-
 def _read_shard(folder: Path, record: dict[str, Any]) -> list[tuple[str, Content]]:
     data = _verified(folder, record, "shard")
     own = {name.removeprefix("index_"): record[name] for name in record if "index_" in name}
