@@ -130,7 +130,7 @@ class GrowingDataset:
                     running[0].kill()
                 if fault["kind"] != "cut" and self._see(states) is not None:
                     self.counts["reads beside a command"] += 1
-                time.sleep(0.01)
+                time.sleep(0.05)  # reading takes the time of what is read
         self.counts[f"faults: {fault['kind']}"] += 1
         self.counts["kills"] += started[0].status == -9
         self._see(states)

@@ -10,6 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pipeline.alignment import align_batch
+from pipeline.batches import SourceDocument
+from tests.support.datasets import byte_level
 from vocag_cli import COMMANDS, main
 
 LONGEST_SECONDS = 180.0
@@ -19,6 +22,8 @@ def import_commands() -> None:
     """Import once what every command would import."""
     for name in ("align", "remove"):
         import_module(COMMANDS[name][0])
+    document = SourceDocument("compiles kernels", "é".encode())
+    align_batch([document], byte_level(300), byte_level(340))
 
 
 class Process:
