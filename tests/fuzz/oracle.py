@@ -1,6 +1,7 @@
 """One tokenizer under test, and slow, obvious answers that know nothing of how it works."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,9 +77,13 @@ class Oracle:
         self.encode = lambda text: library.encode(text, add_special_tokens=False).ids
         self.normalize = lambda text: normalizer.normalize_str(text) if normalizer else text
         self.contents = vocabulary_bytes(definition)
-        self.spells = model["type"] in ("BPE", "Unigram") and not model.get("end_of_word_suffix")
+        self.spells = model.get("type", "BPE") in ("BPE", "Unigram") and not model.get(
+            "end_of_word_suffix"
+        )
         self.steps = _steps(definition.get("normalizer"))
         self.added = {t["id"]: t["content"] for t in definition["added_tokens"]}
+        swallowing = [t["id"] for t in definition["added_tokens"] if t["lstrip"] or t["rstrip"]]
+        self.contents |= dict.fromkeys(swallowing, b"")  # how much white space, nobody says
         self.unknown = {i for i, c in self.added.items() if c == model.get("unk_token")}
         self.unknown.add(model.get("unk_id"))
         self.control = {
@@ -207,7 +212,10 @@ def _steps(part: Any) -> list[Any] | None:
     if part is None:
         return []
     steps = part["normalizers"] if part["type"] == "Sequence" else [part]
-    known = [STEPS.get(step["type"]) for step in steps]
+    names = "".join(f"{step['type']} " for step in steps)
+    if re.search("NFK?C .*NFK?D", names):  # what was joined comes apart again
+        return None
+    known = [STEPS.get(name) for name in names.split()]
     return None if None in known else known
 
 

@@ -50,6 +50,7 @@ class Report:
             tokenizer = str(path.with_suffix(".tokenizer.json"))
             shutil.copy(target.path, tokenizer)
         around = {"tokenizer": tokenizer, "special_strings": target.special_strings}
+        around["fast"] = target.fast
         lines = [{"id": str(n), "text": text, **around} for n, text in enumerate(texts)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
         shown = ", ".join(map(ascii, texts))[:300]

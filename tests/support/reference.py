@@ -99,6 +99,7 @@ def vocabulary_bytes(definition: Definition) -> dict[int, bytes]:
         pieces = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps = json.dumps([definition.get(n) for n in ("normalizer", "pre_tokenizer", "decoder")])
     read = _read_byte_level if '"ByteLevel"' in steps else _read_spaced
+    read = str.encode if model.get("type") == "WordPiece" else read
     prefix = model.get("continuing_subword_prefix") or ""
     suffix = model.get("end_of_word_suffix") or ""
     fallback = bool(model.get("byte_fallback"))
