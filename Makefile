@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps clean \
+.PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -73,6 +73,12 @@ test-prism: $(VENV)/.installed-test ## run the align job on Beam's portable runn
 
 test-dask: $(VENV)/.installed-test ## run the align job on a Dask cluster of three hosts: network namespaces, as root (minutes)
 	$(BIN)/python -m pytest -m engines tests/engines/test_dask_hosts.py
+
+# MINUTES are shared by tokenizers and commands; SEED draws the same again.
+MINUTES ?= 20
+
+fuzz: $(VENV)/.installed-test ## search for texts and faults that break something (20 minutes; MINUTES=, SEED=)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-lint ## check style
 	$(BIN)/ruff check .

@@ -156,7 +156,7 @@ def _mark_class(entry: Traced) -> int:
 
 def _leans(character: str) -> bool:
     parts = unicodedata.normalize("NFKD", character)
-    vowel_or_tail = "\u1160" <= parts[0] <= "\u11ff"
+    vowel_or_tail = "\u1160" <= parts[0] <= "\u11ff" or "\ud7b0" <= parts[0] <= "\ud7ff"
     return vowel_or_tail or unicodedata.category(parts[0]) in ("Mn", "Mc", "Me")
 
 

@@ -1,7 +1,9 @@
 """Slow, obvious oracles: each says what is right in the plainest way there is."""
 
+import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cache
 
 from tests.support.tokenizer_zoo import Definition
 
@@ -86,16 +88,40 @@ def spelled_offsets(pieces: Sequence[bytes], text: bytes) -> list[Range] | None:
 
 def piece_bytes(definition: Definition, token_id: int) -> bytes:
     """Return what a token of a byte-level or SentencePiece-like BPE stands for."""
-    for token in definition["added_tokens"]:
-        if token["id"] == token_id:
-            return bytes(token["content"].encode())
-    piece = next(p for p, i in definition["model"]["vocab"].items() if i == token_id)
-    if definition["model"]["byte_fallback"]:
-        is_byte = piece.startswith("<0x") and len(piece) == 6
-        return bytes.fromhex(piece[3:5]) if is_byte else piece.replace("▁", " ").encode()
-    return bytes(_gpt2_bytes()[character] for character in piece)
+    return vocabulary_bytes(definition)[token_id]
 
 
+def vocabulary_bytes(definition: Definition) -> dict[int, bytes]:
+    """Return what each token stands for, by id, in a text that is normalised already."""
+    model = definition["model"]
+    pieces = model["vocab"]
+    if not isinstance(pieces, dict):
+        pieces = {piece: i for i, (piece, _) in enumerate(pieces)}
+    steps = json.dumps([definition.get(n) for n in ("normalizer", "pre_tokenizer", "decoder")])
+    read = _read_byte_level if '"ByteLevel"' in steps else _read_spaced
+    read = str.encode if model.get("type") == "WordPiece" else read
+    prefix = model.get("continuing_subword_prefix") or ""
+    suffix = model.get("end_of_word_suffix") or ""
+    fallback = bool(model.get("byte_fallback"))
+    table = {
+        i: bytes.fromhex(piece[3:5])
+        if fallback and len(piece) == 6 and piece.startswith("<0x")
+        else read(piece.removeprefix(prefix).removesuffix(suffix))
+        for piece, i in pieces.items()
+    }
+    return table | {t["id"]: t["content"].encode() for t in definition["added_tokens"]}
+
+
+def _read_byte_level(piece: str) -> bytes:
+    table = _gpt2_bytes()
+    return bytes(table[character] for character in piece if character in table)
+
+
+def _read_spaced(piece: str) -> bytes:
+    return piece.replace("▁", " ").encode()
+
+
+@cache
 def _gpt2_bytes() -> dict[str, int]:
     """GPT-2's `bytes_to_unicode`, inverted."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]

@@ -1,0 +1,1 @@
+"""A fuzzer: tokenizers by hurtful texts, then commands by faults. `python -m tests.fuzz --help`."""

@@ -1,0 +1,55 @@
+"""`python -m tests.fuzz`: the command line."""
+
+import argparse
+import os
+import random
+import sys
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork
+
+from tests.fuzz import rounds
+from tests.fuzz.report import Report
+
+
+def main() -> int:
+    """Fuzz for some minutes, or try one failure again; return 1 where something failed."""
+    options = _parse()
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    if options.replay:
+        if options.replay.suffix == ".jsonl":
+            return rounds.replay(options.replay)
+        from tests.fuzz import commands
+
+        return commands.replay(options.replay)
+    seed = options.seed or str(random.randrange(1 << 32))
+    report = Report(options.output.absolute())
+    print(f"seed {seed}, {options.minutes:g} minutes, failures go to {options.output}", flush=True)
+    halves = ("tokens", "commands") if options.only is None else (options.only,)
+    for half in halves:
+        until = time.monotonic() + options.minutes * 60 / len(halves)
+        if half == "tokens":
+            rounds.fuzz_tokenizers(seed, until, report)
+        else:
+            from tests.fuzz import commands
+
+            commands.fuzz_commands(seed, until, report)
+    print(report.summary())
+    return int(bool(report.failures))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20, help="shared by both halves")
+    parser.add_argument("--seed", help="draws the same tokenizers, texts, commands and faults")
+    parser.add_argument("--only", choices=["tokens", "commands"], help="one half alone")
+    parser.add_argument("--output", type=Path, default=Path("fuzz"), help="where failures go")
+    parser.add_argument("--replay", type=Path, help="try the documents of one failure again")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""One tokenizer under test, and slow, obvious answers that know nothing of how it works."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import tokenizers
+
+from pipeline.alignment import align_batch
+from pipeline.batches import SourceDocument, TokenBatch
+from pipeline.tokenization import Tokenizer
+from tests.support import normalizer_oracle as normalizing
+from tests.support.datasets import byte_level
+from tests.support.reference import reference_spans, spelled_offsets, vocabulary_bytes
+
+Range = tuple[int, int]
+STEPS = {
+    **{form: normalizing.compose(form) for form in ("NFC", "NFKC")},
+    **{form: normalizing.decompose(form) for form in ("NFD", "NFKD")},
+    "Lowercase": normalizing.lower,
+    "StripAccents": normalizing.without_marks,
+    "ByteLevel": lambda traced: traced,  # a spelling
+}
+MAX_SLOW_BYTES = 4000
+"""Longer texts are held against the library's ids alone: oracles take quadratic time."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one text.
+
+    Attributes:
+        kind: one word for what was expected.
+        detail: the values.
+    """
+
+    kind: str
+    detail: str
+
+
+@dataclass
+class Oracle:
+    """Compares a tokenizer's answers with its library's, and its ranges with oracles.
+
+    Attributes:
+        tested: as a job loads it.
+        slow: the same without the fast path.
+        counts: how often each comparison was made.
+    """
+
+    tested: Tokenizer
+    slow: Tokenizer
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        """Load the library's own tokenizer, and read what its tokens stand for."""
+        data = self.tested.file_bytes
+        self.added: dict[int, str] = {}
+        self.control: set[int] = set()
+        self.unknown: set[int | None] = set()
+        self.spells, self.steps = True, None
+        if self.tested.file_name == "tokenizer.model":
+            library: Any = sentencepiece.SentencePieceProcessor(model_proto=data)
+            self.encode, self.normalize = library.encode, library.Normalize
+            self.contents = {i: self.tested.token_bytes(i) for i in range(library.vocab_size())}
+            return
+        definition = json.loads(data)
+        model = definition["model"]
+        library = tokenizers.Tokenizer.from_str(data.decode())
+        normalizer = library.normalizer
+        self.encode = lambda text: library.encode(text, add_special_tokens=False).ids
+        self.normalize = lambda text: normalizer.normalize_str(text) if normalizer else text
+        self.contents = vocabulary_bytes(definition)
+        self.spells = model.get("type", "BPE") in ("BPE", "Unigram") and not model.get(
+            "end_of_word_suffix"
+        )
+        self.steps = _steps(definition.get("normalizer"))
+        self.added = {t["id"]: t["content"] for t in definition["added_tokens"]}
+        swallowing = [t["id"] for t in definition["added_tokens"] if t["lstrip"] or t["rstrip"]]
+        self.contents |= dict.fromkeys(swallowing, b"")  # how much white space, nobody says
+        self.unknown = {i for i, c in self.added.items() if c == model.get("unk_token")}
+        self.unknown.add(model.get("unk_id"))
+        self.control = {
+            t["id"]
+            for t in definition["added_tokens"]
+            if t["special"] or t["content"].startswith("<|") or "｜" in t["content"]
+        }
+
+    def find_faults(self, texts: Sequence[str]) -> dict[int, Fault]:
+        """Return what is wrong with texts that are tokenized together, by their place."""
+        data = [text.encode() for text in texts]
+        try:
+            batch, slow = self.tested.tokenize_batch(data), self.slow.tokenize_batch(data)
+        except BaseException as error:  # a panic of a Rust library
+            return dict.fromkeys(range(len(data)), Fault("raises", f"{type(error)}: {error}"))
+        faults = {}
+        for place, text in enumerate(texts):
+            if fault := self._compare(place, text, batch, slow):
+                faults[place] = fault
+        return faults or self._compare_spans(texts)
+
+    def _compare(self, place: int, text: str, batch: TokenBatch, slow: TokenBatch) -> Fault | None:
+        self.counts["texts"] += 1
+        ids, ranges = _document(batch, place)
+        expected = self._expected(text)
+        if place in batch.failures:
+            self.counts["dead letters" if expected else "dead letters where the library fails"] += 1
+            return None
+        if expected is None:
+            return None
+        if self.tested.special_strings == "plain" and self._control_strings(text, expected):
+            self.counts["texts with control strings"] += 1
+            forged = (self.control - self.unknown) & set(ids)
+            return Fault("forged", f"a text became control tokens {forged}") if forged else None
+        if ids != expected:
+            at = sum(1 for _ in takewhile(lambda p: p[0] == p[1], zip(ids, expected, strict=False)))
+            near = slice(at, at + 4)
+            return Fault("ids", f"at token {at}: {ids[near]}, not {expected[near]}")
+        if (ids, ranges) != _document(slow, place):
+            return Fault("paths", f"{ranges} on the fast path, {_document(slow, place)[1]} else")
+        if len(text) > MAX_SLOW_BYTES:
+            return None
+        return self._compare_ranges(text, ids, ranges, tiles=bool(batch.tiles[place]))
+
+    def _control_strings(self, text: str, expected: list[int]) -> bool:
+        """Return whether the library reads strings in a text as control tokens."""
+        found = self.control & set(expected)
+        return any(i not in self.unknown or self.added[i] in text for i in found)
+
+    def _expected(self, text: str) -> list[int] | None:
+        """Return the library's own ids, None where it raises or panics."""
+        try:
+            return list(self.encode(text))
+        except BaseException:  # a panic of a Rust library
+            return None
+
+    def _compare_ranges(
+        self, text: str, ids: list[int], ranges: list[Range], *, tiles: bool
+    ) -> Fault | None:
+        self.counts["ranges"] += 1
+        size = len(text.encode())
+        if any(not 0 <= a <= b <= size for a, b in ranges):
+            return Fault("ranges", f"{ranges} in {size} bytes")
+        if any(a > c or b > d for (a, b), (c, d) in pairwise(ranges)):
+            return Fault("ranges", f"{ranges} decrease")
+        if tiles != _tile(ranges, size):
+            return Fault("tiles", f"{ranges} of {size} bytes are said to tile: {tiles}")
+        pieces = [self.contents.get(i, b"") for i in ids]
+        expected = spelled_offsets(pieces, text.encode())
+        prefixed = sum(map(len, pieces)) > size and ids[0] in self.added  # which space is it?
+        if expected is not None and all(pieces) and self.spells and not prefixed:
+            self.counts["ranges of tokens that spell the text"] += 1
+            return Fault("ranges", f"{ranges}, not {expected}") if ranges != expected else None
+        return self._follow(text, ids, ranges, pieces)
+
+    def _follow(
+        self, text: str, ids: list[int], ranges: list[Range], pieces: list[bytes]
+    ) -> Fault | None:
+        """Compare ranges with a normaliser that is followed character by character."""
+        if self.steps is None or not all(pieces) or {*self.unknown, *self.added} & {*ids}:
+            return None
+        traced = normalizing.trace(text, self.steps)
+        if "".join(entry.character for entry in traced) != self.normalize(text):
+            return None  # this Python's Unicode is older than the library's
+        try:
+            sources = normalizing.token_sources(pieces, traced, text)
+        except AssertionError:
+            return None  # tokens spell other text: a prefix, or what a pre-tokenizer removed
+        self.counts["ranges behind a normaliser"] += 1
+        for (start, end), own in zip(ranges, sources, strict=True):
+            if not own <= set(range(start, end)):
+                return Fault("ranges", f"{(start, end)} lacks bytes of {sorted(own)}: {ranges}")
+            first, last = normalizing.cluster_hull(text, own) if own else (start, end)
+            if self.spells and not first <= start <= end <= last:
+                return Fault("wide", f"{(start, end)} exceeds {(first, last)}: {ranges}")
+        return None
+
+    def _compare_spans(self, texts: Sequence[str]) -> dict[int, Fault]:
+        """Compare spans with another tokenizer's tokens, over sets of bytes."""
+        short = [
+            (str(n), t.encode()) for n, t in enumerate(texts) if len(t) <= MAX_SLOW_BYTES // 10
+        ]
+        documents = [SourceDocument(name, text) for name, text in short]
+        batch = align_batch(documents, self.tested, byte_level(400))
+        faults = {}
+        for place, document in enumerate(batch.documents):
+            sides = [_document(side, place)[1] for side in (batch.student, batch.teacher)]
+            start, stop = batch.student.cu_tokens[place : place + 2]
+            spans = batch.teacher_spans[start:stop].tolist()
+            found = [(first, end) if first < end else None for first, end in spans]
+            self.counts["spans of documents"] += 1
+            if found != reference_spans(*sides):
+                detail = f"{found}, not {reference_spans(*sides)}"
+                faults[int(document.document_id)] = Fault("spans", detail)
+        return faults
+
+
+def _document(batch: TokenBatch, place: int) -> tuple[list[int], list[Range]]:
+    start, stop = batch.cu_tokens[place : place + 2]
+    ranges = [(int(a), int(b)) for a, b in batch.byte_offsets[start:stop]]
+    return np.asarray(batch.input_ids[start:stop]).tolist(), ranges
+
+
+def _steps(part: Any) -> list[Any] | None:
+    """Return the oracle's steps of a normaliser, None where it knows none."""
+    if part is None:
+        return []
+    steps = part["normalizers"] if part["type"] == "Sequence" else [part]
+    names = "".join(f"{step['type']} " for step in steps)
+    if re.search("NFK?C .*NFK?D", names):  # what was joined comes apart again
+        return None
+    known = [STEPS.get(name) for name in names.split()]
+    return None if None in known else known
+
+
+def _tile(ranges: list[Range], size: int) -> bool:
+    ends = [0, *(end for _, end in ranges)]
+    return all(a == b for (a, _), b in zip(ranges, ends, strict=False)) and ends[-1] == size

@@ -1,0 +1,178 @@
+"""The first half: one tokenizer a round, in a process of its own, which may crash or hang."""
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from pipeline.tokenization import SpecialStrings, TokenizerError, load_tokenizer
+from tests.fuzz.oracle import Fault, Oracle
+from tests.fuzz.report import Report
+from tests.fuzz.shrinking import shrink_texts
+from tests.fuzz.texts import make_text
+from tests.fuzz.tokenizers import REAL, SMALL, source, write_fresh
+from tests.support.datasets import byte_level
+
+ROUND_SECONDS = {"real": 6.0, "fresh": 1.0}
+SHRINK_SECONDS = 5.0
+SILENT_SECONDS = 120.0
+"""A round that says nothing for as long hangs; a sweep of a large tokenizer takes a sixth."""
+
+SHRUNK_A_ROUND = 2
+"""Faults of one kind that are shrunk; more are counted."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tokenizer and how it is loaded."""
+
+    name: str
+    path: str
+    special_strings: SpecialStrings = "plain"
+    fast: bool = True
+
+    def load(self) -> Oracle:
+        """Return what compares it."""
+        tested, slow = (
+            load_tokenizer(self.path, special_strings=self.special_strings, fast=fast)
+            for fast in (self.fast, False)
+        )
+        return Oracle(tested, slow)
+
+
+def fuzz_tokenizers(seed: str, until: float, report: Report) -> None:
+    """Try one tokenizer after another until `time.monotonic` says that it is enough."""
+    Oracle(byte_level(400), byte_level(400)).find_faults(["compiles kernels for all rounds, é"])
+    number = 0
+    while time.monotonic() < until:
+        own = f"{seed} tokenizer {number}"
+        target = draw_target(own, report.folder)
+        seconds = ROUND_SECONDS["real" if target.name in REAL else "fresh"]
+        _watch(target, partial(run_round, target, own, seconds), report)
+        report.counts["tokenizers"] += 1
+        number += 1
+
+
+def draw_target(seed: str, folder: Path) -> Target:
+    """Return the tokenizer of a round: a real one, one of the tests', or one that is new."""
+    choose = random.Random(seed)
+    kind = choose.random()
+    name = choose.choice(REAL if kind < 0.2 else SMALL) if kind < 0.3 else "fresh"
+    fast = name != "fresh" or choose.random() < 0.2  # which sweeps every character first
+    if name == "fresh":
+        path = write_fresh(seed, folder / "tokenizers" / seed.replace(" ", "-"))
+        name += "-" + json.loads(path.read_bytes())["model"].get("type")
+    else:
+        path = source(name)
+    honoured = choose.random() < 0.5 and path.suffix != ".v1" and path.suffix != ".model"
+    return Target(name, str(path), "honoured" if honoured else "plain", fast)
+
+
+def run_round(target: Target, seed: str, seconds: float, told: Connection) -> None:
+    """Try texts on a tokenizer for some seconds; tell what is tried and what went wrong."""
+    try:
+        oracle = target.load()
+    except TokenizerError as error:
+        told.send(("refused", str(error)))
+        return
+    except BaseException as error:
+        told.send(("fault", Fault("load", f"{type(error)}: {error}"), [""]))
+        return
+    hunt(oracle, random.Random(seed), seconds, told.send)
+    told.send(("counts", oracle.counts))
+
+
+def hunt(
+    oracle: Oracle, choose: random.Random, seconds: float, tell: Callable[[Any], object]
+) -> None:
+    """Try texts for some seconds from the first answer on, and shrink what fails."""
+    strings = [*oracle.added.values()]
+    pieces = list(oracle.tested.base_vocabulary().values())
+    strings += [p.decode("utf-8", "ignore") for p in choose.sample(pieces, min(60, len(pieces)))]
+    shrunk: Counter[str] = Counter()
+    until = float("inf")
+    while time.monotonic() < until:
+        texts = [make_text(choose, strings) for _ in range(choose.choice((1, 10, 50)))]
+        if choose.random() < 0.01:  # some are tokenized in pieces
+            texts = [" ".join(texts * 50)[: 800 << 10]]
+        tell(("trying", texts))
+        for fault in oracle.find_faults(texts).values():
+            shrunk[fault.kind] += 1
+            if shrunk[fault.kind] <= SHRUNK_A_ROUND:
+                small = shrink_fault(oracle, fault, texts)
+                again = list(oracle.find_faults(small).values())
+                tell(("fault", again[0] if again else fault, small))
+            else:
+                tell(("again", fault.kind))
+        until = min(until, time.monotonic() + seconds)
+
+
+def shrink_fault(oracle: Oracle, fault: Fault, texts: Sequence[str]) -> list[str]:
+    """Return fewer and smaller texts with a fault of the same kind."""
+    counts, oracle.counts = oracle.counts, Counter()
+
+    def fails(tried: list[str]) -> bool:
+        return any(found.kind == fault.kind for found in oracle.find_faults(tried).values())
+
+    small = shrink_texts(texts, fails, until=time.monotonic() + SHRINK_SECONDS)
+    oracle.counts = counts
+    return small
+
+
+def replay(path: Path) -> int:
+    """Try the documents of a file again, say what is wrong with them, return the exit status."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    names = ("tokenizer", "special_strings", "fast")
+    target = Target("replay", *(lines[0][name] for name in names))
+    try:
+        oracle = target.load()
+    except BaseException as error:  # a panic of a Rust library
+        print(f"{target.path} does not load: {type(error)}: {error}")
+        return 1
+    faults = oracle.find_faults([line["text"] for line in lines])
+    for place, fault in faults.items():
+        print(f"{lines[place]['text']!r}: {fault.kind}: {fault.detail}")
+    return int(bool(faults))
+
+
+def _watch(target: Target, work: Callable[[Connection], None], report: Report) -> None:
+    """Run a round in a process; a crash or a hang is a fault of what it tried last."""
+    tried: list[str] = [""]
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_quietly, args=(work, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    with suppress(EOFError):
+        while ours.poll(SILENT_SECONDS):
+            kind, *values = ours.recv()
+            report.show_progress()
+            if kind == "trying":
+                (tried,) = values
+            elif kind == "counts":
+                report.counts.update(values[0])
+            elif kind == "fault":
+                report.add_texts(target, *values)
+            else:
+                report.counts["tokenizers refused" if kind == "refused" else "repeated"] += 1
+    process.join(10)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    if process.exitcode:
+        report.add_texts(target, Fault("dies", f"or hangs: exit code {process.exitcode}"), tried)
+
+
+def _quietly(work: Callable[[Connection], None], told: Connection) -> None:
+    """Run without standard error: libraries print panics that are expected, and counted."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    work(told)

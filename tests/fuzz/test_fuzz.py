@@ -1,0 +1,132 @@
+"""The fuzzer's own parts: planted defects are found and made small."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.batches import TokenBatch
+from tests.fuzz.commands import draw_step, predict
+from tests.fuzz.oracle import Fault, Oracle
+from tests.fuzz.reader import DamageError, read_dataset
+from tests.fuzz.report import Report
+from tests.fuzz.rounds import Target, hunt, replay, shrink_fault
+from tests.fuzz.shrinking import shrink_list, shrink_texts
+from tests.fuzz.texts import make_text
+from tests.fuzz.tokenizers import write_fresh
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.tokenizer_zoo import load, source
+
+NEVER = float("inf")
+TRIGGER = "\u0301("
+
+
+class Planted:
+    """A tokenizer with a defect where a text holds `TRIGGER`."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(load("qwen_like"), name)
+
+    def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
+        batch = load("qwen_like").tokenize_batch(texts)
+        hurt = [d for d, text in enumerate(texts) if TRIGGER.encode() in text]
+        if hurt and self.what == "raises":
+            raise BaseException("a panic")
+        for d in hurt:
+            start, stop = batch.cu_tokens[d : d + 2]
+            if self.what == "ids":
+                batch.input_ids[stop - 1] += 1
+            if self.what == "ranges":
+                batch.byte_offsets[start:stop] = np.clip(
+                    batch.byte_offsets[start:stop] - 1, 0, None
+                )
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"), [("ids", "ids"), ("raises", "raises"), ("ranges", "paths")]
+)
+def test_a_planted_defect_is_found_and_shrunk(what: str, kind: str, tmp_path: Path) -> None:
+    oracle = Oracle(Planted(what), load("qwen_like", fast=False))  # type: ignore[arg-type]
+    texts = [make_text(random.Random(f"{n}")) for n in range(20)]
+    texts[7] += "the sum" + TRIGGER + "x) of " + texts[3]
+    fault = next(iter(oracle.find_faults(texts).values()))
+    assert fault.kind == kind
+    assert shrink_fault(oracle, fault, texts) == [TRIGGER]
+    assert oracle.counts["texts"] == (0 if what == "raises" else 20), "shrinking counts for nothing"
+
+
+def test_a_sound_tokenizer_passes_what_is_drawn() -> None:
+    told: list[Any] = []
+    oracle = Oracle(load("llama_like"), load("llama_like", fast=False))
+    hunt(oracle, random.Random(1), 0.0, told.append)
+    assert [kind for kind, *_ in told] == ["trying"]
+    assert oracle.counts["texts"] == len(told[0][1]) > 0
+    assert oracle.counts["ranges of tokens that spell the text"] > 0
+    assert oracle.counts["spans of documents"] > 0
+
+
+def test_a_failure_is_a_file_of_documents_and_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(tmp_path)
+    target = Target("qwen_like", str(source("qwen_like")))
+    for _ in range(2):
+        report.add_texts(target, Fault("ids", "1, not 2"), ["a\u0301"])
+    (path,) = tmp_path.glob("*.jsonl")
+    assert f"python -m tests.fuzz --replay {path}" in capsys.readouterr().out
+    assert report.failures == {("ids", "qwen_like"): 1}
+    assert report.counts["repeated"] == 1
+    assert json.loads(path.read_text())["text"] == "a\u0301"
+    assert replay(path) == 0
+
+
+def test_shrinking_keeps_what_fails_together() -> None:
+    assert shrink_list(range(100), lambda some: {3, 77} <= {*some}, until=NEVER) == [3, 77]
+    found = shrink_texts(["no", "x\u0301b;", "q;"], lambda t: ";" in "".join(t), until=NEVER)
+    assert found == [";"]
+    assert shrink_list([1, 2], lambda _: True, until=0.0) == [1, 2], "when time is up"
+
+
+def test_a_seed_says_everything(tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        assert make_text(random.Random(seed)) == make_text(random.Random(seed))
+        steps = [draw_step(random.Random(seed), 3) for _ in range(2)]
+        assert steps[0] == steps[1]
+    for n in range(6):
+        first, second = (write_fresh(str(n), tmp_path / f"{n}{place}") for place in "ab")
+        assert first.read_bytes() == second.read_bytes()
+    assert make_text(random.Random("1")) != make_text(random.Random("2"))
+
+
+def test_the_reader_sees_what_is_there_and_any_damage(tmp_path: Path) -> None:
+    build_dataset(tmp_path, metadata={"source": "string"}, values=lambda _: ("web",))
+    seen = read_dataset(tmp_path)
+    assert {name: content[0] for name, content in seen.documents.items()} == dict(make_texts(24))
+    for path in (p for p in sorted(tmp_path.rglob("*")) if p.is_file()):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-40])
+        with pytest.raises((DamageError, ValueError)):
+            read_dataset(tmp_path)
+        path.write_bytes(whole)
+
+
+def test_what_commands_must_leave() -> None:
+    first = {
+        "command": "align",
+        "documents": [["a", "x", "web"], ["b", "", None], ["a", "y", None]],
+    }
+    state = predict(first, None)
+    assert (state.generation, state.documents.keys()) == (0, {"a"})
+    assert state.letters == {"empty_text": 1, "duplicate_id": 1}
+    assert state.documents["a"][:2] == ("x", "web")
+    gone = predict({"command": "remove", "ids": ["a", "z"]}, state)
+    assert (gone.generation, gone.documents, gone.removed) == (1, {}, {"a"})
+    assert predict(first, gone) == gone, "the id stays taken"
