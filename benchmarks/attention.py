@@ -4,7 +4,7 @@
 
 Every way runs the same documents: each alone; packed under a boolean mask of T x T places; packed,
 told positions and nothing else, by transformers' own "sdpa"; packed by
-`pipeline.scoring.packed_attention`. They take turns and the best round counts. Trust the ratios; on
+`pipeline.models.packed_attention`. They take turns and the best round counts. Trust the ratios; on
 a CPU, those of the CPU seconds, which other work on the machine hardly changes. The exit code is 1
 where a target is missed.
 """
@@ -19,8 +19,8 @@ from measure import Report
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.scoring.hf_models import hidden_states
-from pipeline.scoring.packed_check import keep_documents_apart
+from pipeline.models.hf_models import hidden_states
+from pipeline.models.packed_check import keep_documents_apart
 
 # Seconds of a document at a time by those of packed rows.
 LEAST_SPEED = 0.9

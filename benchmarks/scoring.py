@@ -28,7 +28,7 @@ from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
 from beam_jobs.score.teachers import find_job_teacher, settle_dtype, teacher_rule
 from pipeline.drawing.formatting import format_count, format_share, format_short
-from pipeline.scoring.batches import make_batch, plan_batches
+from pipeline.scoring.engines.batches import make_batch, plan_batches
 from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import read_teacher_tokens
 from schemas.manifest import Manifest

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, load_batches
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.method import Method

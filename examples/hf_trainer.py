@@ -26,9 +26,9 @@ from pipeline.guidance import (
     select_tokens,
 )
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import load_language_model
-from pipeline.scoring.output_layer import output_layer
-from pipeline.scoring.packed_attention import packed_arguments
+from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import output_layer
+from pipeline.models.packed_attention import packed_arguments
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing
 from megatron_plugin.models.shape import ModelShape
+from pipeline.models.fit import Side, require_room, require_tokenizer
 from pipeline.packing.mixed_datasets import open_any
 from pipeline.packing.rules import suggest_teacher_seq_length
-from pipeline.scoring.fit import Side, require_room, require_tokenizer
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
 

@@ -28,7 +28,7 @@ from megatron_plugin.models.weights import (
     open_megatron_checkpoint,
 )
 from pipeline.dataset.conventions import choose_conventions
-from pipeline.dataset.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.packing.mixed_datasets import open_any
 from schemas.errors import DatasetError
 

@@ -41,9 +41,9 @@ from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.models.teacher_files import TeacherFiles, find_teacher
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
-from pipeline.scoring.teacher_files import TeacherFiles, find_teacher
 from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,

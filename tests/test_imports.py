@@ -30,41 +30,50 @@ ALLOWED = {
     "pipeline.packing": "pipeline.compiled",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
-    "pipeline.scoring": "pipeline.packing pipeline.dataset pipeline.guidance pipeline.tokenization"
-    " pipeline.fractions pipeline.remote",
+    "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote",
+    "pipeline.models.probe": "pipeline.dataset",
+    "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
+    "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.guidance"
+    " pipeline.tokenization pipeline.fractions pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.compiled"
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"
     " pipeline.guidance.aggregation.has_context",
-    "pipeline.training": "pipeline.streaming pipeline.scoring pipeline.guidance pipeline.packing"
-    " pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
-    "pipeline.evaluation": "pipeline.scoring.teacher_files pipeline.scoring.file_digests"
+    "pipeline.training": "pipeline.models pipeline.streaming pipeline.scoring pipeline.guidance"
+    " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
+    " vocag_cli",
+    "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.file_digests"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
-    "pipeline.validate": "pipeline.scoring pipeline.dataset pipeline.alignment"
+    "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.drawing vocag_cli",
-    "pipeline.figures": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance"
-    " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing"
+    "pipeline.figures": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
+    " pipeline.guidance pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing"
     " vocag_cli",
     "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote"
     " vocag_cli",
-    "beam_jobs.align": "beam_jobs pipeline.tokenization pipeline.alignment pipeline.dataset"
+    "beam_jobs.align": "beam_jobs beam_jobs.align.inputs beam_jobs.running beam_jobs.report"
+    " pipeline.tokenization pipeline.alignment pipeline.dataset"
     " pipeline.batches pipeline.compiled pipeline.drawing vocag_cli",
-    "beam_jobs.edit": "beam_jobs beam_jobs.align.summary pipeline.alignment.quality"
-    " pipeline.scoring pipeline.packing.rules"
-    " pipeline.batches pipeline.dataset pipeline.drawing vocag_cli",
-    "beam_jobs.score": "beam_jobs pipeline.scoring pipeline.packing.mixture_file"
-    " pipeline.packing.mixed_datasets pipeline.dataset pipeline.drawing vocag_cli",
-    "megatron_plugin": "vocag_cli megatron_plugin.models megatron_plugin.teacher"
+    "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
+    " pipeline.batches pipeline.compiled pipeline.drawing",
+    "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing",
+    "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing vocag_cli",
+    "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"
+    " pipeline.drawing vocag_cli",
+    "beam_jobs.score": "beam_jobs beam_jobs.running pipeline.scoring pipeline.models"
+    " pipeline.packing.mixture_file pipeline.packing.mixed_datasets pipeline.dataset"
+    " pipeline.drawing vocag_cli",
+    "megatron_plugin": "vocag_cli pipeline.models megatron_plugin.models megatron_plugin.teacher"
     " megatron_plugin.student"
     " pipeline.streaming pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
-    " pipeline.scoring.teacher_files",
+    " pipeline.models.teacher_files",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"
-    " pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
+    " pipeline.models pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.student": "megatron_plugin.teacher megatron_plugin.models"
     " megatron_plugin.checks megatron_plugin.bridge megatron_plugin.worlds"
     " megatron_plugin.star_group megatron_plugin.upstream megatron_plugin.arguments"
@@ -79,7 +88,7 @@ OWNERS = {
     "sentencepiece": "pipeline/tokenization/*.py",
 }
 # Loads what it exports as users will, and compares ids.
-TOKENIZER_PROOF = "pipeline/dataset/exported_tokenizer.py"
+TOKENIZER_PROOF = "pipeline/models/exported_tokenizer.py"
 SCHEMA_LIBRARIES = {"msgspec", "numpy", "orjson", "pyarrow", "safetensors"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 _TOKENIZERS = ("tokenizers", "gigatoken", "sentencepiece")
@@ -89,8 +98,8 @@ LOADS_NO = {
     "pipeline.streaming": _TOKENIZERS,
     "pipeline.dataset.reading": (*_TOKENIZERS, "torch"),
     "pipeline.scoring.contexts": (*_TOKENIZERS, "torch"),
-    "pipeline.scoring.probe": ("torch",),
-    "pipeline.scoring.teacher_files": ("torch",),
+    "pipeline.models.probe": ("torch",),
+    "pipeline.models.teacher_files": ("torch",),
     "pipeline.packing.plan": (*_TOKENIZERS, "torch"),
     "pipeline.packing.saved_plans": (*_TOKENIZERS, "torch"),
 }

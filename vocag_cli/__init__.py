@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Named, not imported: each command runs only with the extra that it needs installed.
 COMMANDS = {
     "align": ("beam_jobs.align.command", "beam", "documents in, verified aligned shards out"),
-    "remove": ("beam_jobs.edit.remove", "beam", "documents of a dataset, by their ids"),
+    "remove": ("beam_jobs.remove.command", "beam", "documents of a dataset, by their ids"),
     "score": ("beam_jobs.score.command", "beam,hf", "a teacher's losses, once, beside the shards"),
     "train": ("pipeline.training.command", "hf", "a student on aligned rows, under a teacher"),
     "evaluate": ("pipeline.evaluation.command", "evaluate", "a student on the paper's nine sets"),

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from beam_jobs import storage
-from beam_jobs.align.metadata import encode_values
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, Reason
-from beam_jobs.align.taken_ids import TakenId
+from beam_jobs.align.inputs.metadata import encode_values
+from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument, Reason
+from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.runs import BLOCKS_PREFIX
 from schemas.document import document_key
 

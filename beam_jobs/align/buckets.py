@@ -12,12 +12,12 @@ import orjson
 
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, Record, holds_taken_ids, unpack_block
+from beam_jobs.align.inputs.metadata import columns_of, decode_values
+from beam_jobs.align.inputs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
+from beam_jobs.align.inputs.reading import DeadLetter, Reason
 from beam_jobs.align.job import BucketRecord, Job, Part
-from beam_jobs.align.metadata import columns_of, decode_values
-from beam_jobs.align.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
-from beam_jobs.align.reading import DeadLetter, Reason
 from beam_jobs.left_out import DUPLICATE_OF
-from beam_jobs.progress import worker_progress
+from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import read_commit
 from beam_jobs.tokenizer_files import load_stored
 from pipeline.alignment import align_batch

@@ -15,34 +15,34 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import storage
 from beam_jobs.align.append import append_configuration, find_appended, rules_of
 from beam_jobs.align.dry_run import describe_job
-from beam_jobs.align.input_identity import (
+from beam_jobs.align.inputs.files import describe_inputs
+from beam_jobs.align.inputs.input_identity import (
     INPUTS_FILE,
     encode_inputs,
     publish_inputs,
     require_same_inputs,
 )
-from beam_jobs.align.inputs import describe_inputs
-from beam_jobs.align.job import Job
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.lost_texts import (
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.lost_texts import (
     LostTextsError,
     count_lost_texts,
     describe_lost_texts,
     read_lost_texts,
 )
+from beam_jobs.align.inputs.overlap import digest_of_overlap, read_overlap
+from beam_jobs.align.inputs.pieces import InputFile, count_buckets, plan_tasks
+from beam_jobs.align.inputs.probes import probe_documents, settle_metadata, usable_texts
+from beam_jobs.align.inputs.reading import ReadingRules, Reason
+from beam_jobs.align.inputs.standard_input import STANDARD_INPUT, spool_standard_input
+from beam_jobs.align.inputs.taken_ids import plan_taken_ids
+from beam_jobs.align.job import Job
 from beam_jobs.align.opened import OpenedInput, open_input
 from beam_jobs.align.options import AlignOptions, own_options, parse_options
-from beam_jobs.align.overlap import digest_of_overlap, read_overlap
-from beam_jobs.align.pieces import InputFile, count_buckets, plan_tasks
-from beam_jobs.align.probes import probe_documents, settle_metadata, usable_texts
-from beam_jobs.align.reading import ReadingRules, Reason
-from beam_jobs.align.report import RunSummary
 from beam_jobs.align.resources import (
     choose_shuffle,
     estimate_disk,
     require_disk,
 )
-from beam_jobs.align.standard_input import STANDARD_INPUT, spool_standard_input
 from beam_jobs.align.steps import (
     AlignBucket,
     NumberShards,
@@ -50,9 +50,6 @@ from beam_jobs.align.steps import (
     ReadBlocks,
     WriteManifest,
 )
-from beam_jobs.align.summary import library_versions, read_summary, summarise, write_report
-from beam_jobs.align.taken_ids import plan_taken_ids
-from beam_jobs.clusters import require_cluster
 from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (
     Losses,
@@ -62,9 +59,12 @@ from beam_jobs.left_out import (
     require_few_losses,
 )
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
-from beam_jobs.progress import reset_progress, run_with_bar
-from beam_jobs.run_options import RunOptions, configure_logging
-from beam_jobs.runners import (
+from beam_jobs.report.page import RunSummary
+from beam_jobs.report.summary import library_versions, read_summary, summarise, write_report
+from beam_jobs.running.clusters import require_cluster
+from beam_jobs.running.progress import reset_progress, run_with_bar
+from beam_jobs.running.run_options import RunOptions, configure_logging
+from beam_jobs.running.runners import (
     describe_runner,
     exit_status,
     make_beam_options,

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from beam_jobs import storage
 from beam_jobs.align.blocks import pack_blocks
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import InputFile, count_buckets
+from beam_jobs.align.inputs.probes import PROBE_BYTES, require_fields, settle_metadata
+from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument
+from beam_jobs.align.inputs.sampling import SampledPiece, sample_input
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.align.pieces import InputFile, count_buckets
-from beam_jobs.align.probes import PROBE_BYTES, require_fields, settle_metadata
-from beam_jobs.align.reading import DeadLetter, PlacedDocument
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
-from beam_jobs.align.sampling import SampledPiece, sample_input
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import free_bytes
 from pipeline.alignment import align_batch

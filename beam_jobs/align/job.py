@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beam_jobs.align.blocks import Shuffle
-from beam_jobs.align.reading import ReadingRules
+from beam_jobs.align.inputs.reading import ReadingRules
 from beam_jobs.tokenizer_files import StoredTokenizer
 from schemas.manifest import DEAD_LETTERS_FILE, ShardRecord, TokenizerRecord
 from schemas.records import Count, read_record, write_record

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beam_jobs.align.datasets import (
+from beam_jobs.align.inputs.datasets import (
     InputDataset,
     StoredDataset,
     find_dataset,
     open_dataset_as_input,
 )
-from beam_jobs.align.inputs import find_inputs
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import DATASET, InputFile
+from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.align.pieces import DATASET, InputFile
 from beam_jobs.align.resources import require_address_space
-from beam_jobs.align.standard_input import is_spooled
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import read_newest
 from beam_jobs.tokenizer_files import load_stored

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from beam_jobs.align.blocks import Shuffle
-from beam_jobs.align.inputs import Format
-from beam_jobs.align.metadata import parse_metadata
-from beam_jobs.align.pieces import DATASET
-from beam_jobs.align.reading import ReadingRules
-from beam_jobs.align.standard_input import STANDARD_INPUT
-from beam_jobs.align.templates import parse_template
+from beam_jobs.align.inputs.files import Format
+from beam_jobs.align.inputs.metadata import parse_metadata
+from beam_jobs.align.inputs.pieces import DATASET
+from beam_jobs.align.inputs.reading import ReadingRules
+from beam_jobs.align.inputs.standard_input import STANDARD_INPUT
+from beam_jobs.align.inputs.templates import parse_template
 from beam_jobs.errors import OptionsError
-from beam_jobs.run_options import HERE, RunOptions
+from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.tokenizer_files import SpecialStrings
 from vocag_cli import options
 from vocag_cli.options import Condition, Folder, Option, Rest, TokenizerSource, TokenName

@@ -2,8 +2,8 @@
 
 from beam_jobs import storage
 from beam_jobs.align.blocks import Shuffle
+from beam_jobs.align.inputs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.align.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.errors import OptionsError
 from beam_jobs.shortages import address_space, require_room
 from pipeline.drawing.formatting import format_bytes

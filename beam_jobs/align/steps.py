@@ -21,15 +21,15 @@ from apache_beam.metrics import Metrics
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, pack_blocks
 from beam_jobs.align.buckets import align_bucket
+from beam_jobs.align.inputs.lines import keep_line_count, name_lines
+from beam_jobs.align.inputs.metadata import columns_of
+from beam_jobs.align.inputs.overlap import exclude_overlap
+from beam_jobs.align.inputs.pieces import decode_task
+from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
+from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, TakenId, read_taken_ids
 from beam_jobs.align.job import BucketRecord, Job, Part, number_shards
-from beam_jobs.align.lines import keep_line_count, name_lines
-from beam_jobs.align.metadata import columns_of
-from beam_jobs.align.overlap import exclude_overlap
-from beam_jobs.align.pieces import decode_task
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
-from beam_jobs.align.taken_ids import TAKEN_IDS, TakenId, read_taken_ids
 from beam_jobs.generations import read_kept
-from beam_jobs.progress import worker_progress
+from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import SUMMARY_FILE, require_shared
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import cast
 
-from beam_jobs.score.command import score
+from beam_jobs.score.job import score
 from beam_jobs.score.options import Dtype, ScoreOptions
 from pipeline.packing.mixed_datasets import mixture_rules, open_datasets
 from pipeline.packing.mixture_file import read_mixture

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from beam_jobs.errors import OptionsError
-from beam_jobs.run_options import HERE, RunOptions
+from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.score.engine_options import EngineOptions
 from pipeline.packing.mixture_file import is_mixture
 from vocag_cli import options

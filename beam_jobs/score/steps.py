@@ -20,18 +20,18 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
-from beam_jobs.progress import worker_progress
+from beam_jobs.running.progress import worker_progress
 from beam_jobs.score.engine_options import api_key
 from beam_jobs.score.far_shards import refuse_far_shards
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import Kept, Selection, select_documents
+from pipeline.models.probe import probe_tokens
+from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines import load_engine
 from pipeline.scoring.engines.interface import Engine, require_trained_engine
 from pipeline.scoring.engines.settings import EngineSettings, ServedSettings
-from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
-from pipeline.scoring.teacher_files import find_teacher
 from schemas.index import ShardIndex
 from schemas.records import read_record, write_record
 from schemas.sidecar import (

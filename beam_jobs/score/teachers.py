@@ -12,10 +12,10 @@ from beam_jobs.runs import run_folder_of
 from beam_jobs.score.engine_options import api_key
 from beam_jobs.score.options import Dtype, ScoreOptions
 from pipeline.dataset.files import Dataset
+from pipeline.models.fit import require_tokenizer
+from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.settings import EngineSettings, TransformersSettings
-from pipeline.scoring.fit import require_tokenizer
-from pipeline.scoring.teacher_files import find_teacher
 from schemas.manifest import Manifest
 from schemas.sidecar import (
     EngineRecord,
@@ -83,7 +83,7 @@ def settle_dtype(options: ScoreOptions, manifest: Manifest, teacher: JobTeacher)
         folder = run_folder_of(options.output, run_configuration(rule, manifest))
         if find_finished(options.output, manifest, rule) or storage.list_folder(folder):
             return earlier
-    from pipeline.scoring.dtype_trial import bfloat16_speedup, default_dtype
+    from pipeline.models.dtype_trial import bfloat16_speedup, default_dtype
     from pipeline.scoring.engines.transformers import default_device
 
     device = options.device or default_device()

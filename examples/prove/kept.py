@@ -23,8 +23,8 @@ from pipeline.drawing.formatting import format_table
 from pipeline.guidance import SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.selection import Selector
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig
 
 SELECTORS: tuple[Selector, ...] = (

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import Tokenizer, load_tokenizer
 
 _RESULT = re.compile(rb"<<[^<>]*=([^<>=]+)>>")

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import Sliceable, merge_weights
-from pipeline.scoring.teacher_files import TeacherFiles, find_folder, find_teacher
+from pipeline.models.teacher_files import TeacherFiles, find_folder, find_teacher
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"

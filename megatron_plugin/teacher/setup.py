@@ -15,9 +15,9 @@ from megatron_plugin.models.stage_cut import cut_layers, efficiency, output_cost
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
+from pipeline.models.probe import probe_tokens, require_trained
 from pipeline.packing.mixed_datasets import open_any
 from pipeline.packing.rules import Convention
-from pipeline.scoring.probe import probe_tokens, require_trained
 from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Literal
 from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
-from pipeline.scoring.file_digests import digest_of_files
-from pipeline.scoring.teacher_files import find_teacher
+from pipeline.models.file_digests import digest_of_files
+from pipeline.models.teacher_files import find_teacher
 
 logger = logging.getLogger(__name__)
 

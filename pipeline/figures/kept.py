@@ -19,8 +19,8 @@ from pipeline.drawing.page_blocks import BLOCK_STYLE, Mark, draw_block, draw_leg
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import score_tokens
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import Tokenizer
 
 NUM_SHOWN = 12

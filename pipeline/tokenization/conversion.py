@@ -2,7 +2,7 @@
 
 `transformers` reads SentencePiece models through classes that split a text otherwise than the model
 does (no dummy prefix, another normaliser). This conversion states what the model states, so that
-its ids can be compared; whoever exports it compares them (`pipeline.dataset.exported_tokenizer`).
+its ids can be compared; whoever exports it compares them (`pipeline.models.exported_tokenizer`).
 """
 
 from base64 import b64encode

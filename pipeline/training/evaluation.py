@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import Kept, select_documents
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import hidden_states
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states
+from pipeline.models.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Convention, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 from transformers import PreTrainedModel
 
-from pipeline.dataset.exported_tokenizer import export_tokenizer
+from pipeline.models.exported_tokenizer import export_tokenizer
 from pipeline.streaming import RunRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.config import TrainConfig

@@ -1,6 +1,6 @@
 """Train a Hugging Face student on aligned rows, in one process or in many, by any method.
 
-Rows are packed; attention stays within each document (`pipeline.scoring.hf_models`). The kept
+Rows are packed; attention stays within each document (`pipeline.models.hf_models`). The kept
 losses of a step are summed over its micro-batches and over all processes, and divided by the tokens
 kept: so accumulation and data parallelism change nothing but memory and time. A run that is started
 again goes on from its last checkpoint, bit for bit, with as many processes as there are then.

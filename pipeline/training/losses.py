@@ -30,8 +30,8 @@ from pipeline.guidance.cross_entropy import (
 from pipeline.guidance.likelihood_matching import WEIGHT as ALM_WEIGHT
 from pipeline.guidance.likelihood_matching import likelihood_divergences
 from pipeline.guidance.loss import mapped_tokens
-from pipeline.scoring.hf_models import hidden_states
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states
+from pipeline.models.output_layer import output_layer
 from pipeline.streaming import Rows
 from pipeline.training.method import NEED_LOSSES, Method
 from pipeline.training.sources import losses_by_source

@@ -8,12 +8,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.dataset.reading import read_manifest
 from pipeline.guidance import aggregate_teacher_losses
-from pipeline.scoring.fit import require_room, require_tokenizer
-from pipeline.scoring.hf_models import load_language_model
-from pipeline.scoring.output_layer import output_layer, require_own_losses
-from pipeline.scoring.packed_check import keep_documents_apart
-from pipeline.scoring.probe import require_trained
-from pipeline.scoring.teacher_files import find_teacher
+from pipeline.models.fit import require_room, require_tokenizer
+from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import output_layer, require_own_losses
+from pipeline.models.packed_check import keep_documents_apart
+from pipeline.models.probe import require_trained
+from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import Rows, RunRows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses

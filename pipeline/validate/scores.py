@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import Kept, Selection, select_documents
+from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.as_scored import scored_generation
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import (
@@ -22,7 +23,6 @@ from pipeline.scoring.sidecars import (
     scored_lengths,
 )
 from pipeline.scoring.stored_losses import ScoreFiles, list_scores, scores_of
-from pipeline.scoring.teacher_files import find_teacher
 from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe, open_file
 from schemas.errors import DatasetError

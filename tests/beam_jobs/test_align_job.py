@@ -20,11 +20,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.align import command as align_module
 from beam_jobs.align.command import align, main
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import plan_tasks
 from beam_jobs.align.options import parse_options, parse_size
-from beam_jobs.align.pieces import plan_tasks
 from beam_jobs.errors import OptionsError
-from beam_jobs.runners import make_beam_options
+from beam_jobs.running.runners import make_beam_options
 from pipeline.dataset.reading import read_manifest
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import decode_index

@@ -15,12 +15,12 @@ import pytest
 from beam_jobs.align.blocks import BlockStore, holds_taken_ids, pack_blocks, unpack_block
 from beam_jobs.align.buckets import _unpack
 from beam_jobs.align.command import align, describe, main
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.reading import PlacedDocument
-from beam_jobs.align.taken_ids import TakenId
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.reading import PlacedDocument
+from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.errors import OptionsError
 from beam_jobs.left_out import TooManyDeadLettersError
-from beam_jobs.run_options import RunOptions
+from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
 from schemas.errors import DamagedShardError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from beam_jobs.align.card import CARD_FILE, MARK, may_write, render_card
 from beam_jobs.align.command import align
+from beam_jobs.report.card import CARD_FILE, MARK, may_write, render_card
 from tests.beam_jobs.test_metadata import options, write_rows
 from tests.support.manifests import MANIFEST
 

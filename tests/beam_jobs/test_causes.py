@@ -2,7 +2,7 @@
 
 import pytest
 
-from beam_jobs.causes import cause_of
+from beam_jobs.running.causes import cause_of
 
 IN_A_WORKER = """Traceback (most recent call last):
   File "apache_beam/runners/common.py", line 1569, in DoFnRunner._invoke_bundle_method

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.command import main
-from beam_jobs.clusters import require_cluster, require_tried_runner
 from beam_jobs.errors import OptionsError
-from beam_jobs.runners import make_beam_options
+from beam_jobs.running.clusters import require_cluster, require_tried_runner
+from beam_jobs.running.runners import make_beam_options
 from beam_jobs.runs import open_run, require_shared
 from tests.support.corpus import align_options, command_line, reference_dataset
 from tests.support.servers import free_port
@@ -106,7 +106,7 @@ def test_flink_needs_a_job_server_s_jar(tmp_path: Path, monkeypatch: pytest.Monk
     message = refusal("--runner=FlinkRunner", f"--flink_job_server_jar={missing}")
     assert f"{missing} is no file; --flink_job_server_jar PATH names one" in message
     local = f"http://localhost:{free_port()}/server.jar"
-    monkeypatch.setattr("beam_jobs.clusters.FlinkJarJobServer.path_to_jar", lambda _: local)
+    monkeypatch.setattr("beam_jobs.running.clusters.FlinkJarJobServer.path_to_jar", lambda _: local)
     message = refusal("--runner=FlinkRunner", f"--jar_cache_dir={tmp_path}")
     assert f"no job server for Flink 2.2: {local} can't be had" in message
     (tmp_path / "server.jar").touch()  # downloaded before

@@ -14,13 +14,19 @@ import pytest
 
 from beam_jobs.align import command as align_module
 from beam_jobs.align.command import align, describe, main
-from beam_jobs.align.datasets import open_dataset_as_input, read_texts
-from beam_jobs.align.input_identity import InputChangedError
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.lost_texts import LostTextsError
+from beam_jobs.align.inputs.datasets import open_dataset_as_input, read_texts
+from beam_jobs.align.inputs.input_identity import InputChangedError
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.lost_texts import LostTextsError
+from beam_jobs.align.inputs.pieces import buckets_for, decode_task, plan_tasks
+from beam_jobs.align.inputs.reading import (
+    DeadLetter,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+    read_piece,
+)
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.align.pieces import buckets_for, decode_task, plan_tasks
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
 from beam_jobs.errors import OptionsError
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.align import sampling
 from beam_jobs.align.command import main
-from beam_jobs.align.inputs import find_inputs
-from beam_jobs.align.reading import PlacedDocument, ReadingRules, read_piece
-from beam_jobs.align.sampling import cut_files, sample_input
+from beam_jobs.align.inputs.files import find_inputs, sampling
+from beam_jobs.align.inputs.reading import PlacedDocument, ReadingRules, read_piece
+from beam_jobs.align.inputs.sampling import cut_files, sample_input
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import align_options, command_line, reference_dataset
 
@@ -128,7 +127,7 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A sample that is a small part of the inputs here."""
     monkeypatch.setattr(sampling, "SAMPLE_DOCUMENTS", 500)
     monkeypatch.setattr(sampling, "MEASURED_BYTES", 300_000)
-    monkeypatch.setattr("beam_jobs.align.tables._COUNTED_BYTES", 200_000)
+    monkeypatch.setattr("beam_jobs.align.inputs.tables._COUNTED_BYTES", 200_000)
     return
 
 

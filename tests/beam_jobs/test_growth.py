@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.listing import InputError
 from beam_jobs.score import steps as scoring
 from beam_jobs.score.command import main as score
 from pipeline.dataset.files import Dataset, open_dataset

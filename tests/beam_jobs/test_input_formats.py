@@ -18,14 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_jobs.align import json_values
-from beam_jobs.align.decompression import CutStreamError, zstd
-from beam_jobs.align.inputs import find_inputs
-from beam_jobs.align.json_values import holds_values, split_values
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.pieces import Piece
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
-from beam_jobs.align.templates import parse_template
+from beam_jobs.align.inputs.decompression import CutStreamError, zstd
+from beam_jobs.align.inputs.files import find_inputs, json_values
+from beam_jobs.align.inputs.json_values import holds_values, split_values
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import Piece
+from beam_jobs.align.inputs.reading import (
+    DeadLetter,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+    read_piece,
+)
+from beam_jobs.align.inputs.templates import parse_template
 
 TEXTS = [f"text {n}: ∑ 'quoted' \"twice\", with\nlines\t{{[ \\" for n in range(30)]
 RECORDS = [{"id": f"doc-{n}", "text": text, "n": {"a": [n]}} for n, text in enumerate(TEXTS)]

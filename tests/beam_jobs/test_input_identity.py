@@ -15,12 +15,12 @@ import pytest
 from beam_jobs.align import command as align_module
 from beam_jobs.align import steps as sharding
 from beam_jobs.align.command import align, main
-from beam_jobs.align.input_identity import InputChangedError, content_of
-from beam_jobs.align.inputs import find_inputs
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_identity import InputChangedError, content_of
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import decode_task, plan_tasks
+from beam_jobs.align.inputs.reading import ReadingRules, read_piece
 from beam_jobs.align.options import parse_options
-from beam_jobs.align.pieces import decode_task, plan_tasks
-from beam_jobs.align.reading import ReadingRules, read_piece
 from beam_jobs.errors import OptionsError
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import Corpus, align_options, command_line, digests, json_line, make_text

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.align.command import align, describe
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.metadata import (
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.metadata import (
     MetadataField,
     MisfitError,
     decode_values,

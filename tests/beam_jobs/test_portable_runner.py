@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.command import align
-from beam_jobs.runners import RESUME
+from beam_jobs.running.runners import RESUME
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
 from tests.support.servers import (
     FAILURE,

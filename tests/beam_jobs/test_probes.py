@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align.inputs import find_inputs
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.pieces import plan_tasks
-from beam_jobs.align.probes import probe_documents, usable_texts
-from beam_jobs.align.reading import ReadingRules
+from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import plan_tasks
+from beam_jobs.align.inputs.probes import probe_documents, usable_texts
+from beam_jobs.align.inputs.reading import ReadingRules
 
 
 def tasks_of(folder: Path) -> list[str]:

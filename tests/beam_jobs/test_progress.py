@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import progress
-from beam_jobs.progress import (
+from beam_jobs.running import progress
+from beam_jobs.running.progress import (
     Counts,
     WorkerProgress,
     reset_progress,

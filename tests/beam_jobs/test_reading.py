@@ -22,12 +22,18 @@ from hypothesis import strategies as st
 from beam_jobs.align import blocks
 from beam_jobs.align.blocks import BlockStore, pack_blocks, unpack_block
 from beam_jobs.align.buckets import encode_dead_letter
-from beam_jobs.align.decompression import CutStreamError, decompress, zstd
-from beam_jobs.align.inputs import find_inputs
-from beam_jobs.align.lines import keep_line_count, name_lines
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.pieces import Piece, decode_task, plan_tasks
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
+from beam_jobs.align.inputs.decompression import CutStreamError, decompress, zstd
+from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.lines import keep_line_count, name_lines
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import Piece, decode_task, plan_tasks
+from beam_jobs.align.inputs.reading import (
+    DeadLetter,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+    read_piece,
+)
 from beam_jobs.left_out import DUPLICATE_OF
 from tests.support.corpus import json_line
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.edit import remove as remove_module
-from beam_jobs.edit.ids import find_documents, read_ids
-from beam_jobs.edit.remove import RemoveOptions, main, remove
 from beam_jobs.errors import OptionsError
+from beam_jobs.remove import command as remove_module
+from beam_jobs.remove.command import RemoveOptions, main, remove
+from beam_jobs.remove.ids import find_documents, read_ids
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.validate.dataset import validate_dataset

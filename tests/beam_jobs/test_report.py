@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs.align.report import OPEN_SHARDS, RunSummary, render_report
+from beam_jobs.report.page import OPEN_SHARDS, RunSummary, render_report
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.charts import Series, histogram
 from pipeline.drawing.formatting import format_count

@@ -15,9 +15,10 @@ from safetensors.numpy import load
 
 from beam_jobs.errors import OptionsError
 from beam_jobs.score import steps as scoring
-from beam_jobs.score.command import main, score
+from beam_jobs.score.command import main
+from beam_jobs.score.job import score
 from beam_jobs.score.options import ScoreOptions, parse_options
-from pipeline.scoring.teacher_files import find_teacher
+from pipeline.models.teacher_files import find_teacher
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE
 from schemas.sidecar import decode_score_manifest, decode_sidecar

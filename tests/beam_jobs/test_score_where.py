@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from beam_jobs.edit.remove import RemoveOptions, remove
+from beam_jobs.remove.command import RemoveOptions, remove
 from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents

@@ -13,8 +13,8 @@ import pytest
 from beam_jobs.align.command import align
 from beam_jobs.align.options import parse_options
 from beam_jobs.errors import OptionsError
-from beam_jobs.run_options import RunOptions
-from beam_jobs.runners import RESUME, describe_runner, make_beam_options
+from beam_jobs.running.run_options import RunOptions
+from beam_jobs.running.runners import RESUME, describe_runner, make_beam_options
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
 
 IN_A_WORKER = """
@@ -170,7 +170,7 @@ def test_run_options_are_read_from_the_command_line(capsys: pytest.CaptureFixtur
 def test_a_process_leaves_without_a_word(libraries: str) -> None:
     pytest.importorskip(libraries.rpartition(", ")[2])
     script = (
-        "from beam_jobs.supervision import skip_last_collection\n"
+        "from beam_jobs.running.supervision import skip_last_collection\n"
         f"skip_last_collection()\nimport {libraries}"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.options import parse_options
-from beam_jobs.runners import make_beam_options
+from beam_jobs.running.runners import make_beam_options
 from pipeline.training.options import parse_config
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent

@@ -25,7 +25,7 @@ from megatron_plugin.models.stage_cut import cut_layers, output_cost
 from megatron_plugin.models.weight_rules import merge_weights, whole_model_names
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
-from pipeline.scoring.probe import UntrainedTeacherError, require_trained
+from pipeline.models.probe import UntrainedTeacherError, require_trained
 
 SEQ_LENGTH = 48
 BOUNDS = [[0, 20, 48, 48], [0, 1, 30, 48], [0, 48, 48, 48], [0, 7, 9, 48]]

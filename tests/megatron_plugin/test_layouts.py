@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.export_hf import export_student
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, load_batches
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent

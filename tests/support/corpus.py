@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.align.command import align
-from beam_jobs.align.decompression import zstd
+from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.align.options import AlignOptions
 
 STUDENT = str(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1")

@@ -8,8 +8,8 @@ import numpy as np
 
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.edit.remove import RemoveOptions, remove
-from beam_jobs.run_options import RunOptions
+from beam_jobs.remove.command import RemoveOptions, remove
+from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from schemas.document import decode_document

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from beam_jobs.score.command import main
 from pipeline.guidance.cross_entropy import score_tokens
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.streaming import Rows
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model

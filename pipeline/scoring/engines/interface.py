@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.models.probe import require_trained
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.probe import require_trained
 from pipeline.scoring.sidecars import DocumentTokens
 
 
@@ -134,8 +134,8 @@ def require_trained_engine(
 
     Args:
         engine: the teacher.
-        probe: of `pipeline.scoring.probe.probe_tokens`.
-        accepted_by: as in `pipeline.scoring.probe.require_trained`.
+        probe: of `pipeline.models.probe.probe_tokens`.
+        accepted_by: as in `pipeline.models.probe.require_trained`.
 
     Raises:
         UntrainedTeacherError: a mean loss near that of guessing.

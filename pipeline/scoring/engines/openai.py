@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.models.probe import probe_tokens
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import (
     Dialect,
@@ -52,7 +53,6 @@ from pipeline.scoring.engines.interface import (
     line_of,
 )
 from pipeline.scoring.engines.settings import ServedSettings
-from pipeline.scoring.probe import probe_tokens
 from pipeline.scoring.sidecars import DocumentTokens
 from pipeline.tokenization import Tokenizer
 

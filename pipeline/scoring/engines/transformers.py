@@ -28,13 +28,13 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.batches import PieceBatch, make_batch, plan_batches
+from pipeline.models.dtype_trial import default_dtype
+from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.dtype_trial import default_dtype
+from pipeline.scoring.engines.batches import PieceBatch, make_batch, plan_batches
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.engines.operations import operations_per_token
-from pipeline.scoring.hf_models import load_language_model
-from pipeline.scoring.output_layer import output_layer
 from pipeline.scoring.sidecars import DocumentTokens
 
 __all__ = ["DocumentTokens", "Scorer", "default_device", "load_scorer"]
@@ -57,7 +57,7 @@ class Scorer:
         """Take a model, on its device.
 
         Args:
-            model: a causal language model, from `pipeline.scoring.hf_models.load_language_model`.
+            model: a causal language model, from `pipeline.models.hf_models.load_language_model`.
             rule: with which context.
             batch_tokens: places per batch; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is
                 a batch of its own.
@@ -191,7 +191,7 @@ def load_scorer(
     Args:
         source: a folder, a Hugging Face repository, or a .gguf file.
         rule: with which context.
-        dtype: "float32", "bfloat16" or "float16"; "": see `pipeline.scoring.dtype_trial`.
+        dtype: "float32", "bfloat16" or "float16"; "": see `pipeline.models.dtype_trial`.
         device: such as "cuda:1"; "": the GPU where there is one.
         batch_tokens: as in `Scorer`.
         threads: of this process from now on, on a CPU; 0: leave them.

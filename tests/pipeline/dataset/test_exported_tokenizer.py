@@ -9,8 +9,8 @@ import tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.dataset.conventions import choose_conventions
-from pipeline.dataset.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.dataset.files import open_dataset
+from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest

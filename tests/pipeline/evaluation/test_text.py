@@ -14,7 +14,7 @@ from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.likelihood import whole_text
 from pipeline.evaluation.results import read_results
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import Convention
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.config import TrainConfig

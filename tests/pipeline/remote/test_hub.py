@@ -9,10 +9,10 @@ import huggingface_hub.constants
 import pytest
 
 from pipeline.dataset.reading import read_manifest
+from pipeline.models.teacher_files import find_teacher
 from pipeline.remote import first_contact
 from pipeline.remote.first_contact import NoAnswerError, answer_of, require_answer, store_of
 from pipeline.remote.hub import why_silent
-from pipeline.scoring.teacher_files import find_teacher
 from pipeline.tokenization import TokenizerError, load_tokenizer
 
 

@@ -11,10 +11,10 @@ import torch
 
 from pipeline.guidance import aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.packing.plan import ENDS, STARTS
 from pipeline.packing.rules import Convention
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.training.command import main as train_main
 from pipeline.training.config import TrainConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.scoring import file_digests
-from pipeline.scoring.file_digests import digest_of_files
+from pipeline.models import file_digests
+from pipeline.models.file_digests import digest_of_files
 
 
 @pytest.fixture

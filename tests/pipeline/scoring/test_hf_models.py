@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from megatron_plugin.models.shape import FAMILIES
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.output_layer import OutputLayer
-from pipeline.scoring.hf_models import load_language_model
-from pipeline.scoring.output_layer import ForeignLossesError, output_layer, require_own_losses
+from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import ForeignLossesError, output_layer, require_own_losses
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -127,7 +127,7 @@ def test_half_precision_hides_nothing(dtype: torch.dtype, monkeypatch: pytest.Mo
     model = make_model("gemma2", final_logit_softcapping=20.0).to(dtype).train()
     require_own_losses(model)
     assert model.training, "as it was"
-    monkeypatch.setattr("pipeline.scoring.output_layer._CAPS", ())
+    monkeypatch.setattr("pipeline.models.output_layer._CAPS", ())
     with pytest.raises(ForeignLossesError, match=r"cap None\), 0\.\d+ apart per token"):
         require_own_losses(model)
 
@@ -144,6 +144,6 @@ def test_a_model_that_is_loaded_passes_the_check(
 ) -> None:
     make_model("granite", logits_scaling=8.0).save_pretrained(tmp_path)
     assert output_layer(load_language_model(str(tmp_path))).scale == 0.125
-    monkeypatch.setattr("pipeline.scoring.output_layer._DIVISORS", ())
+    monkeypatch.setattr("pipeline.models.output_layer._DIVISORS", ())
     with pytest.raises(ForeignLossesError, match=r"GraniteForCausalLM \(granite\)"):
         load_language_model(str(tmp_path))

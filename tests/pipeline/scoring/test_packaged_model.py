@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pipeline.guidance.cross_entropy import score_tokens
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.output_layer import output_layer
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import load_tokenizer
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))

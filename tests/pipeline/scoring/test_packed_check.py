@@ -19,11 +19,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.packed_attention import PACKED_ATTENTION, find_bounds
+from pipeline.models.packed_check import LeakingRowsError, keep_documents_apart
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import load_scorer
-from pipeline.scoring.hf_models import hidden_states, load_language_model
-from pipeline.scoring.packed_attention import PACKED_ATTENTION, find_bounds
-from pipeline.scoring.packed_check import LeakingRowsError, keep_documents_apart
 
 VOCABULARY, WINDOW = 64, 6
 LENGTHS = ([1, 20, 4, 15], [40], [11, 2, 27])

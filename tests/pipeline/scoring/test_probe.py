@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.files import Dataset
-from pipeline.scoring.probe import PROBE_TEXT, UntrainedTeacherError, probe_tokens, require_trained
+from pipeline.models.probe import PROBE_TEXT, UntrainedTeacherError, probe_tokens, require_trained
 from tests.support.datasets import build_dataset, byte_level
 
 

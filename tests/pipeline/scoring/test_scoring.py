@@ -9,13 +9,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.guidance import NonFiniteLossError
+from pipeline.models.dtype_trial import bfloat16_speedup, default_dtype
+from pipeline.models.probe import UntrainedTeacherError
 from pipeline.packing.rules import Convention, PackingRules
-from pipeline.scoring.batches import MAX_PADDING, plan_batches
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.dtype_trial import bfloat16_speedup, default_dtype
+from pipeline.scoring.engines.batches import MAX_PADDING, plan_batches
 from pipeline.scoring.engines.interface import require_trained_engine
 from pipeline.scoring.engines.transformers import DocumentTokens, Scorer
-from pipeline.scoring.probe import UntrainedTeacherError
 from tests.support.streaming_data import make_documents, make_index
 
 VOCAB, BOS = 61, 9

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.files import Dataset
-from pipeline.scoring.fit import require_tokenizer
-from pipeline.scoring.teacher_files import find_teacher
+from pipeline.models.fit import require_tokenizer
+from pipeline.models.teacher_files import find_teacher
 from schemas.errors import ForeignTokenizerError
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("apache_beam")
 
-from beam_jobs.edit.remove import RemoveOptions, remove
+from beam_jobs.remove.command import RemoveOptions, remove
 from pipeline.packing.rules import suggest_teacher_seq_length
 from pipeline.streaming import RunRows, StreamConfig, StreamMismatchError, StreamState, open_rows
 from pipeline.streaming.generations import LATEST, Generation, parse_generation

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.align.card import CARD_FILE, render_card
+from beam_jobs.report.card import CARD_FILE, render_card
 from pipeline.dataset.files import open_dataset
 from schemas.document import decode_document
 from schemas.index import decode_index

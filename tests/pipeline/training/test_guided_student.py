@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Rows, StreamConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.method import Method

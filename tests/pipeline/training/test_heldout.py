@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from beam_jobs.edit.remove import RemoveOptions, remove
+from beam_jobs.remove.command import RemoveOptions, remove
 from pipeline.dataset.files import open_dataset
-from pipeline.scoring.hf_models import load_language_model
+from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import Convention
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import bits_per_byte

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
 from pipeline.guidance import NonFiniteLossError
-from pipeline.scoring.hf_models import load_language_model
-from pipeline.scoring.output_layer import ForeignLossesError
-from pipeline.scoring.probe import UntrainedTeacherError
+from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import ForeignLossesError
+from pipeline.models.probe import UntrainedTeacherError
 from pipeline.streaming import AlignedRows, StreamConfig, open_rows
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_its_rows_when_documents_leave(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command finds its generation by itself, says so, and moves on where it is told to."""
-    remove = pytest.importorskip("beam_jobs.edit.remove").main
+    remove = pytest.importorskip("beam_jobs.remove.command").main
     data = tmp_path / "pair"
     shutil.copytree(world / "pair", data)
     method = Method("full")
@@ -513,7 +513,7 @@ def test_a_student_whose_logits_are_computed_otherwise_is_refused(
     about = json.loads((student / "config.json").read_text())
     changes = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
     (student / "config.json").write_text(json.dumps(about | changes | {"logits_scaling": 8.0}))
-    monkeypatch.setattr("pipeline.scoring.output_layer._DIVISORS", ())
+    monkeypatch.setattr("pipeline.models.output_layer._DIVISORS", ())
     for random_init in (False, True):
         with pytest.raises(
             ForeignLossesError, match=r"GraniteForCausalLM \(granite\) computes its"

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.align.pieces import Piece
+from beam_jobs.align.inputs.pieces import Piece
 from beam_jobs.left_out import DUPLICATE_OF
 
 _PREFIX = "lines-"

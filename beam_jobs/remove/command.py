@@ -9,12 +9,12 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
-from beam_jobs.align.summary import write_card
-from beam_jobs.edit.ids import find_documents, read_ids
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
-from beam_jobs.runners import exit_status, make_beam_options
+from beam_jobs.remove.ids import find_documents, read_ids
+from beam_jobs.report.summary import write_card
+from beam_jobs.running.runners import exit_status, make_beam_options
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation

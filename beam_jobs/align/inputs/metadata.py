@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.listing import InputError
 from schemas.manifest import MetadataColumn, MetadataType
 
 TYPES: tuple[MetadataType, ...] = get_args(MetadataType)

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 import apache_beam as beam
 
 from beam_jobs import storage
-from beam_jobs.align.datasets import InputDataset
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.pieces import decode_task
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
-from beam_jobs.progress import worker_progress
+from beam_jobs.align.inputs.datasets import InputDataset
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.pieces import decode_task
+from beam_jobs.align.inputs.reading import (
+    DeadLetter,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+    read_piece,
+)
+from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import read_commit, require_shared
 from beam_jobs.transforms import Gather, Spread
 from pipeline.drawing.formatting import format_count, format_share

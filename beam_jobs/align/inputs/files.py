@@ -11,12 +11,12 @@ from typing import BinaryIO, Literal
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.align.decompression import DAMAGE, decompress
-from beam_jobs.align.input_identity import content_of
-from beam_jobs.align.json_values import HEAD_BYTES, holds_values
-from beam_jobs.align.listing import FoundFile, InputError, fixed_folder, list_files
-from beam_jobs.align.pieces import InputFile, Piece
-from beam_jobs.align.tables import TABLES, read_shape
+from beam_jobs.align.inputs.decompression import DAMAGE, decompress
+from beam_jobs.align.inputs.input_identity import content_of
+from beam_jobs.align.inputs.json_values import HEAD_BYTES, holds_values
+from beam_jobs.align.inputs.listing import FoundFile, InputError, fixed_folder, list_files
+from beam_jobs.align.inputs.pieces import InputFile, Piece
+from beam_jobs.align.inputs.tables import TABLES, read_shape
 
 Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow", "dataset"]
 

@@ -40,7 +40,7 @@ class InputFile:
         row_group_bytes: uncompressed bytes of a parquet file's row groups; empty where the file
             is no parquet or its footer is unreadable.
         num_documents: in a dataset's shard, read or not; 0 of other files.
-        chosen: which of them are read, see `beam_jobs.align.datasets`; "": all.
+        chosen: which of them are read, see `beam_jobs.align.inputs.datasets`; "": all.
     """
 
     path: str

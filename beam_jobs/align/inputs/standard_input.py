@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.align.listing import InputError
+from beam_jobs.align.inputs.listing import InputError
 
 STANDARD_INPUT = "-"
 SPOOL_PREFIX = ".vocag-stdin-"

@@ -17,7 +17,7 @@ from types import FrameType
 
 import grpc
 
-from beam_jobs.workers import Workers, supervise_workers
+from beam_jobs.running.workers import Workers, supervise_workers
 from vocag_cli import left_behind
 
 _PATIENCE_SECONDS = 1.0

@@ -5,7 +5,7 @@ import threading
 
 from apache_beam.runners.worker import sdk_worker_main
 
-from beam_jobs.supervision import skip_last_collection
+from beam_jobs.running.supervision import skip_last_collection
 
 
 def main() -> None:

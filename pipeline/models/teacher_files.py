@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.models.file_digests import digest_of_files
 from pipeline.remote.hub import HubError, download_folder
-from pipeline.scoring.file_digests import digest_of_files
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model"]

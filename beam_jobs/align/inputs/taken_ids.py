@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from beam_jobs import storage
-from beam_jobs.align.pieces import TASK_BYTES, Piece
+from beam_jobs.align.inputs.pieces import TASK_BYTES, Piece
 from schemas.errors import DamagedShardError
 from schemas.index import decode_ids
 from schemas.manifest import Manifest

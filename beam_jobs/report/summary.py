@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.align.card import CARD_FILE, may_write, render_card
-from beam_jobs.align.report import RunSummary, render_report
+from beam_jobs.report.card import CARD_FILE, may_write, render_card
+from beam_jobs.report.page import RunSummary, render_report
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import Group, count_by, count_read
 from pipeline.drawing.formatting import (

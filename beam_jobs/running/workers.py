@@ -29,7 +29,7 @@ from google.protobuf import json_format, text_format
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from beam_jobs.worker_process import main; main()"
+    "from beam_jobs.running.worker_process import main; main()"
 )
 _LOG_BYTES = 64 << 10
 _PATIENCE_SECONDS = 0.5  # between Beam's complaint about a worker and the news of its death

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.scoring.output_layer import output_layer
-from pipeline.scoring.packed_attention import PACKED_ATTENTION, packed_arguments, register
+from pipeline.models.output_layer import output_layer
+from pipeline.models.packed_attention import PACKED_ATTENTION, packed_arguments, register
 
 logger = logging.getLogger(__name__)
 

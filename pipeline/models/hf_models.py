@@ -7,7 +7,7 @@ tokens of a large vocabulary. Here a model is asked for its last hidden states, 
 Rows are packed, and attention must not cross documents. A mask of our own is no way: transformers
 *adds* a boolean one under "eager" attention, so that tokens see the future, and sliding windows are
 lost. It is told positions instead, which start again with every document, no mask and no cache;
-`pipeline.scoring.packed_check` proves at load that a model then keeps documents apart.
+`pipeline.models.packed_check` proves at load that a model then keeps documents apart.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.scoring.output_layer import require_own_losses
-from pipeline.scoring.packed_attention import packed_arguments
-from pipeline.scoring.packed_check import keep_documents_apart
-from pipeline.scoring.teacher_files import find_folder
+from pipeline.models.output_layer import require_own_losses
+from pipeline.models.packed_attention import packed_arguments
+from pipeline.models.packed_check import keep_documents_apart
+from pipeline.models.teacher_files import find_folder
 
 
 def load_language_model(

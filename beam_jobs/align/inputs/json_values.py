@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from beam_jobs.align.decompression import CutStreamError
+from beam_jobs.align.inputs.decompression import CutStreamError
 from pipeline.compiled import compiled
 
 HEAD_BYTES = 1 << 16

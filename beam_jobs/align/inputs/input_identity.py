@@ -15,9 +15,9 @@ from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
-from beam_jobs.align.listing import FoundFile, InputError, list_files
-from beam_jobs.align.pieces import InputFile, Piece
-from beam_jobs.align.standard_input import is_spooled
+from beam_jobs.align.inputs.listing import FoundFile, InputError, list_files
+from beam_jobs.align.inputs.pieces import InputFile, Piece
+from beam_jobs.align.inputs.standard_input import is_spooled
 
 INPUTS_FILE = "inputs.json"
 """Each input file's size, time and content, beside the manifest and in the run's folder."""

@@ -21,18 +21,18 @@ from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from beam_jobs import left_out, storage
-from beam_jobs.causes import cause_of
-from beam_jobs.clusters import require_tried_runner
 from beam_jobs.errors import JobError, OptionsError
-from beam_jobs.run_options import HERE, RunOptions
-from beam_jobs.shortages import explain_shortage
-from beam_jobs.supervision import (
+from beam_jobs.running.causes import cause_of
+from beam_jobs.running.clusters import require_tried_runner
+from beam_jobs.running.run_options import HERE, RunOptions
+from beam_jobs.running.supervision import (
     Terminated,
     run_supervised,
     skip_last_collection,
     terminate_by_exception,
 )
-from beam_jobs.workers import WorkerDiedError
+from beam_jobs.running.workers import WorkerDiedError
+from beam_jobs.shortages import explain_shortage
 
 RESUME = "run the same command again to resume"
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from beam_jobs import storage
-from beam_jobs.align.input_identity import InputChangedError
-from beam_jobs.align.listing import WILDCARD, InputError
-from beam_jobs.align.pieces import DATASET, InputFile, Piece, buckets_for, sample_bytes
+from beam_jobs.align.inputs.input_identity import InputChangedError
+from beam_jobs.align.inputs.listing import WILDCARD, InputError
+from beam_jobs.align.inputs.pieces import DATASET, InputFile, Piece, buckets_for, sample_bytes
 from beam_jobs.generations import read_kept, read_newest
 from beam_jobs.runs import require_all_files
 from beam_jobs.tokenizer_files import StoredTokenizer, load_stored

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beam_jobs import storage
-from beam_jobs.align.decompression import DAMAGE, decompress
-from beam_jobs.align.pieces import DATASET, TASK_BYTES, InputFile, Piece, cut_files
-from beam_jobs.align.probes import Outcome
-from beam_jobs.align.reading import PlacedDocument, ReadingRules, read_piece
-from beam_jobs.align.tables import TABLES, DamagedTableError, count_rows
+from beam_jobs.align.inputs.decompression import DAMAGE, decompress
+from beam_jobs.align.inputs.pieces import DATASET, TASK_BYTES, InputFile, Piece, cut_files
+from beam_jobs.align.inputs.probes import Outcome
+from beam_jobs.align.inputs.reading import PlacedDocument, ReadingRules, read_piece
+from beam_jobs.align.inputs.tables import TABLES, DamagedTableError, count_rows
 
 MOST_PLACES = 24
 LEAST_PIECE_BYTES = 128 << 10

@@ -16,14 +16,14 @@ from typing import Any, BinaryIO
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.datasets import NoText, read_texts
-from beam_jobs.align.decompression import DAMAGE, decompress
-from beam_jobs.align.input_identity import require_unchanged
-from beam_jobs.align.json_values import BYTE_ORDER_MARK, split_values
-from beam_jobs.align.metadata import MetadataField, MisfitError, fit_value
-from beam_jobs.align.pieces import DATASET, Piece
-from beam_jobs.align.tables import TABLES, BadRow, DamagedTableError, read_rows
-from beam_jobs.align.templates import parse_template
+from beam_jobs.align.inputs.datasets import NoText, read_texts
+from beam_jobs.align.inputs.decompression import DAMAGE, decompress
+from beam_jobs.align.inputs.input_identity import require_unchanged
+from beam_jobs.align.inputs.json_values import BYTE_ORDER_MARK, split_values
+from beam_jobs.align.inputs.metadata import MetadataField, MisfitError, fit_value
+from beam_jobs.align.inputs.pieces import DATASET, Piece
+from beam_jobs.align.inputs.tables import TABLES, BadRow, DamagedTableError, read_rows
+from beam_jobs.align.inputs.templates import parse_template
 
 LINE_BYTES_PER_TEXT_BYTE = 4
 """JSON escapes make a text at most 3 times longer, control characters aside; the rest is slack for
@@ -108,8 +108,8 @@ class ReadingRules:
         text_field: where the text is in a JSON object or a table's row; dots lead into nested ones.
         id_field: where its id is, "" to name every document by its place.
         max_document_bytes: longest text in UTF-8 bytes.
-        text_template: how the text is joined from several fields (`beam_jobs.align.templates`); ""
-            to take `text_field` as it is.
+        text_template: how the text is joined from several fields, see
+            `beam_jobs.align.inputs.templates`; "" to take `text_field` as it is.
         metadata: further fields that travel with the document.
     """
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
-from beam_jobs.align.decompression import DAMAGE, CutStreamError, decompress
-from beam_jobs.align.pieces import Piece
+from beam_jobs.align.inputs.decompression import DAMAGE, CutStreamError, decompress
+from beam_jobs.align.inputs.pieces import Piece
 
 TABLES = frozenset({"parquet", "arrow", "csv", "tsv"})
 """The formats that are read here."""

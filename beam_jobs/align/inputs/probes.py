@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from beam_jobs.align.listing import InputError
-from beam_jobs.align.metadata import settle_columns
-from beam_jobs.align.pieces import Piece, decode_task
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, ReadingRules, Reason, read_piece
+from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.metadata import settle_columns
+from beam_jobs.align.inputs.pieces import Piece, decode_task
+from beam_jobs.align.inputs.reading import (
+    DeadLetter,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+    read_piece,
+)
 
 PROBE_TASKS = 4
 PROBE_DOCUMENTS = 32

@@ -6,7 +6,7 @@ from hashlib import sha256
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.reading import DeadLetter, PlacedDocument, Reason
+from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument, Reason
 from beam_jobs.errors import OptionsError
 
 

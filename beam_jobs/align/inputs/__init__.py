@@ -1,0 +1,1 @@
+"""What align reads: documents of any format, and where each lies."""

@@ -1,1 +1,0 @@
-"""Take documents out of a finished dataset, and write it anew without them."""

@@ -1,0 +1,1 @@
+"""`vocag remove`."""

@@ -1,0 +1,1 @@
+"""What a finished align job tells people: page, card and summary."""
