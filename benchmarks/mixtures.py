@@ -27,7 +27,7 @@ from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
 from pipeline.packing.plan import plan_chosen_rows
 from pipeline.packing.rules import Convention, PackingRules
-from pipeline.streaming import RunRows, StreamConfig, open_rows
+from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.index import encode_index
 from schemas.manifest import encode_manifest
 
@@ -63,13 +63,13 @@ def rows_per_second(options: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = {"one dataset": options.dataset, "mixture": write_mixture(options, Path(folder))}
         opened = {
-            name: open_rows(
+            name: AlignedRows(
                 StreamConfig(path=str(path), seq_length=options.seq_length, num_epochs=1 << 30)
             )
             for name, path in paths.items()
         }
 
-        def reader(rows: RunRows) -> Callable[[], Callable[[], None]]:
+        def reader(rows: AlignedRows) -> Callable[[], Callable[[], None]]:
             return lambda: lambda: read(rows, options.num_rows)
 
         for rows in opened.values():
@@ -140,7 +140,8 @@ def resume(options: argparse.Namespace, report: Report) -> None:
         code = (
             "import time; from pipeline.streaming import *;"
             "start, cpu = time.perf_counter(), time.process_time();"
-            f"rows = open_rows(StreamConfig(path={str(path)!r}, seq_length={options.seq_length}));"
+            f"config = StreamConfig(path={str(path)!r}, seq_length={options.seq_length});"
+            "rows = AlignedRows(config);"
             f"rows.__getitems__(range({FAR}, {FAR} + {BATCH}));"
             "print(time.perf_counter() - start, time.process_time() - cpu)"
         )
@@ -155,7 +156,7 @@ def resume(options: argparse.Namespace, report: Report) -> None:
     report.check("resuming to the first batch", max(wall for wall, _ in resumed), most=1, unit="s")
 
 
-def read(rows: RunRows, num_rows: int) -> None:
+def read(rows: AlignedRows, num_rows: int) -> None:
     """Read rows in batches."""
     for start in range(0, num_rows, BATCH):
         rows.__getitems__(range(start, start + BATCH))

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.webdataset_documents import decoded_documents
+from pipeline.packing.opening import open_run
 from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import Convention, PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
@@ -81,7 +82,8 @@ def workers(options: argparse.Namespace) -> None:
         path=options.dataset, seq_length=options.seq_length, global_batch_size=BATCH, num_epochs=4
     )
     rows = AlignedRows(config)
-    tokens = rows.plan.row_lengths()[0].sum() / len(rows.plan) * len(rows)
+    plan = rows.datasets[0].plan
+    tokens = plan.row_lengths()[0].sum() / len(plan) * len(rows)
     source = rows.__getitems__(range(BATCH)).buffer.numpy()
 
     def copy() -> None:
@@ -124,11 +126,12 @@ def padding(options: argparse.Namespace) -> None:
                 teacher_seq_length=teacher_seq_length,
             )
         )
-        student, teacher = rows.plan.padding()
-        lengths = rows.plan.row_lengths()[1]
+        plan = rows.datasets[0].plan
+        student, teacher = plan.padding()
+        lengths = plan.row_lengths()[1]
         packed = 1 - lengths.sum() / (-(-lengths // 64) * 64).sum()
         print(
-            f"  teacher_seq_length {teacher_seq_length}: {len(rows.plan)} rows, student padding "
+            f"  teacher_seq_length {teacher_seq_length}: {len(plan)} rows, student padding "
             f"{student:.2%}, teacher padding {teacher:.2%}, with packed attention (rows rounded "
             f"up to 64 tokens) {packed:.2%}"
         )
@@ -260,11 +263,11 @@ def _add_arrays(tar: tarfile.TarFile, key: str, document: AlignedDocument) -> No
 
 def stretch_plan(config: StreamConfig, num_rows: int) -> None:
     """Repeat a dataset's plan on disk until it has as many rows; its documents repeat too."""
-    dataset = open_dataset(config.path)
-    rules = config.rules(dataset.manifest)
-    planned, _ = load_plan(dataset, rules, cache_folder=config.cache_folder)
+    opened = open_run(config)
+    rules, documents = opened.rules(seq_length=config.seq_length), opened.datasets[0].documents
+    planned, _ = load_plan(documents, rules, cache_folder=config.cache_folder)
     times = -(-num_rows // len(planned))
-    folder = plan_folder(dataset, rules, cache_folder=config.cache_folder)
+    folder = plan_folder(documents, rules, cache_folder=config.cache_folder)
     for name in ("segments", "window_shards"):
         np.save(folder / f"{name}.npy", np.tile(getattr(planned, name), times))
     for name in ("row_starts", "window_row_starts"):
@@ -302,8 +305,5 @@ def simulated_index(num_documents: int) -> ShardIndex:
 
 def row_bytes(rows: AlignedRows) -> float:
     """Return bytes of a row per student token in it."""
-    return 4 * rows.layout.num_words * len(rows.plan) / float(rows.plan.row_lengths()[0].sum())
-
-
-if __name__ == "__main__":
-    main()
+    plan = rows.datasets[0].plan
+    return 4 * rows.layout.num_words * len(plan) / float(plan.row_lengths()[0].sum())

@@ -11,7 +11,8 @@ from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOption
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing
 from megatron_plugin.models.shape import ModelShape
 from pipeline.models.fit import Side, require_room, require_tokenizer
-from pipeline.packing.mixed_datasets import open_any
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest, TokenizerRecord
@@ -185,11 +186,11 @@ def require_own_tokenizer(folder: Path, manifest: Manifest, *, data: str, side: 
     Raises:
         ForeignTokenizerError: it holds another.
     """
-    require_tokenizer(folder, open_any(data), side=side)
+    require_tokenizer(folder, open_run(Reading(path=data)).dataset, side=side)
 
 
 def _require_same_tokenizers(path: str, manifest: Manifest) -> None:
-    held_out = open_any(path).manifest
+    held_out = open_run(Reading(path=path)).dataset.manifest
     for side in ("student", "teacher"):
         own: TokenizerRecord = getattr(held_out, side)
         training: TokenizerRecord = getattr(manifest, side)

@@ -27,9 +27,9 @@ from megatron_plugin.models.weights import (
     newest_iteration,
     open_megatron_checkpoint,
 )
-from pipeline.dataset.conventions import choose_conventions
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
-from pipeline.packing.mixed_datasets import open_any
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from schemas.errors import DatasetError
 
 _ARCHITECTURES = {
@@ -139,18 +139,19 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer
     args = checkpoint_args(newest_iteration(checkpoint))
     data = args.vocag_data
     try:
-        dataset = open_any(data)
+        opened = open_run(
+            Reading(
+                path=data,
+                student_bos=getattr(args, "vocag_student_bos", None),
+                student_eos=getattr(args, "vocag_student_eos", None),
+            )
+        )
     except DatasetError as error:
         raise DatasetError(
             f"the run's dataset {data} can't be read, so its tokenizer can't either ({error}): "
             "bring it back, or pass --no-tokenizer"
         ) from error
-    manifest = choose_conventions(
-        dataset,
-        student_bos=getattr(args, "vocag_student_bos", None),
-        student_eos=getattr(args, "vocag_student_eos", None),
-    )
-    return export_tokenizer(dataset, config=config, record=manifest.student)
+    return export_tokenizer(opened.dataset, config=config, record=opened.manifest.student)
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], output: Path) -> None:

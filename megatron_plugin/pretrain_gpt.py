@@ -36,8 +36,8 @@ from megatron_plugin.upstream import (
     pretrain,
 )
 from megatron_plugin.worlds import enter_world
-from pipeline.dataset.conventions import choose_conventions
-from pipeline.packing.mixed_datasets import open_any
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +73,14 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    dataset = open_any(options.data)
-    manifest = choose_conventions(
-        dataset,
-        student_bos=options.student_bos,
-        student_eos=options.student_eos,
-        teacher_context=options.teacher_context,
-    )
+    manifest = open_run(
+        Reading(
+            path=options.data,
+            student_bos=options.student_bos,
+            student_eos=options.student_eos,
+            teacher_context=options.teacher_context,
+        )
+    ).manifest
     num_teacher_ranks = options.teacher.world_size if options.teacher else 0
     world = enter_world(num_teacher_ranks)
     sys.argv[1:1] = _derived_arguments(options)

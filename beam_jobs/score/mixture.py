@@ -5,8 +5,8 @@ from typing import cast
 
 from beam_jobs.score.job import score
 from beam_jobs.score.options import Dtype, ScoreOptions
-from pipeline.packing.mixed_datasets import mixture_rules, open_datasets
-from pipeline.packing.mixture_file import read_mixture
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from schemas.sidecar import ScoreManifest
 
 
@@ -28,22 +28,22 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
         >>> [scores.source for scores in score_mixture(options)]  # doctest: +SKIP
         ['models/teacher', 'models/teacher']
     """
-    mixture = read_mixture(options.output)
-    datasets = open_datasets(mixture)
-    if options.seq_length is not None:
-        rules = mixture_rules(
-            mixture,
-            datasets,
-            seq_length=options.seq_length,
-            teacher_seq_length=options.teacher_seq_length,
+    opened = open_run(
+        Reading(
+            path=options.output,
             student_bos=options.student_bos,
             student_eos=options.student_eos,
             teacher_context=options.teacher_context,
         )
+    )
+    if options.seq_length is not None:
+        rules = opened.rules(
+            seq_length=options.seq_length, teacher_seq_length=options.teacher_seq_length
+        )
         # Rows of a mixture have one length, by which its datasets' documents are split.
         options = replace(options, teacher_seq_length=rules.teacher_seq_length)
     done: list[ScoreManifest] = []
-    for entry in mixture.datasets:
+    for entry in opened.mixture.datasets:
         options.run.say(f"{entry.name}: {entry.path}")
         own = replace(options, output=entry.path, where=entry.where)
         scores = score(own)

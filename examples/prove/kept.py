@@ -42,8 +42,9 @@ def kinds_of_rows(rows: AlignedRows, positions: range) -> list[list[str]]:
         for shard in range(len(rows.manifest.shards))
         for name in dataset.read_index(shard, with_names=True).document_id
     ]
-    starts, documents = rows.plan.row_starts, rows.plan.segments["document"]
-    places = [rows.order.row_index(*divmod(at, rows.samples_per_epoch)) for at in positions]
+    own = rows.datasets[0]
+    starts, documents = own.plan.row_starts, own.plan.segments["document"]
+    places = [own.order.row_index(*divmod(at, rows.samples_per_epoch)) for at in positions]
     return [
         [names[document].partition(":")[0] for document in documents[starts[row] : starts[row + 1]]]
         for row in places

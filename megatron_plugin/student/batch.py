@@ -15,7 +15,7 @@ from megatron_plugin.models.attention import RowSegments, row_segments
 from megatron_plugin.models.places import RowShare
 from pipeline.guidance import Aggregation, NonFiniteLossError, aggregate_teacher_losses
 from pipeline.guidance.loss import mapped_tokens
-from pipeline.streaming import Rows, RunRows
+from pipeline.streaming import AlignedRows, Rows
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Origin:
         samples: each row's number in it.
     """
 
-    dataset: RunRows
+    dataset: AlignedRows
     samples: tuple[int, ...]
 
 

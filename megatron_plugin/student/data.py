@@ -16,10 +16,9 @@ from megatron_plugin.student.meeting import meet_before_steps
 from megatron_plugin.student.requests import Connection, GuidedBatches, computes_loss
 from megatron_plugin.student.run_identity import saved_stream
 from megatron_plugin.upstream import parallel_state
-from pipeline.packing.mixture_file import is_mixture
+from pipeline.packing.reading import parse_generation
 from pipeline.packing.rules import Convention
-from pipeline.streaming import MixedRows, RunRows, StreamConfig, load_batches, open_rows
-from pipeline.streaming.generations import parse_generation
+from pipeline.streaming import AlignedRows, StreamConfig, load_batches
 from schemas.manifest import Manifest
 
 # Two global batches: one that is scored while one is computed, and one in hand.
@@ -33,10 +32,10 @@ class StudentData:
         """Note what to read; nothing is opened yet."""
         self._options = options
         self._manifest = manifest
-        self._opened: dict[str, RunRows] = {}
+        self._opened: dict[str, AlignedRows] = {}
         self._guided: list[GuidedBatches] = []
 
-    def open_training(self, args: Namespace) -> RunRows:
+    def open_training(self, args: Namespace) -> AlignedRows:
         """Return the rows to train on, opened once for all of this rank's model chunks.
 
         Args:
@@ -77,7 +76,7 @@ class StudentData:
         if path is None or not args.eval_iters:
             return None
         rows = self._open(path, args, args.eval_global_batch_size)
-        if isinstance(rows, MixedRows) and rows.plan.num_rows is not None:
+        if rows.plan.num_rows is not None:
             raise ValueError(
                 f"--vocag-validation-data {path} ends after {len(rows)} rows, but validation goes "
                 "on: let one of its datasets repeat"
@@ -96,7 +95,7 @@ class StudentData:
         for guided in self._guided:
             guided.drain()
 
-    def _open(self, path: str, args: Namespace, global_batch_size: int) -> RunRows:
+    def _open(self, path: str, args: Namespace, global_batch_size: int) -> AlignedRows:
         options = self._options
         if path in self._opened:
             return self._opened[path]
@@ -106,7 +105,7 @@ class StudentData:
             training = self._opened.get(options.data)
             rule = training.teacher_rule if training is not None else None
             losses = teacher.losses if rule is None else rule.fingerprint
-        self._opened[path] = open_rows(
+        self._opened[path] = AlignedRows(
             StreamConfig(
                 path=path,
                 seq_length=args.seq_length,
@@ -118,7 +117,7 @@ class StudentData:
                 seed=args.seed,
                 global_batch_size=global_batch_size,
                 # Samples are numbers; the run's own length ends it.
-                num_epochs=1 << 30,
+                num_epochs=None,
                 shuffle_shards=options.shuffle_shards,
                 on_damage=options.on_damage,
                 cache_folder=options.cache_folder,
@@ -134,8 +133,8 @@ class StudentData:
     def _conventions(self, path: str) -> dict[str, Any]:
         """Return the training data's conventions, whichever those of the validation data are."""
         options = self._options
-        if is_mixture(path) and path == options.data:
-            # By their names, so that datasets which have others are refused.
+        if path == options.data:
+            # By their names, so that a mixture's datasets which have others are refused.
             names = ("student_bos", "student_eos", "teacher_context")
             return {name: getattr(options, name) for name in names}
         return {
@@ -177,7 +176,7 @@ class StudentData:
 
 
 def load_micro_batches(
-    rows: RunRows,
+    rows: AlignedRows,
     micro_batch_size: int,
     *,
     consumed_samples: int,

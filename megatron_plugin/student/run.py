@@ -33,7 +33,7 @@ from megatron_plugin.upstream import (
     pretrain_cfg_container_from_args,
 )
 from megatron_plugin.worlds import World
-from pipeline.streaming import MixedRows, RunRows
+from pipeline.streaming import AlignedRows
 from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class StudentRun:
         train = self._data.training_batches(args, num_samples[0], self._connection, vp_stage)
         return train, self._data.validation_batches(args, self._connection, vp_stage), None
 
-    def _take_up_run(self, args: Namespace, rows: RunRows) -> None:
+    def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
         """Note in the arguments, which every checkpoint keeps, what the run is made of."""
         if self._identity is not None:
             return
@@ -185,7 +185,7 @@ class StudentRun:
             for line in _epochs(rows, needed):
                 logger.info("%s", line)
 
-    def _teacher_fingerprint(self, rows: RunRows) -> str | None:
+    def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
         """Hash the teacher's files on one rank; reading them takes seconds."""
         if self._options.teacher is None:
             return None
@@ -208,14 +208,11 @@ class StudentRun:
             self._connection = connect(teacher, args, self._world.bridge_store)
 
 
-def _epochs(rows: RunRows, num_rows: int) -> list[str]:
+def _epochs(rows: AlignedRows, num_rows: int) -> list[str]:
     """Return how often a run reads its data, a line for each dataset."""
-    if not isinstance(rows, MixedRows):
-        epochs = num_rows / rows.samples_per_epoch
-        return [f"{rows.samples_per_epoch} rows per epoch, {epochs:.2f} epochs"]
     read = zip(rows.plan.sources, rows.plan.counts_before(num_rows), strict=True)
     return [
-        f"{source.name}: {count} rows of {source.num_rows} per epoch, "
+        f"{source.name or 'the data'}: {count} rows of {source.num_rows} per epoch, "
         f"{count / source.num_rows:.2f} epochs"
         for source, count in read
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_plugin.models.shape import shape_of_config
 from megatron_plugin.models.weights import checkpoint_args, newest_iteration
-from pipeline.streaming import RunRows, StreamState
+from pipeline.streaming import AlignedRows, StreamState
 
 
 class ChangedRunError(ValueError):
@@ -39,7 +39,7 @@ def saved_stream(args: Namespace) -> StreamState | None:
     return None if saved is None else StreamState(**saved["stream"])
 
 
-def require_same_run(args: Namespace, identity: RunIdentity, rows: RunRows) -> None:
+def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) -> None:
     """Check that the checkpoint which Megatron has loaded goes on in this run.
 
     Raises:

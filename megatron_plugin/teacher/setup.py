@@ -16,7 +16,8 @@ from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
 from pipeline.models.probe import probe_tokens, require_trained
-from pipeline.packing.mixed_datasets import open_any
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from pipeline.packing.rules import Convention
 from schemas.manifest import Manifest
 
@@ -96,5 +97,5 @@ def _cut(options: TeacherOptions, shape: ModelShape) -> tuple[int, ...]:
 def _probe_row(data: str, manifest: Manifest) -> list[int]:
     """Return the probe text as a row holds it, with what stands before a text."""
     context = Convention.of_tokenizer(manifest.teacher, ends=False).first_token_id
-    text = probe_tokens(open_any(data))
+    text = probe_tokens(open_run(Reading(path=data)).dataset)
     return text if context is None else [context, *text]

@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import BinaryIO, cast
 
@@ -55,6 +55,16 @@ class Dataset:
         """
         earlier = {entry.fingerprint for entry in self.manifest.generations}
         return fingerprint in {self.manifest.fingerprint, *earlier, *self.fingerprints}
+
+    def at_generation(self, number: int) -> "Dataset":
+        """Return the newest one as it was at an earlier generation, or itself.
+
+        Raises:
+            DatasetError: no such generation, its manifest is gone, or it lists a shard twice.
+        """
+        manifest = read_generation(self.location, self.manifest, number)
+        _require_each_once(manifest, self.location)
+        return replace(self, manifest=manifest)
 
     def shard(self, shard_index: int) -> ListedFile:
         """Return a shard's tar as the manifest describes it; a local url is a plain path."""
@@ -271,8 +281,12 @@ def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None)
     if isinstance(filesystem, LocalFileSystem):
         location = local_path
     fingerprints = {manifest.fingerprint, *(entry.fingerprint for entry in manifest.generations)}
-    if generation is not None:
-        manifest = read_generation(location, manifest, generation)
+    _require_each_once(manifest, os.fspath(path))
+    dataset = Dataset(location, manifest, frozenset(fingerprints))
+    return dataset if generation is None else dataset.at_generation(generation)
+
+
+def _require_each_once(manifest: Manifest, path: str) -> None:
     for name in ("file", "sha256"):
         counts = Counter(getattr(record, name) for record in manifest.shards)
         twice = [value for value, count in counts.items() if count > 1]
@@ -281,4 +295,3 @@ def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None)
                 f"{path}: the manifest lists shard {name} {twice[0]} {counts[twice[0]]} times; its "
                 "documents would be read twice: restore the manifest"
             )
-    return Dataset(location, manifest, frozenset(fingerprints))

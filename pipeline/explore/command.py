@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import require_documents, select_documents
 from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
 from pipeline.explore.info import describe_dataset, describe_groups, describe_plan
-from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_mixture_file
+from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_dataset, plan_mixture_rows
 from pipeline.explore.preview import load_previews
 from pipeline.packing.mixture_file import is_mixture
-from pipeline.packing.plan import plan_chosen_rows
+from pipeline.packing.opening import OpenedRun, open_run
+from pipeline.packing.reading import Reading
 from pipeline.packing.rules import PackingRules
 from vocag_cli.options import (
     Condition,
@@ -170,42 +169,32 @@ class PlanOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and draw the picture where one is wanted."""
-        return self._mixture() if is_mixture(self.dataset) else self._dataset()
-
-    def _mixture(self) -> Iterator[str]:
-        planned = plan_mixture_file(
-            self.dataset,
-            seq_length=self.seq_length,
-            teacher_seq_length=self.teacher_seq_length,
-            student_bos=self.student_bos,
-            student_eos=self.student_eos,
-            teacher_context=self.teacher_context,
-            num_rows=None if self.num_steps is None else self.num_steps * self.global_batch_size,
+        opened = open_run(
+            Reading(
+                path=self.dataset,
+                where=self.where,
+                student_bos=self.student_bos,
+                student_eos=self.student_eos,
+                teacher_context=self.teacher_context,
+            )
         )
+        rules = opened.rules(seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length)
+        if opened.mixture.names:
+            yield from self._mixture(opened, rules)
+        else:
+            yield from describe_plan(
+                plan_dataset(opened.datasets[0], rules),
+                global_batch_size=self.global_batch_size,
+                num_replicas=self.replicas,
+            )
+
+    def _mixture(self, opened: OpenedRun, rules: PackingRules) -> Iterator[str]:
+        num_rows = None if self.num_steps is None else self.num_steps * self.global_batch_size
+        planned = plan_mixture_rows(opened, rules, num_rows=num_rows)
         yield from describe_mixture(planned, global_batch_size=self.global_batch_size)
         if self.figure is not None:
             draw_mixture(planned, self.figure)
             yield f"wrote {self.figure}"
-
-    def _dataset(self) -> Iterator[str]:
-        dataset = open_dataset(self.dataset)
-        manifest = choose_conventions(
-            dataset,
-            student_bos=self.student_bos,
-            student_eos=self.student_eos,
-            teacher_context=self.teacher_context,
-        )
-        rules = PackingRules.of_dataset(
-            manifest, seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length
-        )
-        selection = select_documents(dataset, self.where)
-        plan = plan_chosen_rows(selection.each, rules)
-        require_documents(len(plan), selection)
-        return describe_plan(
-            plan,
-            global_batch_size=self.global_batch_size,
-            num_replicas=self.replicas,
-        )
 
 
 _COMMANDS: dict[str, type[InfoOptions | PreviewOptions | PlanOptions]] = {

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import require_documents
 from pipeline.drawing.charts import Line, line_chart, write_figure
 from pipeline.drawing.formatting import (
@@ -19,14 +18,9 @@ from pipeline.drawing.formatting import (
     format_table,
     printable,
 )
-from pipeline.packing.mixed_datasets import (
-    mixture_rules,
-    open_datasets,
-    require_no_overlap,
-    select_of,
-)
-from pipeline.packing.mixture_file import MixedDataset, Mixture, read_mixture
+from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import PERIOD, MixturePlan, Source, plan_mixture
+from pipeline.packing.opening import OpenedDataset, OpenedRun
 from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 
@@ -52,57 +46,47 @@ class PlannedMixture:
     num_rows: int
 
 
-def plan_mixture_file(
-    path: str,
-    *,
-    seq_length: int,
-    teacher_seq_length: int | None = None,
-    student_bos: str | None = None,
-    student_eos: str | None = None,
-    teacher_context: str | None = None,
-    num_rows: int | None = None,
+def plan_mixture_rows(
+    opened: OpenedRun, rules: PackingRules, *, num_rows: int | None = None
 ) -> PlannedMixture:
     """Return what a run on a mixture would read; nothing is kept.
 
     Args:
-        path: the mixture's file.
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row, see `mixture_rules`.
-        student_bos: stands before a student's text, likewise.
-        student_eos: stands after a document's last student token, likewise.
-        teacher_context: stands before a teacher's text, likewise.
+        opened: the mixture's datasets.
+        rules: by which they are packed.
         num_rows: of the run; None: as many as the mixture gives.
 
     Raises:
-        ValueError: a mixture that can't be read, or whose datasets don't fit together.
+        ValueError: datasets that don't fit together, or have too few rows.
     """
-    mixture = read_mixture(path)
-    datasets = open_datasets(mixture)
-    rules = mixture_rules(
-        mixture,
-        datasets,
-        seq_length=seq_length,
-        teacher_seq_length=teacher_seq_length,
-        student_bos=student_bos,
-        student_eos=student_eos,
-        teacher_context=teacher_context,
-    )
+    mixture = opened.mixture
     sources: list[Source] = []
     documents: list[NDArray[np.uint32]] = []
-    for entry, dataset in zip(mixture.datasets, datasets, strict=True):
-        rows = _plan(mixture, entry, dataset, rules)
+    for dataset in opened.datasets:
+        entry, rows = dataset.entry, plan_dataset(dataset, rules)
         sources.append(Source(entry.name, len(rows), rows.num_text_tokens[0], entry.max_epochs))
         # Of whole datasets they are not asked for, and would take gigabytes.
         documents.append(np.unique(rows.segments["document"] if entry.where else ()))
-    require_no_overlap(mixture, datasets, documents)
+    opened.require_no_overlap(documents)
     plan = plan_mixture(sources, mixture.stages)
     last = plan.num_rows or _once_more(plan)
     if num_rows is not None and plan.num_rows is not None and num_rows > plan.num_rows:
         raise ValueError(
-            f"{path} has {plan.num_rows} rows, the run needs {num_rows}: raise max_epochs, let a "
-            "dataset repeat, or make fewer steps"
+            f"{mixture.path} has {plan.num_rows} rows, the run needs {num_rows}: raise max_epochs, "
+            "let a dataset repeat, or make fewer steps"
         )
     return PlannedMixture(mixture, rules, plan, num_rows or last)
+
+
+def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
+    """Return the rows of a dataset; nothing is kept.
+
+    Raises:
+        WhereError: no document is read.
+    """
+    plan = plan_chosen_rows(opened.documents.each, rules)
+    require_documents(len(plan), opened.documents)
+    return plan
 
 
 def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iterator[str]:
@@ -160,13 +144,6 @@ def draw_mixture(planned: PlannedMixture, output: Path) -> None:
         x=tokens,
     )
     write_figure(chart, output, notes=list(describe_mixture(planned, global_batch_size=1)))
-
-
-def _plan(mixture: Mixture, entry: MixedDataset, dataset: Dataset, rules: PackingRules) -> RowPlan:
-    selection = select_of(mixture, entry, dataset)
-    plan = plan_chosen_rows(selection.each, rules)
-    require_documents(len(plan), selection)
-    return plan
 
 
 def _once_more(plan: MixturePlan) -> int:

@@ -56,7 +56,7 @@ class MixedDataset:
     """A dataset of a mixture.
 
     Attributes:
-        name: in the mixture.
+        name: in the mixture; "" of a dataset by itself.
         path: its folder or manifest, a path or a URL.
         max_epochs: how often it may be read; None: without end.
         where: read those documents only that this is true of; "": all.
@@ -73,7 +73,7 @@ class Mixture:
     """What a file says.
 
     Attributes:
-        path: the file.
+        path: the file, or the dataset that is read by itself.
         seed: of the order of rows.
         datasets: in the file's order.
         stages: in order, the first from token 0.
@@ -84,6 +84,11 @@ class Mixture:
     datasets: tuple[MixedDataset, ...]
     stages: tuple[Stage, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its datasets; none of a dataset by itself, see `mixture_of_one`."""
+        return tuple(entry.name for entry in self.datasets if entry.name)
+
 
 def is_mixture(path: str | os.PathLike[str]) -> bool:
     """Whether a path names a mixture and not a dataset.
@@ -93,6 +98,19 @@ def is_mixture(path: str | os.PathLike[str]) -> bool:
         (True, False)
     """
     return os.fspath(path).endswith(MIXTURE_SUFFIX)
+
+
+def mixture_of_one(
+    path: str, *, seed: int = 0, max_epochs: int | None = 1, where: str = ""
+) -> Mixture:
+    """Return what reads one dataset, which needs no name.
+
+    Example:
+        >>> mixture_of_one("aligned").names
+        ()
+    """
+    entry = MixedDataset("", path, max_epochs, where.strip())
+    return Mixture(path, seed, (entry,), (Stage(0, {"": 1.0}),))
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
@@ -125,6 +143,9 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
     return Mixture(path, entries.seed, datasets, stages)
 
 
+_Name = Annotated[str, Meta(min_length=1)]
+
+
 class _Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(min_length=1)]
     max_epochs: Annotated[int, Meta(ge=1)] | None = None
@@ -138,7 +159,7 @@ class _Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    datasets: Annotated[dict[str, _Dataset], Meta(min_length=1, max_length=65_535)]
+    datasets: Annotated[dict[_Name, _Dataset], Meta(min_length=1, max_length=65_535)]
     stages: Annotated[list[_Stage], Meta(min_length=1)]
     seed: Annotated[int, Meta(ge=0)] = 0
 

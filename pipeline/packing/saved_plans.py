@@ -21,8 +21,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import Kept, Selection, require_documents, select_documents
+from pipeline.dataset.selection import Kept, Selection, require_documents
 from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
@@ -62,40 +61,38 @@ _PLANS_FOLDER = "plans"
 
 
 def load_plan(
-    dataset: Dataset, rules: PackingRules, *, cache_folder: Path, where: str = ""
+    documents: Selection, rules: PackingRules, *, cache_folder: Path
 ) -> tuple[RowPlan, SampleTable]:
     """Return a dataset's plan, memory-mapped, and plan it first where that was not done yet.
 
     Args:
-        dataset: the dataset.
+        documents: of the dataset, those to plan.
         rules: lengths and conventions.
         cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
             in the dataset's folder under `plans/`.
-        where: plan those documents only that this is true of, see `pipeline.dataset.selection`.
 
     Raises:
-        WhereError: of none, or it can't be understood.
+        WhereError: there are none.
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:
-        >>> plan, samples = load_plan(open_dataset("OUTPUT"), rules, cache_folder=Path("cache"))
+        >>> plan, samples = load_plan(select_documents(dataset), rules, cache_folder=Path("c"))
     """
-    folder = plan_folder(dataset, rules, cache_folder=cache_folder, where=where)
+    folder = plan_folder(documents, rules, cache_folder=cache_folder)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.exists():
-                _plan(select_documents(dataset, where), rules, folder)
+                _plan(documents, rules, folder)
     return _load(folder, rules)
 
 
-def plan_folder(
-    dataset: Dataset, rules: PackingRules, *, cache_folder: Path, where: str = ""
-) -> Path:
+def plan_folder(documents: Selection, rules: PackingRules, *, cache_folder: Path) -> Path:
     """Return where a plan lies or would lie."""
+    dataset = documents.dataset
     name = f"{dataset.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
-    if where.strip():
-        name += f"-{sha256(where.strip().encode()).hexdigest()[:16]}"
+    if documents.where:
+        name += f"-{sha256(documents.where.encode()).hexdigest()[:16]}"
     beside = Path(dataset.location) / _PLANS_FOLDER
     if dataset.is_local and (
         (beside / name).exists()

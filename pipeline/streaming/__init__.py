@@ -3,21 +3,17 @@
 from pipeline.packing.rules import Convention
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.loader import RowLoader, load_batches
-from pipeline.streaming.mixed_rows import MixedRows, RunRows, open_rows
 from pipeline.streaming.rows import AlignedRows, Rows, collate_rows
 from pipeline.streaming.state import StreamMismatchError, StreamState
 
 __all__ = [
     "AlignedRows",
     "Convention",
-    "MixedRows",
     "RowLoader",
     "Rows",
-    "RunRows",
     "StreamConfig",
     "StreamMismatchError",
     "StreamState",
     "collate_rows",
     "load_batches",
-    "open_rows",
 ]

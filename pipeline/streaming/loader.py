@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.packing.order import ReplicaBatches
 from pipeline.streaming.batch import Rows
-from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.layout import RowLayout
+from pipeline.streaming.rows import AlignedRows
 
 _PREFETCHED_BATCHES = 2
 """Per worker, as DataLoader's own default."""
@@ -27,26 +26,8 @@ ReadRows = Callable[[torch.Tensor, Sequence[int]], None]
 """Writes samples into a buffer, int32 [samples, words]."""
 
 
-class ReadableRows(Protocol):
-    """What batches are read from: `AlignedRows` or `MixedRows`."""
-
-    @property
-    def config(self) -> StreamConfig:
-        """What it was opened with."""
-
-    @property
-    def layout(self) -> RowLayout:
-        """The fields of a row."""
-
-    def __len__(self) -> int:
-        """Return the rows of the run."""
-
-    def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
-        """Write a batch into memory that exists: int32 [len(run_positions), layout.num_words]."""
-
-
 def load_batches(
-    rows: ReadableRows,
+    rows: AlignedRows,
     *,
     micro_batch_size: int,
     replica: int = 0,

@@ -18,8 +18,8 @@ class StreamState:
         rules: fingerprint of lengths, conventions and packing.
         seed: of the order.
         shuffle_shards: shards shuffled together.
-        samples_per_epoch: rows of an epoch in whole global batches; 0 in a mixture, whose datasets
-            give all rows of their epochs.
+        samples_per_epoch: rows of an epoch, of a dataset in whole global batches; in a mixture
+            each dataset's once.
         consumed_samples: samples that the run has used, over all epochs.
         where: which documents are read, "" for all.
         generations: of the dataset, or of each of a mixture's, in its file's order; the

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.streaming import RunRows, StreamState
+from pipeline.streaming import AlignedRows, StreamState
 from pipeline.training.config import TrainConfig
 
 CHECKPOINT = "checkpoint.pt"
@@ -21,7 +21,7 @@ _FREE = (
 
 def save_checkpoint(
     config: TrainConfig,
-    rows: RunRows,
+    rows: AlignedRows,
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     step: int,
@@ -58,7 +58,7 @@ def saved_stream(config: TrainConfig) -> StreamState | None:
 
 def load_checkpoint(
     config: TrainConfig,
-    rows: RunRows,
+    rows: AlignedRows,
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
 ) -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pipeline.packing.mixture_file import is_mixture
+from pipeline.packing.reading import parse_generation
 from pipeline.streaming import StreamConfig
-from pipeline.streaming.generations import parse_generation
 from pipeline.training.method import NEED_LOSSES, Method
 from vocag_cli.options import Condition, ModelSource, Option, TokenName
 
@@ -124,6 +124,11 @@ class TrainConfig:
             raise ValueError(
                 f"--warmup-steps {self.warmup_steps} must be below --num-steps {self.num_steps}"
             )
+        if is_mixture(self.data) and self.num_epochs != 1:
+            raise ValueError(
+                f"--num-epochs {self.num_epochs}: a mixture's file says how often each dataset is "
+                f"read; leave it out, and set max_epochs or repeat in {self.data}"
+            )
         for name, path in self.heldout_sets.items():
             if is_mixture(path):
                 raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
@@ -142,7 +147,7 @@ class TrainConfig:
         """Return how rows of a dataset are read, in the conventions of this run.
 
         Example:
-            >>> open_rows(config.stream(config.data))
+            >>> AlignedRows(config.stream(config.data))
         """
         return StreamConfig(
             path=data,

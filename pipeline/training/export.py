@@ -9,7 +9,7 @@ import fsspec
 from transformers import PreTrainedModel
 
 from pipeline.models.exported_tokenizer import export_tokenizer
-from pipeline.streaming import RunRows
+from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.config import TrainConfig
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def prove_tokenizer(
-    config: TrainConfig, rows: RunRows, student: PreTrainedModel
+    config: TrainConfig, rows: AlignedRows, student: PreTrainedModel
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer that `AutoTokenizer` loads and that gives the data's ids.
 

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from pipeline.guidance import metric_values
-from pipeline.streaming import MixedRows, Rows, RunRows, load_batches, open_rows
-from pipeline.streaming.generations import parse_generation
+from pipeline.packing.reading import parse_generation
+from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate
@@ -54,7 +54,7 @@ class Run:
 
     config: TrainConfig
     ranks: Ranks
-    rows: RunRows
+    rows: AlignedRows
     student: PreTrainedModel
     guided: nn.Module
     teacher: PreTrainedModel | None
@@ -184,7 +184,7 @@ def _keep(run: Run, step: int, last: int) -> None:
         export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
 
 
-def _open_rows(config: TrainConfig, ranks: Ranks) -> RunRows:
+def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
     stream = replace(
         config.stream(config.data),
         global_batch_size=config.global_batch_size,
@@ -192,7 +192,7 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> RunRows:
         stored_losses=config.stored_losses,
         generation=parse_generation(config.generation),
     )
-    rows = open_rows(stream, saved_stream(config))
+    rows = AlignedRows(stream, saved_stream(config))
     _require_rows(config, rows)
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:
@@ -203,21 +203,14 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> RunRows:
     return rows
 
 
-def _require_rows(config: TrainConfig, rows: RunRows) -> None:
+def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
     """Check that the data last as long as the run."""
-    epochs, remedy = f"{config.num_epochs} epochs have", "raise --num-epochs"
-    if isinstance(rows, MixedRows):
-        if config.num_epochs != 1:
-            raise ValueError(
-                f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset "
-                f"is read; leave it out, and set max_epochs or repeat in {config.data}"
-            )
-        epochs, remedy = f"{config.data} has", "raise max_epochs there"
     needed = config.num_steps * config.global_batch_size
     if len(rows) < needed:
         raise ValueError(
-            f"{config.num_steps} steps need {needed} rows, {epochs} {len(rows)}: {remedy} or lower "
-            "--num-steps"
+            f"{config.num_steps} steps need {needed} rows, {config.data} has {len(rows)} in "
+            f"{config.num_epochs} epochs: raise --num-epochs, of a mixture max_epochs in its file, "
+            "or lower --num-steps"
         )
 
 

@@ -14,7 +14,7 @@ from pipeline.models.output_layer import output_layer, require_own_losses
 from pipeline.models.packed_check import keep_documents_apart
 from pipeline.models.probe import require_trained
 from pipeline.models.teacher_files import find_teacher
-from pipeline.streaming import Rows, RunRows
+from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.method import ONE_VOCABULARY
@@ -22,7 +22,7 @@ from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
 
 
-def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> PreTrainedModel:
+def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
     """Return the student, fp32; the same weights for the same seed.
 
     Raises:
@@ -54,7 +54,7 @@ def load_student(config: TrainConfig, rows: RunRows, device: torch.device) -> Pr
 
 
 def load_teacher(
-    config: TrainConfig, rows: RunRows, device: torch.device
+    config: TrainConfig, rows: AlignedRows, device: torch.device
 ) -> PreTrainedModel | None:
     """Return the frozen teacher of a method that runs one, None for the others.
 
@@ -91,7 +91,7 @@ def load_teacher(
     return teacher
 
 
-def require_context(config: TrainConfig, rows: RunRows) -> None:
+def require_context(config: TrainConfig, rows: AlignedRows) -> None:
     """Check that every student token is a label where a method needs whole chunks of text.
 
     Raises:

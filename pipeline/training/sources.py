@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pipeline.streaming import MixedRows, Rows, RunRows
+from pipeline.streaming import AlignedRows, Rows
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def losses_by_source(losses: Tensor, batch: Rows) -> dict[str, Tensor]:
     return {f"student_loss/{name}": each for name, each in zip(names, by_source, strict=True)}
 
 
-def read_so_far(rows: RunRows, consumed_samples: int) -> dict[str, float]:
+def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
     """Return how much of each dataset of a mixture a run has read.
 
     Args:
@@ -43,9 +43,9 @@ def read_so_far(rows: RunRows, consumed_samples: int) -> dict[str, float]:
         >>> read_so_far(rows, 96)
         {'tokens/web': 131072, 'epochs/web': 0.25, 'tokens/math': 65536, 'epochs/math': 1.5}
     """
-    if not isinstance(rows, MixedRows):
-        return {}
     told: dict[str, float] = {}
+    if not rows.layout.sources:
+        return told
     counts = rows.plan.counts_before(consumed_samples)
     tokens = rows.plan.tokens_before(consumed_samples)
     for source, count, num_tokens in zip(rows.plan.sources, counts, tokens, strict=True):

@@ -14,7 +14,7 @@ from beam_jobs.score import steps as scoring
 from beam_jobs.score.command import main as score
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.scoring.sidecars import DocumentTokens
-from pipeline.streaming import StreamConfig, StreamState, open_rows
+from pipeline.streaming import AlignedRows, StreamConfig, StreamState
 from pipeline.validate.dataset import validate_dataset
 from schemas.index import ShardIndex
 from tests.support.datasets import byte_level
@@ -60,15 +60,15 @@ def test_a_run_keeps_its_rows_while_its_data_grow(tmp_path: Path) -> None:
     folder = str(tmp_path / "aligned")
     grow(tmp_path, "a", FIRST)
     config = StreamConfig(path=folder, seq_length=64, global_batch_size=2, num_epochs=2)
-    rows = open_rows(config)
+    rows = AlignedRows(config)
     whole = rows.__getitems__(range(len(rows))).buffer
     saved = StreamState(**vars(rows.state(6)))
     grow(tmp_path, "b", [f"b{number}" for number in range(20)], repeat=9)
     take_out(tmp_path, ["a3", "b3"])
-    again = open_rows(config, saved)
+    again = AlignedRows(config, saved)
     start = again.restore(saved)
     assert torch.equal(again.__getitems__(range(start, len(again))).buffer, whole[start:])
-    fresh = open_rows(config)
+    fresh = AlignedRows(config)
     assert fresh.state(0).generations == (2,)
     assert len(fresh) > len(rows)
     assert fresh.rules == rows.rules
@@ -85,10 +85,10 @@ def test_only_what_is_new_is_scored(
     assert score(command) == 0
     before = {path: path.read_bytes() for path in folder.glob("*.teacher-*")}
     config = StreamConfig(path=str(folder), seq_length=64, stored_losses="teacher")
-    rows = open_rows(config)
+    rows = AlignedRows(config)
     whole = rows.__getitems__(range(len(rows))).buffer
     take_out(tmp_path, ["a3"])
-    assert len(open_rows(config)) > 0, "the shards are those that were scored"
+    assert len(AlignedRows(config)) > 0, "the shards are those that were scored"
     assert validate_dataset(str(folder)).findings == ()
     manifest = grow(tmp_path, "b", [f"b{number}" for number in range(10)], repeat=9)
     report = validate_dataset(str(folder))
@@ -96,7 +96,7 @@ def test_only_what_is_new_is_scored(
     shards = f"{len(before)} of {len(manifest.shards)} shards: run beam_jobs.score again"
     assert any(shards in note for note in report.notes)
     with pytest.raises(ValueError, match=r"-g002-.* is missing: run beam_jobs\.score again"):
-        open_rows(config)
+        AlignedRows(config)
     scored: list[int] = []
     original = scoring.read_teacher_tokens
 
@@ -109,8 +109,8 @@ def test_only_what_is_new_is_scored(
     assert sorted(scored) == list(range(len(before), len(manifest.shards)))
     assert {path: path.read_bytes() for path in before} == before
     assert validate_dataset(str(folder)).notes == ()
-    assert len(open_rows(config)) > len(rows)
-    again = open_rows(config, rows.state(0))
+    assert len(AlignedRows(config)) > len(rows)
+    again = AlignedRows(config, rows.state(0))
     assert torch.equal(again.__getitems__(range(len(again))).buffer, whole)
     assert score(command) == 0
     assert "nothing to do" in capsys.readouterr().out

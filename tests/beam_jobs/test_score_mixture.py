@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beam_jobs.score.command import main
-from pipeline.streaming import StreamConfig, open_rows
+from pipeline.streaming import AlignedRows, StreamConfig
 from schemas.errors import ForeignLossesError
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.scored_data import (
@@ -43,7 +43,7 @@ def test_rows_of_a_scored_mixture_hold_the_teachers_losses(
     assert main([str(world / "mixture.toml"), *arguments[1:]]) == 0
     assert main([str(world / "mixture.toml"), *arguments[1:]]) == 0
     assert capsys.readouterr().out.count("is finished: the same teacher") == 2
-    rows = open_rows(config(world))
+    rows = AlignedRows(config(world))
     batch = rows.__getitems__(range(24))
     assert set(batch["source"].tolist()) == {0, 1}
     stored, online = batch["teacher_losses"], online_losses(world / "teacher", batch)
@@ -61,4 +61,4 @@ def test_losses_of_two_conventions_are_refused(world: Path) -> None:
     run_score(elsewhere, "--dtype", "bfloat16")
     (elsewhere / "data").rename(world / "more")
     with pytest.raises(ForeignLossesError, match=r'losses of "more" and of "data" are of two teac'):
-        open_rows(config(world))
+        AlignedRows(config(world))

@@ -13,7 +13,7 @@ from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.scoring.stored_losses import ScoreFiles, find_scores, list_scores
-from pipeline.streaming import AlignedRows, StreamConfig, open_rows
+from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.errors import ForeignLossesError
 from tests.pipeline.dataset.test_selection import METADATA, values
@@ -81,11 +81,11 @@ def test_rows_of_documents_that_were_not_scored_are_refused(world: Path, where: 
 
 def test_a_document_without_losses_is_named_where_it_is_read(world: Path) -> None:
     rows = open_part(world)
-    assert rows._losses is not None
+    assert rows.datasets[0]._losses is not None
     index, kept = select_documents(rows.dataset, WHERE).read(0)
     other = int(np.flatnonzero(~kept & (index.num_teacher_tokens > 0))[0])
     with pytest.raises(ForeignLossesError, match=rf"0 losses of document {other} of .*not scored"):
-        rows._losses.read(other, 0, 1)
+        rows.datasets[0]._losses.read(other, 0, 1)
 
 
 def test_what_was_not_scored_is_no_finding_and_what_is_missing_is_one(world: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_mixtures_datasets_are_scored_by_their_conditions(
     assert main([str(file), *arguments, "--where", "good"]) == 2
     assert 'give its datasets a "where" there' in capsys.readouterr().err
     assert main([str(file), *arguments]) == 0
-    rows = open_rows(StreamConfig(path=str(file), seq_length=SEQ_LENGTH, stored_losses="teacher"))
+    rows = AlignedRows(StreamConfig(path=str(file), seq_length=SEQ_LENGTH, stored_losses="teacher"))
     batch = rows.__getitems__(range(12))
     assert set(batch["source"].tolist()) == {0, 1}
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()

@@ -45,9 +45,7 @@ def reference_gradients(
             global_batch_size=global_batch_size,
         )
     )
-    assert rows.plan.rules.teacher_seq_length == suggest_teacher_seq_length(
-        rows.manifest, seq_length
-    )
+    assert rows.rules.teacher_seq_length == suggest_teacher_seq_length(rows.manifest, seq_length)
     student = AutoModelForCausalLM.from_pretrained(inputs.student, dtype=torch.float32)
     teacher = AutoModelForCausalLM.from_pretrained(inputs.teacher, dtype=torch.float32)
     total, count = 0.0, 0

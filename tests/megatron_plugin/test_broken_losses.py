@@ -46,9 +46,10 @@ def reply_with(batch, value):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_document_shard_and_step_are_named(value, tmp_path):
     rows, batch = open_batch(tmp_path, "raise")
-    row = rows.order.row_index(*divmod(SAMPLES[1], rows.samples_per_epoch))
-    document = int(rows.plan.segments["document"][rows.plan.row_starts[row] + 1])
-    where = rows._reader.describe(document, ValueError())
+    own = rows.datasets[0]
+    row = own.order.row_index(*divmod(SAMPLES[1], rows.samples_per_epoch))
+    document = int(own.plan.segments["document"][own.plan.row_starts[row] + 1])
+    where = rows.datasets[0]._reader.describe(document, ValueError())
     told = f'document "{where.document_id}", sample {where.key} in {where.shard}, step 3 on '
     with pytest.raises(NonFiniteLossError, match=re.escape(told)):
         batch.guided_by(reply_with(batch, value), "max")
@@ -69,4 +70,4 @@ def test_a_quarantined_document_is_masked_and_counted(value, tmp_path):
     # Everything else is as it was.
     kept = expected.bool()
     assert torch.equal(guided.guidance[kept].nan_to_num(-1), whole.guidance[kept].nan_to_num(-1))
-    assert "NaN or infinite" in read_quarantine(rows.damage.file)[0].reason
+    assert "NaN or infinite" in read_quarantine(rows.datasets[0].damage.file)[0].reason

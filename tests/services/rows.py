@@ -10,7 +10,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from pipeline.streaming import StreamConfig, StreamState, open_rows
+from pipeline.streaming import AlignedRows, StreamConfig, StreamState
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     url, cache, state = arguments
     saved = StreamState(**json.loads(state)) if state else None
     config = StreamConfig(path=url, seq_length=64, cache_folder=Path(cache))
-    rows = open_rows(config, saved)
+    rows = AlignedRows(config, saved)
     data = rows.__getitems__(range(len(rows))).buffer.numpy().tobytes()
     told = {"rows": len(rows), "sha256": sha256(data).hexdigest(), "state": asdict(rows.state(0))}
     print(json.dumps(told))

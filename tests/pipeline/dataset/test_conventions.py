@@ -13,7 +13,7 @@ from tokenizers import processors
 
 from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
 from pipeline.dataset.files import Dataset
-from pipeline.packing.rules import Convention
+from pipeline.packing.rules import Convention, PackingRules
 from pipeline.streaming import StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from schemas.manifest import ConventionRecord
@@ -178,11 +178,8 @@ def test_a_dataset_s_conventions_are_chosen_by_name(tmp_path: Path) -> None:
         records[side] = replace(own, convention=ConventionRecord(1, 1, 2))
     dataset = Dataset(str(tmp_path), replace(MANIFEST, **records))
     assert choose_conventions(dataset) == dataset.manifest
-    config = StreamConfig(
-        path=str(tmp_path), seq_length=64, teacher_seq_length=64,
-        student_eos="<unk>", teacher_context="none",
-    )  # fmt: skip
-    rules = config.rules(config.choose_conventions(dataset))
+    chosen = choose_conventions(dataset, student_eos="<unk>", teacher_context="none")
+    rules = PackingRules.of_dataset(chosen, seq_length=64, teacher_seq_length=64)
     assert rules.student == Convention(1, 1, 0)
     assert rules.teacher == Convention(None, None, None)
     with pytest.raises(TokenizerError, match='no token "<eos>"'):

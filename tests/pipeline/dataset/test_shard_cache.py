@@ -211,10 +211,11 @@ def test_groups_are_fetched_ahead_of_their_use(server, tmp_path):
     url, _, _ = server
     rows = stream(url, tmp_path / "cache")
     rows[0]
-    place, group, _ = rows.order.locate(0, 0)
-    following = rows.order.group_at(0, place + 1)
-    wanted = {*rows.order.group_shards[group], *rows.order.group_shards[following]}
-    pool = rows._reader._cache._pool[1]
+    order = rows.datasets[0].order
+    place, group, _ = order.locate(0, 0)
+    following = order.group_at(0, place + 1)
+    wanted = {*order.group_shards[group], *order.group_shards[following]}
+    pool = rows.datasets[0]._reader._cache._pool[1]
     pool.shutdown(wait=True)
     names = {rows.manifest.shards[shard].sha256 for shard in wanted}
     assert names <= cached(tmp_path / "cache" / "shards")
@@ -239,7 +240,7 @@ def test_a_damaged_remote_shard_raises_or_is_quarantined(server, tmp_path):
     batch = rows.__getitems__(range(len(rows)))
     num_lost = sum(len(document.student) for document in dataset.documents[8:12])
     assert int(batch["num_quarantined_tokens"].sum()) == num_lost
-    assert len(rows.damage.samples) == 4
+    assert len(rows.datasets[0].damage.samples) == 4
 
 
 def _read_all(path, folder, start, results):

@@ -225,7 +225,7 @@ def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
     with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
         open_rows(copied, stored_losses=found[None])
     rows = open_rows(copied, stored_losses=found[None], teacher_context="none")
-    assert rows.plan.rules.teacher == Convention()
+    assert rows.rules.teacher == Convention()
     batch = all_rows(rows)
     online = online_losses(copied / "teacher", batch)
     has_loss = ~batch["teacher_losses"].isnan()

@@ -78,8 +78,8 @@ def check_quarantined(dataset, rows, lost):
     assert len(with_loss) == sum(len(document.teacher) for document in kept)
     num_lost = sum(len(dataset.documents[number].student) for number in lost)
     assert int(batch["num_quarantined_tokens"].sum()) == num_lost > 0
-    assert len(rows.damage.samples) == len(lost)
-    listed = read_quarantine(rows.damage.file)
+    assert len(rows.datasets[0].damage.samples) == len(lost)
+    listed = read_quarantine(rows.datasets[0].damage.file)
     assert sorted(sample.document_id for sample in listed) == sorted(f"doc-{n}" for n in lost)
     assert sum(sample.num_student_tokens for sample in listed) == num_lost
     names = {record.file for record in dataset.manifest.shards}
@@ -95,8 +95,8 @@ def test_the_undamaged_dataset_has_nothing_to_report(dataset):
     rows = open_rows(dataset, on_damage="quarantine", check_hashes=True)
     batch = read_all(rows)
     assert int(batch["num_quarantined_tokens"].sum()) == 0
-    assert rows.damage.samples == {}
-    assert read_quarantine(rows.damage.file) == []
+    assert rows.datasets[0].damage.samples == {}
+    assert read_quarantine(rows.datasets[0].damage.file) == []
 
 
 @pytest.mark.parametrize("document", [2, 9, 19])
@@ -260,7 +260,7 @@ def test_quarantine_is_counted_across_workers_and_epochs(dataset):
     num_lost = sum(len(dataset.documents[number].student) for number in (1, 4))
     assert sum(int(batch["num_quarantined_tokens"].sum()) for batch in batches) == 2 * num_lost
     assert len(batches) == len(rows), "damage does not change the number of steps"
-    listed = read_quarantine(rows.damage.file)
+    listed = read_quarantine(rows.datasets[0].damage.file)
     assert sorted(sample.document_id for sample in listed) == ["doc-1", "doc-4"]
 
 

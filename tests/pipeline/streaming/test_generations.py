@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("apache_beam")
 
 from beam_jobs.remove.command import RemoveOptions, remove
+from pipeline.packing.reading import LATEST, Generation, parse_generation
 from pipeline.packing.rules import suggest_teacher_seq_length
-from pipeline.streaming import RunRows, StreamConfig, StreamMismatchError, StreamState, open_rows
-from pipeline.streaming.generations import LATEST, Generation, parse_generation
+from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError, StreamState
 from schemas.errors import DatasetError
 from tests.support.datasets import build_dataset, make_texts
 
@@ -31,11 +31,11 @@ def take_out(folder: Path, *ids: str) -> None:
     remove(RemoveOptions(str(folder), str(listing), quiet=True))
 
 
-def read(rows: RunRows, start: int = 0, stop: int | None = None) -> torch.Tensor:
+def read(rows: AlignedRows, start: int = 0, stop: int | None = None) -> torch.Tensor:
     return rows.__getitems__(range(start, len(rows) if stop is None else stop)).buffer
 
 
-def kept(rows: RunRows, consumed: int) -> StreamState:
+def kept(rows: AlignedRows, consumed: int) -> StreamState:
     """The state of a checkpoint that was written to a file and read again."""
     return StreamState(**json.loads(json.dumps(asdict(rows.state(consumed)))))
 
@@ -43,22 +43,22 @@ def kept(rows: RunRows, consumed: int) -> StreamState:
 def test_a_run_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "data"
     build_dataset(folder)
-    rows = open_rows(config(folder))
+    rows = AlignedRows(config(folder))
     whole, saved = read(rows), kept(rows, 3 * BATCH)
     take_out(folder, "doc-0-3", "doc-0-5")
-    fresh = open_rows(config(folder))
+    fresh = AlignedRows(config(folder))
     assert fresh.state(0).generations == (1,)
     assert saved.generations == [0]
     take_out(folder, "doc-0-7")
     with caplog.at_level(logging.WARNING):
-        again = open_rows(config(folder), saved)
+        again = AlignedRows(config(folder), saved)
     assert "is at generation 2 now; the run goes on with generation 0" in caplog.text
     consumed = again.restore(saved)
     assert consumed == 3 * BATCH
     assert torch.equal(read(again, consumed), whole[consumed:])
-    middle = open_rows(config(folder), kept(fresh, BATCH))
+    middle = AlignedRows(config(folder), kept(fresh, BATCH))
     assert torch.equal(read(middle), read(fresh))
-    assert not torch.equal(read(open_rows(config(folder)), 0, 8), read(middle, 0, 8))
+    assert not torch.equal(read(AlignedRows(config(folder)), 0, 8), read(middle, 0, 8))
 
 
 def test_a_run_moves_on_where_it_is_told_to(
@@ -66,14 +66,14 @@ def test_a_run_moves_on_where_it_is_told_to(
 ) -> None:
     folder = tmp_path / "data"
     build_dataset(folder, make_texts(60))
-    rows = open_rows(config(folder))
+    rows = AlignedRows(config(folder))
     saved = kept(rows, 3 * BATCH)
     take_out(folder, *[f"doc-0-{number}" for number in range(20)])
-    fresh = open_rows(config(folder))
+    fresh = AlignedRows(config(folder))
     assert fresh.state(0).samples_per_epoch < saved.samples_per_epoch
     with pytest.raises(StreamMismatchError, match=r"generation 0 of .* generation 1 is open: hand"):
         fresh.restore(saved)
-    moved = open_rows(config(folder, LATEST), saved)
+    moved = AlignedRows(config(folder, LATEST), saved)
     with caplog.at_level(logging.WARNING):
         assert moved.restore(saved) == 3 * BATCH
     assert "moves on to generation 1" in caplog.text
@@ -81,15 +81,15 @@ def test_a_run_moves_on_where_it_is_told_to(
     assert moved.state(0) == fresh.state(0)
     assert fresh.restore(kept(moved, 4 * BATCH)) == 4 * BATCH
     with pytest.raises(StreamMismatchError, match="seed"):
-        open_rows(config(folder, LATEST, seed=1), saved).restore(saved)
+        AlignedRows(config(folder, LATEST, seed=1), saved).restore(saved)
 
 
 def test_another_dataset_is_no_generation(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 1)):
         build_dataset(tmp_path / name, make_texts(24, seed=seed))
-    saved = kept(open_rows(config(tmp_path / "a")), 0)
+    saved = kept(AlignedRows(config(tmp_path / "a")), 0)
     for generation in (None, LATEST, 0):
-        other = open_rows(config(tmp_path / "b", generation), saved)
+        other = AlignedRows(config(tmp_path / "b", generation), saved)
         with pytest.raises(StreamMismatchError, match="made with fingerprint"):
             other.restore(saved)
 
@@ -97,12 +97,12 @@ def test_another_dataset_is_no_generation(tmp_path: Path) -> None:
 def test_generations_by_number(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     build_dataset(folder)
-    whole = read(open_rows(config(folder)))
+    whole = read(AlignedRows(config(folder)))
     take_out(folder, "doc-0-3")
-    assert torch.equal(read(open_rows(config(folder, 0))), whole)
-    assert open_rows(config(folder, 1)).state(0) == open_rows(config(folder)).state(0)
+    assert torch.equal(read(AlignedRows(config(folder, 0))), whole)
+    assert AlignedRows(config(folder, 1)).state(0) == AlignedRows(config(folder)).state(0)
     with pytest.raises(DatasetError, match="has no generation 2"):
-        open_rows(config(folder, 2))
+        AlignedRows(config(folder, 2))
     assert [parse_generation(text) for text in ("", "latest", "12")] == [None, LATEST, 12]
     for text in ("newest", "-1", "1.5"):
         with pytest.raises(ValueError, match="neither a number"):
@@ -118,31 +118,31 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
         "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
     )
     plain = config(mixture, num_epochs=1)
-    rows = open_rows(plain)
+    rows = AlignedRows(plain)
     whole, saved = read(rows), kept(rows, 2 * BATCH)
     take_out(tmp_path / "b", "doc-1-3")
     with caplog.at_level(logging.WARNING):
-        again = open_rows(plain, saved)
-    assert "are at generations [0, 1] now; the run goes on with [0, 0]" in caplog.text
+        again = AlignedRows(plain, saved)
+    assert "is at generation 0, 1 now; the run goes on with generation 0, 0," in caplog.text
     assert torch.equal(read(again, again.restore(saved)), whole[2 * BATCH :])
-    fresh = open_rows(plain)
+    fresh = AlignedRows(plain)
     assert fresh.state(0).generations == (0, 1)
-    with pytest.raises(StreamMismatchError, match="fingerprint"):
+    with pytest.raises(StreamMismatchError, match=r"generation 0, 0 of .* generation 0, 1 is open"):
         fresh.restore(saved)
-    moved = open_rows(config(mixture, LATEST, num_epochs=1), saved)
+    moved = AlignedRows(config(mixture, LATEST, num_epochs=1), saved)
     assert moved.restore(saved) == 2 * BATCH
     assert torch.equal(read(moved), read(fresh))
     with pytest.raises(ValueError, match="generation 1 is of one dataset"):
         config(mixture, 1)
     mixture.write_text(mixture.read_text().replace("0.5", "0.25", 1).replace("0.5", "0.75", 1))
     with pytest.raises(StreamMismatchError, match="fingerprint"):
-        open_rows(config(mixture, LATEST, num_epochs=1), saved).restore(saved)
+        AlignedRows(config(mixture, LATEST, num_epochs=1), saved).restore(saved)
 
 
 def test_the_length_of_rows_stays(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     manifest = build_dataset(folder)
     take_out(folder, "doc-0-3")
-    assert open_rows(config(folder)).rules.teacher_seq_length == suggest_teacher_seq_length(
+    assert AlignedRows(config(folder)).rules.teacher_seq_length == suggest_teacher_seq_length(
         manifest, 64
     )

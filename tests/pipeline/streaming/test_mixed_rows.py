@@ -9,12 +9,10 @@ import torch
 from pipeline.packing.mixture_file import MixtureFileError
 from pipeline.streaming import (
     AlignedRows,
-    MixedRows,
     StreamConfig,
     StreamMismatchError,
     StreamState,
     load_batches,
-    open_rows,
 )
 from pipeline.streaming.damage import read_quarantine
 from schemas.errors import DamagedSampleError, DatasetError, ForeignTokenizerError
@@ -69,7 +67,7 @@ def open_mixture(folder, file="mixture.toml", **options):
         "shuffle_shards": 1,
         "global_batch_size": GLOBAL_BATCH_SIZE,
     }
-    return open_rows(StreamConfig(path=str(folder / file), **(defaults | options)))
+    return AlignedRows(StreamConfig(path=str(folder / file), **(defaults | options)))
 
 
 def read_run(rows, num_samples, *, num_replicas, num_workers, consumed_samples=0):
@@ -137,8 +135,9 @@ def check_resumed_runs(folder, expected, num_replicas, num_workers):
 def test_rows_are_those_of_the_datasets_each_epoch_whole_in_its_own_order(folder):
     rows = open_mixture(folder)
     sources = {}
-    for entry, dataset in zip(rows.mixture.datasets, rows.datasets, strict=True):
-        single = AlignedRows(replace(dataset.config, path=entry.path))
+    for entry in rows.opened.mixture.datasets:
+        config = replace(rows.config, path=entry.path, seed=7, global_batch_size=1, num_epochs=None)
+        single = AlignedRows(config)
         sources[entry.name] = (single, [])
     for position in range(rows.plan.stretches[-1].start):
         row = rows[position]
@@ -150,7 +149,7 @@ def test_rows_are_those_of_the_datasets_each_epoch_whole_in_its_own_order(folder
             assert torch.equal(row[field], own[field])
         seen.append(tuple(row["input_ids"].tolist()))
     single, seen = sources["tiny"]
-    epoch = len(single.plan)
+    epoch = single.samples_per_epoch
     assert len(seen) > 2 * epoch, "more than one epoch of the smallest"
     assert sorted(seen[:epoch]) == sorted(seen[epoch : 2 * epoch])
     assert seen[:epoch] != seen[epoch : 2 * epoch]
@@ -158,7 +157,7 @@ def test_rows_are_those_of_the_datasets_each_epoch_whole_in_its_own_order(folder
 
 def test_the_tokens_of_each_source_follow_the_weights_of_each_stage(folder):
     rows = open_mixture(folder)
-    for number, stage in enumerate(rows.mixture.stages[:2]):
+    for number, stage in enumerate(rows.opened.mixture.stages[:2]):
         stretches = [stretch for stretch in rows.plan.stretches if stretch.stage == number]
         counts = dict.fromkeys(rows.layout.sources, 0)
         for position in range(stretches[0].start, stretches[0].stop):
@@ -175,7 +174,6 @@ def test_the_number_of_replicas_does_not_divide_what_the_datasets_give(folder):
     tiny = file[1][file[1].index("[datasets.tiny]") :]
     (folder / "small.toml").write_text(file[0] + tiny)
     rows = open_mixture(folder, "small.toml", global_batch_size=2)
-    assert isinstance(rows, MixedRows)
     assert len(rows) == len(rows.datasets[0].plan) // 2 * 2
     with pytest.raises(IndexError, match=rf"row {len(rows)} is not in .*raise max_epochs in /"):
         rows[len(rows)]
@@ -271,8 +269,8 @@ def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
     masked = found["num_quarantined_tokens"]
     assert masked.sum() == 40
     assert found["source"][masked > 0].tolist() == [1]
-    assert len(read_quarantine(rows.damage["tiny"].file)) == 1
-    assert not rows.damage["web"].samples
+    assert len(read_quarantine(rows.datasets[1].damage.file)) == 1
+    assert not rows.datasets[0].damage.samples
 
 
 def test_a_broken_loss_is_named_with_the_step_of_the_run(folder):

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from pipeline.dataset.conditions import WhereError
-from pipeline.explore.mixture import describe_mixture, plan_mixture_file
+from pipeline.explore.mixture import PlannedMixture, describe_mixture, plan_mixture_rows
 from pipeline.packing.mixture_file import MixtureFileError
-from pipeline.streaming import AlignedRows, MixedRows, StreamConfig, StreamMismatchError, open_rows
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
+from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError
 from schemas.errors import DatasetError
 from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts
@@ -48,12 +50,16 @@ def write_mixture(folder: Path, first: str, second: str, *, path: str = "web") -
     return file
 
 
-def open_mixture(folder: Path, first: str, second: str, *, path: str = "web") -> MixedRows:
+def open_mixture(folder: Path, first: str, second: str, *, path: str = "web") -> AlignedRows:
     """Open such a mixture."""
     file = write_mixture(folder, first, second, path=path)
-    rows = open_rows(StreamConfig(path=str(file), **LENGTHS))
-    assert isinstance(rows, MixedRows)
-    return rows
+    return AlignedRows(StreamConfig(path=str(file), **LENGTHS))
+
+
+def plan_mixture(file: str) -> PlannedMixture:
+    """Plan its rows, as explore does."""
+    opened = open_run(Reading(path=file))
+    return plan_mixture_rows(opened, opened.rules(**LENGTHS))
 
 
 def test_rows_of_a_part_are_those_of_the_dataset_read_with_the_condition(folder: Path) -> None:
@@ -131,15 +137,15 @@ def test_conditions_that_can_t_be_used_are_refused_before_any_row_is_read(
 ) -> None:
     file = str(write_mixture(folder, first, second))
     with pytest.raises(error, match=message):
-        open_rows(StreamConfig(path=file, **LENGTHS))
+        AlignedRows(StreamConfig(path=file, **LENGTHS))
     with pytest.raises(error, match=message):
-        plan_mixture_file(file, **LENGTHS)
+        plan_mixture(file)
 
 
 def test_the_plan_of_a_mixture_tells_its_conditions(folder: Path) -> None:
     file = write_mixture(folder, "where = 'good'", "where = 'not good'")
-    planned = plan_mixture_file(str(file), **LENGTHS)
-    rows = open_rows(StreamConfig(path=str(file), **LENGTHS))
+    planned = plan_mixture(str(file))
+    rows = AlignedRows(StreamConfig(path=str(file), **LENGTHS))
     assert planned.num_rows == len(rows)
     lines = list(describe_mixture(planned, global_batch_size=1))
     assert lines[1:3] == ["first: where good", "second: where not good"]

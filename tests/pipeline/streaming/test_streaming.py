@@ -92,10 +92,11 @@ def test_the_docstring_s_example(tmp_path):
 )
 def test_rows_equal_the_reference(dataset, student, teacher):
     rows = open_rows(dataset, student=student, teacher=teacher)
-    assert len(rows.order.group_row_starts) > 2, "the order has groups to mix"
+    own = rows.datasets[0]
+    assert len(own.order.group_row_starts) > 2, "the order has groups to mix"
     for sample in range(len(rows)):
-        number = rows.order.row_index(0, sample)
-        expected = reference_row(rows.plan, number, dataset.documents, rows.layout.max_segments)
+        number = own.order.row_index(0, sample)
+        expected = reference_row(own.plan, number, dataset.documents, rows.layout.max_segments)
         row = rows[sample]
         assert list(row) == list(rows.layout.shapes)
         for name, values in expected.items():
@@ -114,9 +115,10 @@ def test_rows_equal_the_reference_for_every_stored_width(tmp_path, largest_id):
     documents[1] = replace(documents[1], teacher=Tokens(np.arange(400), end))
     dataset = write_dataset(tmp_path / "data", documents, shard_sizes=[3])
     rows = open_rows(dataset, seq_length=128, teacher_seq_length=450)
+    own = rows.datasets[0]
     for sample in range(len(rows)):
-        number = rows.order.row_index(0, sample)
-        expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
+        number = own.order.row_index(0, sample)
+        expected = reference_row(own.plan, number, documents, rows.layout.max_segments)
         for name, values in expected.items():
             assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
 
@@ -127,12 +129,13 @@ def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path
     rows = AlignedRows(
         StreamConfig(path=str(tmp_path / "data"), seq_length=48, teacher_seq_length=64)
     )
+    own = rows.datasets[0]
     found = decoded_documents(str(tmp_path / "data"))
     documents = [sample["document"] for sample in found]
     assert len(rows) > 10
     for sample in range(len(rows)):
-        number = rows.order.row_index(0, sample)
-        expected = reference_row(rows.plan, number, documents, rows.layout.max_segments)
+        number = own.order.row_index(0, sample)
+        expected = reference_row(own.plan, number, documents, rows.layout.max_segments)
         for name, values in expected.items():
             assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
 
@@ -151,11 +154,15 @@ def test_a_forced_cut_loses_no_token_and_unmaps_what_it_parts(tmp_path):
     document = AlignedDocument("odd", "0" * 64, num_bytes, student, teacher, spans)
     dataset = write_dataset(tmp_path / "data", [document], shard_sizes=[1])
     rows = open_rows(dataset, seq_length=64, teacher_seq_length=512)
-    assert rows.plan.num_forced_segments > 3
-    assert bool(np.all(rows.plan.segments["flags"] & FORCED))
+    own = rows.datasets[0]
+    assert own.plan.num_forced_segments > 3
+    assert bool(np.all(own.plan.segments["flags"] & FORCED))
     for sample in range(len(rows)):
         expected = reference_row(
-            rows.plan, rows.order.row_index(0, sample), [document], rows.layout.max_segments
+            own.plan,
+            own.order.row_index(0, sample),
+            [document],
+            rows.layout.max_segments,
         )
         for name, values in expected.items():
             assert np.array_equal(rows[sample][name].numpy(), values), (sample, name)
@@ -199,7 +206,7 @@ def test_added_tokens_follow_the_tokenizers_by_default(dataset):
     rows = open_rows(dataset)
     seen = torch.cat([rows[sample]["input_ids"] for sample in range(len(rows))])
     teacher = torch.cat([rows[sample]["teacher_input_ids"] for sample in range(len(rows))])
-    num_segments = len(rows.plan.segments)
+    num_segments = len(rows.datasets[0].plan.segments)
     assert int((seen == STUDENT_BOS).sum()) == num_segments
     assert int((seen == STUDENT_EOS).sum()) == len(dataset.documents)
     assert int((teacher == TEACHER_EOS).sum()) == num_segments
@@ -226,7 +233,7 @@ def test_exactly_once_over_replicas_and_workers(dataset, num_replicas, num_worke
     seen = torch.cat([batch["input_ids"] for batches in replicas for batch in batches])
     direct = torch.cat([rows[sample]["input_ids"][None] for sample in range(len(rows))])
     assert _sorted_rows(seen) == _sorted_rows(direct)
-    assert len(rows.plan) - len(rows) < 24
+    assert len(rows.datasets[0].plan) - len(rows) < 24
 
 
 def _sorted_rows(tensor):
@@ -261,16 +268,17 @@ def test_global_batches_do_not_depend_on_the_replicas(dataset):
 
 def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
     rows = open_rows(dataset, num_epochs=3)
+    own = rows.datasets[0]
     size = rows.samples_per_epoch
-    epochs = [[rows.order.row_index(epoch, place) for place in range(size)] for epoch in range(3)]
-    assert all(sorted(epoch) == list(range(len(rows.plan))) for epoch in epochs)
+    epochs = [[own.order.row_index(epoch, place) for place in range(size)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(len(own.plan))) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
-    other = open_rows(dataset, seed=1).order
+    other = open_rows(dataset, seed=1).datasets[0].order
     assert [other.row_index(0, place) for place in range(size)] != epochs[0]
-    again = open_rows(dataset).order
+    again = open_rows(dataset).datasets[0].order
     assert [again.row_index(2, place) for place in range(size)] == epochs[2]
-    group = np.searchsorted(rows.order.group_row_starts, epochs[0], "right")
-    assert np.count_nonzero(np.diff(group)) == len(rows.order.group_row_starts) - 2
+    group = np.searchsorted(own.order.group_row_starts, epochs[0], "right")
+    assert np.count_nonzero(np.diff(group)) == len(own.order.group_row_starts) - 2
 
 
 def test_the_order_is_the_one_of_this_release(dataset):
@@ -285,9 +293,9 @@ GOLDEN_EPOCH_1 = [2, 4, 3, 1, 0, 7, 8, 5, 6]
 
 
 def test_large_groups_are_divided(dataset, monkeypatch):
-    whole = open_rows(dataset, shuffle_shards=3).order
+    whole = open_rows(dataset, shuffle_shards=3).datasets[0].order
     monkeypatch.setattr("pipeline.packing.order.MAX_GROUP_ROWS", 20)
-    divided = open_rows(dataset, shuffle_shards=3).order
+    divided = open_rows(dataset, shuffle_shards=3).datasets[0].order
     sizes = np.diff(divided.group_row_starts)
     assert len(whole.group_row_starts) == 2
     assert len(sizes) > 2
@@ -309,11 +317,12 @@ def test_batches_from_workers_stay_valid_while_they_are_kept(dataset):
 
 def test_groups_read_a_bounded_set_of_shards(dataset):
     rows = open_rows(dataset)
-    starts = rows.plan.shard_document_starts
-    for group, shards in enumerate(rows.order.group_shards):
-        first, last = rows.order.group_row_starts[group : group + 2]
-        own = rows.plan.segments[rows.plan.row_starts[first] : rows.plan.row_starts[last]]
-        needed = set((np.searchsorted(starts, own["document"], "right") - 1).tolist())
+    own = rows.datasets[0]
+    starts = own.plan.shard_document_starts
+    for group, shards in enumerate(own.order.group_shards):
+        first, last = own.order.group_row_starts[group : group + 2]
+        read = own.plan.segments[own.plan.row_starts[first] : own.plan.row_starts[last]]
+        needed = set((np.searchsorted(starts, read["document"], "right") - 1).tolist())
         assert needed <= set(shards)
 
 

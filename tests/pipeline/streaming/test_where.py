@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_documents_alone(tmp_path: Path) -> None:
     rows, alone = open_rows(tmp_path / "all", WHERE), open_rows(tmp_path / "some")
     assert len(rows) == len(alone) > 5
     assert contents(rows) == contents(alone)
-    assert rows.num_student_tokens == alone.num_student_tokens
+    assert rows.datasets[0].num_student_tokens == alone.datasets[0].num_student_tokens
     again = open_rows(tmp_path / "all", f"  {WHERE} ")
     assert in_order(again) == in_order(rows)
 

@@ -18,7 +18,7 @@ from pipeline.guidance import NonFiniteLossError
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import ForeignLossesError
 from pipeline.models.probe import UntrainedTeacherError
-from pipeline.streaming import AlignedRows, StreamConfig, open_rows
+from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import bits_per_byte
@@ -153,7 +153,7 @@ def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path
     six, three = (_weights(tmp_path / run) for run in ("six", "three"))
     assert all(torch.equal(six[key], three[key]) for key in six)
     records = [json.loads(line) for line in (tmp_path / "three" / "log.jsonl").open()]
-    rows = open_rows(
+    rows = AlignedRows(
         replace(
             _config(world, tmp_path, Method("full"), **changes).stream(str(mixture)),
             global_batch_size=4,
@@ -291,7 +291,7 @@ def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
     num_bytes = sum(document.num_text_bytes for document in documents)
     # Whole documents in a row, as the slow count has them.
     alone = Ranks(torch.device("cpu"))
-    around = AlignedRows(stream).plan.rules.student
+    around = AlignedRows(stream).rules.student
     assert around.end_token_id is not None
     measured = bits_per_byte(config, student, str(world / "heldout"), alone, around)
     assert measured == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
@@ -590,7 +590,7 @@ def _losses(
     model: torch.nn.Module, document: AlignedDocument, side: str, rows: AlignedRows
 ) -> list[float]:
     """Return the losses of a document's tokens (and of the student's EOS), one forward pass."""
-    convention = getattr(rows.plan.rules, side)
+    convention = getattr(rows.rules, side)
     end = [] if convention.end_token_id is None else [convention.end_token_id]
     ids = [convention.first_token_id, *getattr(document, side).input_ids.tolist(), *end]
     with torch.no_grad():

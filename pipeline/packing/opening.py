@@ -1,0 +1,358 @@
+"""A run's data, opened once: each dataset, which of its documents are read, and the conventions."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.conventions import choose_conventions
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.selection import Selection, select_documents
+from pipeline.packing.mixture_file import MixedDataset, Mixture
+from pipeline.packing.reading import LATEST, Reading
+from pipeline.packing.rules import Convention, PackingRules, teacher_share
+from schemas.errors import DatasetError, ForeignTokenizerError
+from schemas.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+
+class SavedReading(Protocol):
+    """What a run that goes on has noted of its data."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the run, see `OpenedRun.fingerprint`."""
+
+    @property
+    def generations(self) -> Sequence[int]:
+        """Of each dataset, in the mixture's order."""
+
+
+@dataclass(frozen=True)
+class OpenedDataset:
+    """One dataset of a run, at one generation.
+
+    Attributes:
+        entry: how the run reads it.
+        documents: which of its documents are read; they know the dataset.
+    """
+
+    entry: MixedDataset
+    documents: Selection
+
+    @property
+    def dataset(self) -> Dataset:
+        """Its files."""
+        return self.documents.dataset
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the generation that is open."""
+        return self.dataset.manifest.fingerprint
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """What a run reads: the datasets of a mixture, or one dataset, which is a mixture of one.
+
+    Attributes:
+        reading: what was asked for.
+        mixture: which dataset is read how often, in which order.
+        datasets: in the mixture's order.
+        manifest: of `dataset`, with the tokens around a text that the run names.
+        known: fingerprint by number of the generations of each dataset, later ones too.
+    """
+
+    reading: Reading
+    mixture: Mixture
+    datasets: tuple[OpenedDataset, ...]
+    manifest: Manifest
+    known: tuple[Mapping[int, str], ...]
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset that stands for all: its tokenizers are theirs.
+
+        Of the teacher's tokens it has the most by the student's, so that
+        `suggest_teacher_seq_length` gives a length that serves all.
+        """
+        return _stands_for_all([each.dataset for each in self.datasets])
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits: equal for runs that read the same rows, whatever names they use."""
+        return _fingerprint(self.mixture, [each.fingerprint for each in self.datasets])
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Of each dataset."""
+        return tuple(each.dataset.manifest.generation for each in self.datasets)
+
+    def reads_more_of(self, saved: SavedReading) -> bool:
+        """Whether a saved run has read this one's datasets at other generations."""
+        now = self.fingerprint
+        return now != saved.fingerprint == _fingerprint_at(self.mixture, self.known, saved)
+
+    def rules(
+        self,
+        *,
+        seq_length: int,
+        teacher_seq_length: int | None = None,
+        student: Convention | None = None,
+        teacher: Convention | None = None,
+        window_rows: int = 1024,
+    ) -> PackingRules:
+        """Return the one set of rules by which all datasets are packed.
+
+        Args:
+            seq_length: student tokens per row.
+            teacher_seq_length: teacher tokens per row; None takes the longest that one of them
+                needs, see `suggest_teacher_seq_length`.
+            student: the student's convention; None takes the one that was opened with.
+            teacher: the teacher's.
+            window_rows: see `PackingRules`.
+
+        Raises:
+            ValueError: datasets with other tokens around their texts than the first, or a length
+                that has no room for text.
+        """
+        named = self.reading
+        left_to_the_datasets = {
+            ("student", "first_token_id"): student is None and named.student_bos is None,
+            ("student", "continued_token_id"): student is None and named.student_bos is None,
+            ("student", "end_token_id"): student is None and named.student_eos is None,
+            ("teacher", "first_token_id"): teacher is None and named.teacher_context is None,
+            ("teacher", "continued_token_id"): teacher is None and named.teacher_context is None,
+        }
+        for (side, field), is_left in left_to_the_datasets.items():
+            if is_left:
+                self._require_one_convention(side, field)
+        return PackingRules.of_dataset(
+            self.manifest,
+            seq_length=seq_length,
+            teacher_seq_length=teacher_seq_length,
+            student=student,
+            teacher=teacher,
+            window_rows=window_rows,
+        )
+
+    def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
+        """Check that no document is read by two entries that are parts of one dataset.
+
+        Args:
+            documents: uint32 [G] of each, the documents in its rows, some of them more than once.
+
+        Raises:
+            DatasetError: one is.
+        """
+        for (first, own), (second, others) in combinations(
+            zip(self.datasets, documents, strict=True), 2
+        ):
+            if first.fingerprint != second.fingerprint:
+                continue
+            shards = first.dataset.manifest.shards
+            is_read = np.zeros(sum(shard.num_documents for shard in shards), np.bool_)
+            is_read[own] = True
+            num_twice = len(np.unique(others[is_read[others]]))
+            if num_twice:
+                raise DatasetError(
+                    f'{self.mixture.path}: "{first.entry.name}" (where {first.entry.where}) and '
+                    f'"{second.entry.name}" (where {second.entry.where}) are parts of one dataset '
+                    f"and share {num_twice} documents, which would be read twice: make the "
+                    "conditions exclude each other"
+                )
+
+    def _require_one_convention(self, side: str, field: str) -> None:
+        """Check that all datasets have the same token at one place around their texts."""
+        first, *others = self.datasets
+        token = _token_around(first, side, field)
+        for other in others:
+            if _token_around(other, side, field) != token:
+                raise DatasetError(
+                    f"{self.mixture.path}: the {side}'s {field} is "
+                    f'{_token_around(other, side, field)} in "{other.entry.name}" and {token} in '
+                    f'"{first.entry.name}": name the tokens that shall stand around all texts, or '
+                    "align both with the same ones"
+                )
+
+
+def open_run(
+    reading: Reading,
+    saved: SavedReading | None = None,
+    *,
+    seed: int = 0,
+    max_epochs: int | None = 1,
+) -> OpenedRun:
+    """Open what a run reads, each dataset once.
+
+    Args:
+        reading: what to read.
+        saved: what a run that goes on has noted: where datasets have grown since, they are opened
+            as they were, unless the reading names a generation.
+        seed: of a dataset's order; a mixture's file says its own.
+        max_epochs: of a dataset, likewise.
+
+    Raises:
+        DatasetError: one is no finished dataset, or stands in the mixture twice, without conditions
+            that tell its documents apart, or two are generations of one dataset.
+        ForeignTokenizerError: one was made with other tokenizers than the first.
+        MixtureFileError: a file that can't be read, or contradicts itself.
+        WhereError: a condition can't be understood; it lists the columns that there are.
+        ValueError: no such token.
+
+    Example:
+        >>> open_run(Reading(path="mixture.toml")).datasets[0].dataset.location  # doctest: +SKIP
+        '/data/aligned/web'
+    """
+    mixture = reading.mixture(seed=seed, max_epochs=max_epochs)
+    newest = [open_dataset(entry.path) for entry in mixture.datasets]
+    known = tuple(_generations(dataset.manifest) for dataset in newest)
+    numbers = _choose_generations(reading, mixture, known, saved)
+    datasets = [
+        dataset.at_generation(number) for dataset, number in zip(newest, numbers, strict=True)
+    ]
+    entries = list(zip(mixture.datasets, datasets, strict=True))
+    for first, second in combinations(entries, 2):
+        _require_other_documents(mixture, first, second)
+    for entry, dataset in entries:
+        _require_tokenizers(mixture, entry.name, dataset, datasets[0])
+    opened = tuple(OpenedDataset(own[0], _select(mixture, *own)) for own in entries)
+    manifest = choose_conventions(
+        _stands_for_all(datasets),
+        student_bos=reading.student_bos,
+        student_eos=reading.student_eos,
+        teacher_context=reading.teacher_context,
+    )
+    return OpenedRun(reading, mixture, opened, manifest, known)
+
+
+def _stands_for_all(datasets: Sequence[Dataset]) -> Dataset:
+    return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
+
+
+def _generations(newest: Manifest) -> dict[int, str]:
+    earlier = {entry.number: entry.fingerprint for entry in newest.generations}
+    return {**earlier, newest.generation: newest.fingerprint}
+
+
+def _choose_generations(
+    reading: Reading,
+    mixture: Mixture,
+    known: Sequence[Mapping[int, str]],
+    saved: SavedReading | None,
+) -> list[int]:
+    """Return which generation of each dataset is read."""
+    if isinstance(reading.generation, int):
+        return [reading.generation]
+    newest = [max(numbers) for numbers in known]
+    if saved is None or reading.generation == LATEST or list(saved.generations) == newest:
+        return newest
+    if _fingerprint_at(mixture, known, saved) != saved.fingerprint:
+        return newest  # `AlignedRows.restore` says what differs
+    logger.warning(
+        "%s is at generation %s now; the run goes on with generation %s, on which it was started "
+        "(generation latest moves it on)",
+        mixture.path,
+        name_generations(newest),
+        name_generations(saved.generations),
+    )
+    return list(saved.generations)
+
+
+def name_generations(numbers: Sequence[int]) -> str:
+    """Return the generations of a run's datasets, for messages.
+
+    Example:
+        >>> name_generations([0, 3])
+        '0, 3'
+    """
+    return ", ".join(map(str, numbers))
+
+
+def _fingerprint_at(
+    mixture: Mixture, known: Sequence[Mapping[int, str]], saved: SavedReading
+) -> str | None:
+    """Return a run's fingerprint at the generations that were saved, None where there are none."""
+    if len(saved.generations) != len(known):
+        return None
+    pairs = zip(known, saved.generations, strict=True)
+    then = [numbers.get(number) for numbers, number in pairs]
+    return _fingerprint(mixture, [each for each in then if each]) if all(then) else None
+
+
+def _fingerprint(mixture: Mixture, datasets: Sequence[str]) -> str:
+    if not mixture.names:
+        return datasets[0]  # its seed, condition and epochs are compared, or free, by themselves
+    names = [entry.name for entry in mixture.datasets]
+    told = {
+        "seed": mixture.seed,
+        "datasets": [
+            [fingerprint, entry.max_epochs, entry.where]
+            for entry, fingerprint in zip(mixture.datasets, datasets, strict=True)
+        ],
+        "stages": [
+            [stage.from_tokens, [stage.weights.get(name, 0.0) for name in names]]
+            for stage in mixture.stages
+        ],
+    }
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _select(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> Selection:
+    try:
+        return select_documents(dataset, entry.where)
+    except WhereError as error:
+        if not entry.name:
+            raise
+        raise WhereError(f'{mixture.path}: "{entry.name}": {error}') from error
+
+
+def _require_other_documents(
+    mixture: Mixture, first: tuple[MixedDataset, Dataset], second: tuple[MixedDataset, Dataset]
+) -> None:
+    """Check that two datasets aren't one, and no generations of one: these share shards."""
+    (entry, dataset), (other_entry, other) = first, second
+    if dataset.manifest.fingerprint == other.manifest.fingerprint:
+        if entry.where and other_entry.where:
+            return
+        raise DatasetError(
+            f'{mixture.path}: "{entry.name}" and "{other_entry.name}" are one dataset (fingerprint '
+            f"{dataset.manifest.fingerprint[:16]}…), whose documents would be read twice: "
+            'leave one out, or give both a "where" that no document is true of in both'
+        )
+    own, others = (
+        {shard.sha256: shard.file for shard in each.manifest.shards if shard.num_documents}
+        for each in (dataset, other)
+    )
+    shared = [file for digest, file in own.items() if digest in others]
+    if shared:
+        raise DatasetError(
+            f'{mixture.path}: "{entry.name}" and "{other_entry.name}" share {len(shared)} shards, '
+            f"such as {shared[0]}, as generations of one dataset do, whose documents would be read "
+            'twice: leave one out, or name the newest in both, each with a "where" that no '
+            "document is true of in both"
+        )
+
+
+def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Dataset) -> None:
+    for side in ("student", "teacher"):
+        own, other = getattr(dataset.manifest, side), getattr(first.manifest, side)
+        if own.sha256 != other.sha256:
+            raise ForeignTokenizerError(
+                f'{mixture.path}: "{name}" was made with {side} tokenizer {own.source} '
+                f'({own.sha256[:16]}…), "{mixture.datasets[0].name}" with {other.source} '
+                f"({other.sha256[:16]}…): align both with the same tokenizers"
+            )
+
+
+def _token_around(opened: OpenedDataset, side: str, field: str) -> int | None:
+    token: int | None = getattr(getattr(opened.dataset.manifest, side).around_text, field)
+    return token

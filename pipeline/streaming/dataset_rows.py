@@ -1,0 +1,232 @@
+"""The rows of one dataset of a run, by epoch and position: its plan, their order, its samples."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from numpy import float32, int32, int64, nan
+from numpy.typing import NDArray
+
+from pipeline.dataset.cache import ShardCache
+from pipeline.dataset.files import Dataset
+from pipeline.guidance import NonFiniteLossError
+from pipeline.packing.opening import OpenedDataset
+from pipeline.packing.order import RowOrder, order_rows
+from pipeline.packing.plan import ENDS, FORCED, STARTS
+from pipeline.packing.rules import PackingRules
+from pipeline.packing.saved_plans import load_plan, plan_folder
+from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
+from pipeline.streaming.config import StreamConfig
+from pipeline.streaming.damage import DamageLog
+from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
+from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
+from pipeline.streaming.samples import SampleReader
+from schemas.errors import DatasetError
+from schemas.sidecar import TeacherRule
+
+
+class DatasetRows:
+    """The rows of an opened dataset.
+
+    Attributes:
+        opened: the dataset.
+        plan: its rows.
+        order: the rows' order.
+        num_student_tokens: of the documents in the plan.
+        damage: what was left out in this process, and the file that lists it.
+    """
+
+    def __init__(
+        self, config: StreamConfig, opened: OpenedDataset, rules: PackingRules, *, seed: int
+    ) -> None:
+        """Compare a dataset's shards with the manifest, and load or make its plan.
+
+        Args:
+            config: how rows are read.
+            opened: the dataset.
+            rules: what a row is.
+            seed: of the order.
+
+        Raises:
+            DatasetError: damage that is not to be quarantined.
+            ForeignLossesError: stored losses that are incomplete or don't belong to these rows.
+            WhereError: no document is read.
+        """
+        self.opened = opened
+        dataset, where = opened.dataset, opened.documents.where
+        self.plan, table = load_plan(opened.documents, rules, cache_folder=config.cache_folder)
+        self.order = order_rows(
+            self.plan,
+            " ".join(filter(None, (opened.fingerprint, rules.fingerprint, where))),
+            seed=seed,
+            shuffle_shards=config.shuffle_shards,
+        )
+        if opened.documents.is_whole:
+            self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
+        else:
+            self.num_student_tokens, _ = self.plan.num_text_tokens
+        self.damage = DamageLog(config.on_damage, _quarantine_file(config, opened, rules))
+        cache = _shard_cache(config, dataset, self.order)
+        self._reader = SampleReader(dataset, table, cache)
+        self._losses: StoredLosses | None = None
+        if config.stored_losses is not None:
+            self._losses = open_stored_losses(
+                config.stored_losses, dataset, self.plan, cache=cache, where=where
+            )
+        self._prefetched = (-1, -1)
+        self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
+        for shard, error in dataset.find_damage(hashes=config.check_hashes).items():
+            if config.on_damage == "raise":
+                raise error
+            self._reader.give_up(shard, error)
+
+    @property
+    def teacher_rule(self) -> TeacherRule | None:
+        """What determined the stored losses that rows hold; None where they hold none."""
+        return None if self._losses is None else self._losses.scores.manifest.rule
+
+    def write_row(
+        self, row: NDArray[int32], layout: RowLayout, epoch: int, epoch_position: int
+    ) -> None:
+        """Write one row into memory that exists.
+
+        Args:
+            row: int32 [layout.num_words].
+            layout: of the run's rows, which may have room for more segments than these need.
+            epoch: of this dataset.
+            epoch_position: the row's place in it.
+
+        Raises:
+            DatasetError: the row's sample or shard is damaged and that is not to be quarantined.
+        """
+        self._prefetch(epoch, epoch_position)
+        row_index = self.order.row_index(epoch, epoch_position)
+        start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
+        at, num_quarantined = (0, 0, 0), 0
+        if self._losses is not None:
+            first = layout.starts["teacher_losses"]
+            row[first : first + layout.teacher_seq_length].view(float32).fill(nan)
+        for segment in self.plan.segments[start:stop].tolist():
+            at, num_masked = self._fill_segment(row, layout, at, segment)
+            num_quarantined += num_masked
+        finish_row(row, layout.kernel_starts, at, num_quarantined)
+
+    def leave_out(
+        self, epoch: int, epoch_position: int, segment: int, what: str, *, step: int
+    ) -> None:
+        """Raise for a segment that can't be learned from, or list it: `AlignedRows.leave_out`.
+
+        Raises:
+            NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
+        """
+        row_index = self.order.row_index(epoch, epoch_position)
+        document_index = int(
+            self.plan.segments["document"][self.plan.row_starts[row_index] + segment]
+        )
+        named = self._reader.describe(document_index, ValueError(what))
+        error = NonFiniteLossError(
+            f"{what} (document {json.dumps(named.document_id)}, sample {named.key} in "
+            f"{named.shard}, step {step} on {self.opened.entry.path}): the model that gave it is "
+            "broken, or overflows on this text; mend it, or leave such documents out by "
+            '"quarantine"'
+        )
+        self.damage.note(document_index, replace(named, reason=str(error)), error)
+
+    def _fill_segment(
+        self,
+        row: NDArray[int32],
+        layout: RowLayout,
+        at: tuple[int, int, int],
+        segment: tuple[int, ...],
+    ) -> tuple[tuple[int, int, int], int]:
+        """Write one segment; return where the next one starts and the student tokens masked."""
+        document_index, s_start, s_stop, t_start, t_stop, flags = segment
+        whole = STARTS | ENDS
+        added = self._added[flags & whole]
+        stop = (
+            at[STUDENT] + s_stop - s_start + added.student,
+            at[TEACHER] + t_stop - t_start + added.teacher,
+        )
+        num_masked = 0
+        try:
+            sample, tensors = self._reader.locate(document_index, keep=flags & whole != whole)
+            num_bad = fill_segment(
+                row,
+                layout.kernel_starts,
+                at,
+                sample,
+                tensors,
+                (s_start, s_stop, t_start, t_stop),
+                added.ids,
+                bool(flags & FORCED),
+            )
+            if num_bad:
+                raise self._reader.contradiction(
+                    document_index, f"{num_bad} spans leave their segment"
+                )
+        except DatasetError as error:
+            self.damage.note(document_index, self._reader.describe(document_index, error), error)
+            fill_nothing(row, layout.kernel_starts, at, stop)
+            num_masked = s_stop - s_start
+        else:
+            if self._losses is not None:
+                # They come after the context token and, since no end token has one, end at `stop`.
+                end = layout.starts["teacher_losses"] + stop[TEACHER]
+                losses = row[end - (t_stop - t_start) : end].view(float32)
+                losses[:] = self._losses.read(document_index, t_start, t_stop)
+        return (*stop, at[SEGMENT] + 1), num_masked
+
+    def _prefetch(self, epoch: int, epoch_position: int) -> None:
+        """Fetch this group's shards and the next group's when a group is entered."""
+        if not self._reader.is_remote:
+            return
+        place, group, _ = self.order.locate(epoch, epoch_position)
+        if self._prefetched == (epoch, place):
+            return
+        self._prefetched = (epoch, place)
+        following = self.order.group_at(epoch, place + 1)
+        for wanted in (group, following):
+            if wanted is not None:
+                self._reader.prefetch(self.order.group_shards[wanted])
+                if self._losses is not None:
+                    self._losses.prefetch(self.order.group_shards[wanted])
+
+
+def _quarantine_file(config: StreamConfig, opened: OpenedDataset, rules: PackingRules) -> Path:
+    beside = plan_folder(opened.documents, rules, cache_folder=config.cache_folder)
+    return config.quarantine_file or beside.with_suffix(".quarantine.jsonl")
+
+
+def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:
+    """Return the cache of a remote dataset, large enough for two groups of shards."""
+    if dataset.is_local:
+        return None
+    sizes = [record.num_bytes for record in dataset.manifest.shards]
+    largest = max(sum(sizes[shard] for shard in shards) for shards in order.group_shards)
+    if 2 * largest > config.cache_bytes:
+        raise ValueError(
+            f"cache_bytes {config.cache_bytes} is below {2 * largest}, two groups of "
+            f"shuffle_shards {config.shuffle_shards} shards: raise it or lower shuffle_shards"
+        )
+    return ShardCache(config.cache_folder / "shards", config.cache_bytes)
+
+
+@dataclass(frozen=True)
+class _Added:
+    """What is added to a segment: ids as `fill_segment` takes them, and their numbers."""
+
+    ids: tuple[int, int, int, int]
+    student: int
+    teacher: int
+
+
+def _added_tokens(rules: PackingRules, flags: int) -> _Added:
+    """Return what is added to a segment that starts or ends its document, or does not."""
+    ids: list[int] = []
+    for convention in (rules.student, rules.teacher):
+        first, after = convention.first_token_id, convention.continued_token_id
+        before = first if flags & STARTS else after
+        end = convention.end_token_id if flags & ENDS else None
+        ids += [-1 if token is None else token for token in (before, end)]
+    num_added = [int(token >= 0) for token in ids]
+    return _Added((ids[0], ids[1], ids[2], ids[3]), sum(num_added[:2]), sum(num_added[2:]))
