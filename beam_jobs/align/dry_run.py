@@ -61,7 +61,7 @@ def describe_job(
     texts = usable_texts(outcomes)
     for tokenizer in tokenizers:
         tokenizer.check_fast_path(texts)
-    sample = measure_sample(outcomes, tokenizers, keep_text=options.keep_text)
+    sample = measure_sample(outcomes, tokenizers, keep_text=bool(options.keep_text))
     text_bytes = sum(file.estimated_text_bytes for file in files)
     lines = [
         "dry run: nothing was written",
@@ -148,7 +148,7 @@ def _describe_needs(
     if storage.is_local(options.output):
         free = f"; {format_bytes(free_bytes(options.output))} are free at {options.output}"
     workers = options.run.workers
-    memory = estimate_memory(options.shard_bytes, keep_text=options.keep_text)
+    memory = estimate_memory(options.shard_bytes, keep_text=bool(options.keep_text))
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         f"  dataset         about {format_bytes(shards)}, "
