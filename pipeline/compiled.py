@@ -11,17 +11,18 @@ from numba.core.caching import FunctionCache
 logger = logging.getLogger(__name__)
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function for the types that it is first called with; it runs without the GIL.
 
     The machine code is kept beside the source, or in the user's cache folder. What can't be read
     there is compiled anew, and a folder that can't be written costs each process the seconds of
     compiling: neither ends a command, as numba's own `cache=True` does.
     """
-    dispatcher = njit(nogil=True)(function)
+    dispatcher: Any = njit(nogil=True)(function)
     with suppress(RuntimeError):  # neither folder can be written
         dispatcher._cache = _Cache(function)
-    return dispatcher
+    kernel: Callable[P, R] = dispatcher
+    return kernel
 
 
 class _Cache(FunctionCache):
