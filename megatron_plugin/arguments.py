@@ -42,7 +42,7 @@ class TeacherOptions:
         layers_per_stage: layers on each pipeline stage of the teacher (default: the cut that makes
             the slowest stage fastest, counting the output layer on the last).
         micro_batch_size: rows per forward pass of the teacher.
-        dtype: weights of the teacher.
+        dtype: of the teacher's weights.
         timeout_minutes: minutes that the student waits for losses before the job ends.
     """
 
@@ -108,9 +108,8 @@ class VocagOptions:
 
     Attributes:
         data: aligned dataset, folder or URL, or a mixture's FILE.toml (required).
-        where: train on those documents of --vocag-data only for which this is true, such as
-            "language == 'en' and score > 0.5"; any condition of DuckDB over their metadata
-            (default: all documents).
+        where: train only on those documents of --vocag-data that match, such as "language == 'en'
+            and score > 0.5"; any condition of DuckDB over their metadata (default: all documents).
         generation: state of a growing --vocag-data to train on, by its number, or latest, to which
             a resumed run then moves (default: the newest, and a resumed run keeps its own).
         student_bos: token before a student's text, its id, or none (default: the dataset's).
@@ -120,7 +119,7 @@ class VocagOptions:
             0).
         student: Hugging Face folder or repository to start from; it also sets Megatron's model
             arguments (default: random weights, model arguments as given).
-        on_damage: a sample that can't be read stops the job, or is masked and counted.
+        on_damage: stop at a sample that can't be read, or mask and count it.
         shuffle_shards: shards that are shuffled together.
         cache_folder: for remote shards and packing plans (default: ~/.cache/vocag).
         cache_gigabytes: GiB of remote shards kept on local disk.

@@ -73,7 +73,7 @@ class ScoreOptions:
         pipeline_model_parallel_size: pipeline-parallel ranks of each copy of the teacher.
         expert_model_parallel_size: expert-parallel ranks of each copy of the teacher.
         micro_batch_size: rows per forward pass.
-        dtype: weights of the teacher.
+        dtype: of the teacher's weights.
         distributed_backend: library by which ranks exchange tensors.
         allow_untrained_teacher: accept a teacher that predicts a probe text no better than chance.
     """
