@@ -62,8 +62,8 @@ train() { # name, ranks, further arguments
 teacher=(--vocag-teacher "$work/teacher" --vocag-allow-untrained-teacher
   --vocag-teacher-micro-batch-size 4)
 train plain 1
-train random 1 --vocag-selector random
-train cached 1 --vocag-teacher cached
+train random 1 --vocag-method random
+train cached 1 --vocag-stored-losses "$work/teacher"
 train colocated 1 "${teacher[@]}"
 train two_worlds 2 "${teacher[@]}" --vocag-teacher-world-size 1
 if [ "$gpus" -ge 2 ]; then

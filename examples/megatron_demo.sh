@@ -25,7 +25,7 @@ if $python -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 3)'; then
 else
   device="CPU, some minutes"
   trainer=(tests/megatron_plugin/trainer.py --distributed-backend gloo --use-cpu-initialization
-    --vocag-teacher-dtype fp32 --no-bias-swiglu-fusion --no-bias-dropout-fusion)
+    --vocag-teacher-dtype float32 --no-bias-swiglu-fusion --no-bias-dropout-fusion)
 fi
 
 show_steps() { # of Megatron's log: every fifth step, and a few of its numbers

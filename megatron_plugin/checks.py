@@ -139,10 +139,9 @@ def _require_timeouts(args: Namespace, teacher: TeacherOptions) -> None:
         )
 
 
-def teacher_seq_length(teacher: TeacherOptions | None, manifest: Manifest, seq_length: int) -> int:
+def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: int) -> int:
     """Return the teacher tokens of a row, given or from the dataset."""
-    given = None if teacher is None else teacher.seq_length
-    return given or suggest_teacher_seq_length(manifest, seq_length)
+    return options.teacher_seq_length or suggest_teacher_seq_length(manifest, seq_length)
 
 
 def require_teacher(

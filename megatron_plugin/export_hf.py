@@ -9,18 +9,19 @@ process. The tokenizer comes along from the dataset that the student was trained
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megatron_plugin.arguments import Dtype
 from megatron_plugin.models.weights import (
     Weights,
     checkpoint_args,
@@ -31,6 +32,7 @@ from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokeniz
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import DatasetError
+from vocag_cli.options import Option, parse_options
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -38,30 +40,34 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FILE_BYTES = 4 << 30
 
 
-def main(argv: list[str] | None = None) -> int:
+@dataclass(frozen=True)
+class ExportOptions:
+    """Export a trained student as a Hugging Face folder.
+
+    Attributes:
+        checkpoint: --save folder, or one iteration's folder.
+        output: folder to make.
+        dtype: of the exported weights (default: as in the checkpoint).
+        no_tokenizer: leave the dataset's tokenizer out.
+    """
+
+    checkpoint: Annotated[Path, Option("CHECKPOINT", form="positional")]
+    output: Annotated[Path, Option("FOLDER", form="positional")]
+    dtype: Dtype | None = None
+    no_tokenizer: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Export one checkpoint; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m megatron_plugin.export_hf",
-        description="Export a trained student as a Hugging Face folder.",
-    )
-    parser.add_argument("checkpoint", type=Path, help="--save folder, or one iteration's folder")
-    parser.add_argument("output", type=Path, help="folder to make")
-    parser.add_argument(
-        "--dtype", choices=_DTYPES, help="of the exported weights (default: as in the checkpoint)"
-    )
-    parser.add_argument(
-        "--no-tokenizer", action="store_true", help="leave the dataset's tokenizer out"
-    )
-    options = parser.parse_args(argv)
+    options = parse_options(ExportOptions, argv, prog="vocag export")
     try:
         weights = export_student(
             options.checkpoint,
             options.output,
-            dtype=_DTYPES.get(options.dtype),
+            dtype=None if options.dtype is None else getattr(torch, options.dtype),
             with_tokenizer=not options.no_tokenizer,
         )
     except (ValueError, OSError, SafetensorError) as error:

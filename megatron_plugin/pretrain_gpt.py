@@ -81,8 +81,7 @@ def enter() -> StudentRun:
             teacher_context=options.teacher_context,
         )
     ).manifest
-    num_teacher_ranks = options.teacher.world_size if options.teacher else 0
-    world = enter_world(num_teacher_ranks)
+    world = enter_world(options.teacher.world_size)
     sys.argv[1:1] = _derived_arguments(options)
     if world.role == "teacher":
         # Arguments of a user's own script are unknown here; the student's ranks check them.

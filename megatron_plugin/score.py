@@ -15,11 +15,11 @@ import logging
 import os
 import sys
 import uuid
-from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from megatron_plugin.arguments import ArgumentError, TeacherOptions, add_convention_options
+from megatron_plugin.arguments import ArgumentError, Dtype, TeacherOptions
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.replica import (
@@ -52,18 +52,54 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
+from vocag_cli.options import DatasetSource, ModelSource, TokenName, parse_options
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Score a dataset with a teacher that needs several GPUs: `vocag score` under torchrun.
+
+    Attributes:
+        dataset: folder of a finished dataset, seen by all ranks.
+        teacher: Hugging Face folder or repository.
+        seq_length: student tokens per training row.
+        teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
+        student_bos: token before a student's text, its id, or none (default: the dataset's).
+        student_eos: token after a student's document, its id, or none (default: the dataset's).
+        teacher_context: token before a teacher's text, its id, or none (default: the dataset's).
+        tensor_model_parallel_size: tensor-parallel ranks of each copy of the teacher.
+        pipeline_model_parallel_size: pipeline-parallel ranks of each copy of the teacher.
+        expert_model_parallel_size: expert-parallel ranks of each copy of the teacher.
+        micro_batch_size: rows per forward pass.
+        dtype: of the teacher's weights.
+        distributed_backend: library by which ranks exchange tensors.
+        allow_untrained_teacher: accept a teacher that predicts a probe text no better than chance.
+    """
+
+    dataset: DatasetSource
+    teacher: ModelSource
+    seq_length: int
+    teacher_seq_length: int | None = None
+    student_bos: TokenName | None = None
+    student_eos: TokenName | None = None
+    teacher_context: TokenName | None = None
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    micro_batch_size: int = 1
+    dtype: Dtype = "bfloat16"
+    distributed_backend: Literal["nccl", "gloo"] = "nccl"
+    allow_untrained_teacher: bool = False
 
 
 @record
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank of the job."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    options = _parser().parse_args(argv)
-    dataset = open_dataset(options.output)
+    options = parse_options(ScoreOptions, argv, prog="megatron_plugin.score")
+    dataset = open_dataset(options.dataset)
     manifest = choose_conventions(
         dataset,
         student_bos=options.student_bos,
@@ -73,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     dataset = replace(dataset, manifest=manifest)
     if not dataset.is_local:
         raise ArgumentError(
-            f"{options.output} is no folder that all ranks see: mount it, or run vocag score"
+            f"{options.dataset} isn't a folder that all ranks see: mount it, or run vocag score"
         )
     found = find_teacher(options.teacher)
     if found.is_gguf:
@@ -85,18 +121,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     _initialise(options)
     tokenizer = dataset.manifest.teacher.sha256
-    rule = TeacherRule(
-        _common_digest(found),
-        _DTYPES[options.dtype],
-        tokenizer,
-        context.to_json(),
-    )
+    rule = TeacherRule(_common_digest(found), options.dtype, tokenizer, context.to_json())
     teacher = load_teacher(
-        _teacher_options(options, found, context),
+        # No ranks: `_initialise` has made the process groups.
+        TeacherOptions(
+            str(found.path), micro_batch_size=options.micro_batch_size, dtype=options.dtype
+        ),
         dataset.manifest,
-        data=options.output,
+        data=options.dataset,
         seq_length=context.teacher_seq_length,
         device=torch.device("cuda"),
+        allow_untrained=options.allow_untrained_teacher,
         accepted_by="--allow-untrained-teacher",
     )
     records = _score_shards(teacher, dataset, rule, context)
@@ -104,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         scores = ScoreManifest(dataset.manifest.fingerprint, rule, options.teacher, records)
         path = Path(dataset.location, score_manifest_name(rule.fingerprint))
         _write(path, encode_score_manifest(scores))
-        logger.info("next: train with --vocag-teacher cached --vocag-stored-losses %s", path)
+        logger.info("next: train with --vocag-stored-losses %s", path)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -166,7 +201,7 @@ def _score_shard(
     return made
 
 
-def _initialise(options: Namespace) -> None:
+def _initialise(options: ScoreOptions) -> None:
     """Start this job's process groups; all ranks are the teacher's."""
     tensor, pipeline, expert = (
         options.tensor_model_parallel_size,
@@ -203,23 +238,6 @@ def _common_digest(found: TeacherFiles) -> str:
     return next(iter(digests))
 
 
-def _teacher_options(
-    options: Namespace, found: TeacherFiles, context: ContextRule
-) -> TeacherOptions:
-    return TeacherOptions(
-        source=str(found.path),
-        world_size=0,
-        tensor_parallel=1,  # of the process groups, which `_initialise` has made
-        pipeline_parallel=1,
-        expert_parallel=1,
-        seq_length=context.teacher_seq_length,
-        micro_batch_size=options.micro_batch_size,
-        dtype=options.dtype,
-        timeout_minutes=1.0,  # of a student's waiting: there is none
-        allow_untrained=options.allow_untrained_teacher,
-    )
-
-
 def _write(path: Path, data: bytes) -> None:
     """Write a file that readers see either whole or not at all."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
@@ -228,26 +246,6 @@ def _write(path: Path, data: bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser("megatron_plugin.score", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("output", metavar="OUTPUT", help="folder of a finished dataset, seen by all ranks")
-    add("--teacher", required=True, metavar="MODEL", help="Hugging Face folder or repository")
-    add("--seq-length", type=int, required=True, help="student tokens per training row")
-    add("--teacher-seq-length", type=int,
-        help="teacher tokens per row (default: the dataset's ratio plus 12.5 %%)")  # fmt: skip
-    add_convention_options(add)
-    for kind in ("tensor", "pipeline", "expert"):
-        add(f"--{kind}-model-parallel-size", type=int, default=1,
-            help=f"{kind}-parallel ranks of each copy of the teacher (default: 1)")  # fmt: skip
-    add("--micro-batch-size", type=int, default=1, help="rows per forward pass (default: 1)")
-    add("--dtype", choices=_DTYPES, default="bf16", help="weights (default: bf16)")
-    add("--distributed-backend", choices=("nccl", "gloo"), default="nccl")
-    add("--allow-untrained-teacher", action="store_true",
-        help="accept a teacher that predicts a probe text no better than chance")  # fmt: skip
-    return parser
 
 
 if __name__ == "__main__":

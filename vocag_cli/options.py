@@ -26,20 +26,20 @@ class Option:
         read: makes the value of its text, or raises argparse.ArgumentTypeError; by default the
             type does.
         show: writes the default as a user would.
-        form: an option by its name; the same, once for each value; a value without a name; or what
-            is no option of this command.
+        form: an option by its name; the same, once for each value; a value without a name; what is
+            no option of this command; or a dataclass whose options begin with the field's name.
         once: what to do instead of giving the option twice; by default the last one holds.
     """
 
     metavar: str | None = None
     read: Callable[[str], Any] | None = None
     show: Callable[[Any], str] = str
-    form: Literal["named", "repeated", "positional", "rest"] = "named"
+    form: Literal["named", "repeated", "positional", "rest", "prefix"] = "named"
     once: str = ""
 
 
 Condition = Annotated[str, Option("CONDITION")]
-DatasetSource = Annotated[str, Option("OUTPUT", form="positional")]
+DatasetSource = Annotated[str, Option("DATASET", form="positional")]
 Folder = Annotated[str, Option("FOLDER")]
 ModelSource = Annotated[str, Option("MODEL")]
 TokenName = Annotated[str, Option("TOKEN")]
@@ -76,12 +76,12 @@ def parse_options[T](
         RunOptions(workers=2, quiet=False, verbose=False)
     """
     parser = argparse.ArgumentParser(**_texts(prog, _summary(kind), epilog))
-    _add_options(parser, kind, groups or {})
+    add_options(parser, kind, groups=groups)
     rest = [entry.name for entry in _entries(kind) if entry.option.form == "rest"]
     known, unknown = parser.parse_known_args(argv)
     if unknown and not rest:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return _build(kind, {**vars(known), **dict.fromkeys(rest, unknown)})
+    return read_options(kind, {**vars(known), **dict.fromkeys(rest, unknown)})
 
 
 def parse_command[T](
@@ -108,9 +108,58 @@ def parse_command[T](
         summary = _summary(kind)
         line = summary.split("\n")[0].replace("%", "%%")
         command = commands.add_parser(name, help=line, **_texts(None, summary, ""))
-        _add_options(command, kind, {})
+        add_options(command, kind)
     values = vars(parser.parse_args(argv))
-    return _build(kinds[values.pop("COMMAND")], values)
+    return read_options(kinds[values.pop("COMMAND")], values)
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    kind: type,
+    *,
+    prefix: str = "",
+    groups: Mapping[str, str] | None = None,
+) -> None:
+    """Add a dataclass's options to a parser, which may have others.
+
+    Args:
+        parser: such as Megatron's.
+        kind: a frozen dataclass.
+        prefix: of every option, such as "vocag_".
+        groups: by the name of a group's first option, the group's title.
+
+    Example:
+        >>> add_options(parser, RunOptions, prefix="vocag_")
+    """
+    place: argparse._ActionsContainer = parser
+    for entry in _entries(kind, prefix=prefix):
+        if entry.name in (groups or {}):
+            place = parser.add_argument_group((groups or {})[entry.name])
+        if entry.option.form == "positional":
+            optional = {} if entry.default is MISSING else {"nargs": "?", "default": entry.default}
+            place.add_argument(entry.name, help=entry.help, **_arguments(entry), **optional)
+        elif entry.option.form != "rest":
+            required = entry.default is MISSING
+            default = {"required": True} if required else {"default": entry.default}
+            place.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
+
+
+def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
+    """Return the dataclass that a parser with its options has read.
+
+    Args:
+        kind: a frozen dataclass.
+        values: what was read, by the options' names.
+        prefix: as `add_options` was given it.
+
+    Raises:
+        ValueError: from the dataclass.
+
+    Example:
+        >>> read_options(RunOptions, {"vocag_workers": 2, …}, prefix="vocag_")
+        RunOptions(workers=2, quiet=False, verbose=False)
+    """
+    return _build(kind, values, prefix=prefix)
 
 
 def option_names(kind: type) -> list[str]:
@@ -145,7 +194,9 @@ class _Entry:
         return text.replace("%", "%%")
 
 
-def _entries(kind: type, *, name: str = "", taken: Sequence[str] = ()) -> Iterator[_Entry]:
+def _entries(
+    kind: type, *, prefix: str = "", name: str = "", taken: Sequence[str] = ()
+) -> Iterator[_Entry]:
     """Yield the fields of a dataclass and of those that it holds.
 
     A name that both have is one option. Where the inner one has a `name`, it bears that of the
@@ -153,15 +204,21 @@ def _entries(kind: type, *, name: str = "", taken: Sequence[str] = ()) -> Iterat
     """
     hints = get_type_hints(kind, include_extras=True)
     texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(kind) or "", re.M))
-    names = [entry.name for entry in fields(kind)]
+    names = [prefix + entry.name for entry in fields(kind)]
     for entry in fields(kind):
         hint, option = _unwrap(hints[entry.name])
+        own_name = prefix + entry.name
         if is_dataclass(hint):
-            yield from _entries(hint, name=entry.name, taken=names)  # type: ignore[arg-type]
-        elif entry.name not in taken:
-            own_name = name if name and entry.name == "name" else entry.name
+            yield from _entries(hint, **_naming(own_name, prefix, option), taken=names)  # type: ignore[arg-type]
+        elif own_name not in taken:
+            own_name = name if name and entry.name == "name" else own_name
             text = " ".join(texts.get(entry.name, "").split())
             yield _Entry(own_name, hint, option, entry.default, text)
+
+
+def _naming(name: str, prefix: str, option: Option) -> dict[str, str]:
+    """Return how the options of a field's dataclass are named."""
+    return {"name": name, "prefix": f"{name}_" if option.form == "prefix" else prefix}
 
 
 def _unwrap(hint: Any) -> tuple[Any, Option]:
@@ -173,20 +230,6 @@ def _unwrap(hint: Any) -> tuple[Any, Option]:
         choices = [choice for part in parts for choice in get_args(part)]
         return _unwrap(parts[0]) if len(parts) == 1 else (Literal[*choices], Option())
     return hint, Option()
-
-
-def _add_options(parser: argparse.ArgumentParser, kind: type, groups: Mapping[str, str]) -> None:
-    place: argparse._ActionsContainer = parser
-    for entry in _entries(kind):
-        if entry.name in groups:
-            place = parser.add_argument_group(groups[entry.name])
-        if entry.option.form == "positional":
-            optional = {} if entry.default is MISSING else {"nargs": "?", "default": entry.default}
-            place.add_argument(entry.name, help=entry.help, **_arguments(entry), **optional)
-        elif entry.option.form != "rest":
-            required = entry.default is MISSING
-            default = {"required": True} if required else {"default": entry.default}
-            place.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
 
 
 def _arguments(entry: _Entry) -> dict[str, Any]:
@@ -208,13 +251,15 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     return {"type": option.read or hint, "metavar": metavar, **several}
 
 
-def _build[T](kind: type[T], values: Mapping[str, Any], name: str = "") -> T:
+def _build[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "", name: str = "") -> T:
     given: dict[str, Any] = {}
-    for field, hint in get_type_hints(kind).items():
+    for field, annotated in get_type_hints(kind, include_extras=True).items():
+        hint, option = _unwrap(annotated)
+        own_name = prefix + field
         if is_dataclass(hint):
-            given[field] = _build(hint, values, field)  # type: ignore[arg-type]
+            given[field] = _build(hint, values, **_naming(own_name, prefix, option))  # type: ignore[arg-type]
         else:
-            value = values[name if name and field == "name" else field]
+            value = values[name if name and field == "name" else own_name]
             given[field] = tuple(value) if isinstance(value, list) else value
     return kind(**given)
 

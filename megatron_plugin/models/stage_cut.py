@@ -82,7 +82,7 @@ def require_cut(layers: Sequence[int], *, num_layers: int, num_stages: int) -> N
     """
     if len(layers) != num_stages or sum(layers) != num_layers or min(layers) < 1:
         raise StageCutError(
-            f"--vocag-teacher-layers-per-stage {','.join(map(str, layers))} gives {sum(layers)} "
+            f"--vocag-teacher-layers-per-stage {' '.join(map(str, layers))} gives {sum(layers)} "
             f"layers to {len(layers)} stages, but the teacher has {num_layers} layers and "
             f"{num_stages} stages of one layer at least: name {num_stages} numbers that add up to "
             f"{num_layers}"

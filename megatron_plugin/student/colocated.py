@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import TeacherOptions, VocagOptions
+from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.student.batch import MicroBatch, guide, teacher_rows
 from megatron_plugin.student.step_schedule import read_steps_ahead
 from megatron_plugin.teacher.model import Teacher
@@ -25,17 +25,16 @@ from schemas.manifest import Manifest
 class ColocatedTeacher:
     """Scores each step's micro-batches in one forward-only pass over the student's ranks."""
 
-    def __init__(
-        self, teacher: TeacherOptions, manifest: Manifest, options: VocagOptions, args: Namespace
-    ) -> None:
+    def __init__(self, manifest: Manifest, options: VocagOptions, args: Namespace) -> None:
         """Load the teacher and wrap the schedules of training and validation."""
         self._how = options.aggregation
         self._teacher: Teacher = load_teacher(
-            teacher,
+            options.teacher,
             manifest,
             data=options.data,
-            seq_length=checks.teacher_seq_length(teacher, manifest, args.seq_length),
+            seq_length=checks.teacher_seq_length(options, manifest, args.seq_length),
             device=torch.device("cuda"),
+            allow_untrained=options.allow_untrained_teacher,
         )
         read_steps_ahead(self._guide)
 

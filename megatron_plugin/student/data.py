@@ -99,19 +99,18 @@ class StudentData:
         options = self._options
         if path in self._opened:
             return self._opened[path]
-        teacher, losses = options.teacher, None
-        if teacher is not None and teacher.is_cached:
-            # Of validation data the same teacher's, whatever names it: it was opened after.
-            training = self._opened.get(options.data)
-            rule = training.teacher_rule if training is not None else None
-            losses = teacher.losses if rule is None else rule.fingerprint
+        losses = options.stored_losses
+        training = self._opened.get(options.data)
+        if training is not None and training.teacher_rule is not None:
+            # Of validation data the same teacher's, whatever names it: it is opened after.
+            losses = training.teacher_rule.fingerprint
         self._opened[path] = AlignedRows(
             StreamConfig(
                 path=path,
                 seq_length=args.seq_length,
                 # The training data decides for both, since the teacher has one length.
                 teacher_seq_length=checks.teacher_seq_length(
-                    options.teacher, self._manifest, args.seq_length
+                    options, self._manifest, args.seq_length
                 ),
                 **self._conventions(path),
                 seed=args.seed,
@@ -151,8 +150,8 @@ class StudentData:
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
         """Give micro-batches their losses, stored or asked for; a colocated teacher does later."""
-        teacher, how = self._options.teacher, self._options.aggregation
-        if teacher is not None and teacher.is_cached and computes_loss(vp_stage):
+        how = self._options.aggregation
+        if self._options.stored_losses is not None and computes_loss(vp_stage):
             return (batch.guided_by_stored(how) for batch in batches)
         if connection is None:
             return batches

@@ -87,7 +87,7 @@ class StudentRun:
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options, self._manifest)
-        if options.teacher is not None and not options.teacher.is_cached:
+        if options.teacher.name:
             checks.require_service(args, options.teacher)
         vocab_size = args.vocab_size or args.padded_vocab_size
         config = gpt_config_from_args(args)
@@ -187,22 +187,22 @@ class StudentRun:
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
         """Hash the teacher's files on one rank; reading them takes seconds."""
-        if self._options.teacher is None:
-            return None
         if rows.teacher_rule is not None:
             return f"cached {rows.teacher_rule.fingerprint}"
+        if not self._options.teacher.name:
+            return None
         found: list[str | None] = [None]
         if dist.get_rank() == 0:
-            found = [open_weights(self._options.teacher.source).fingerprint()]
+            found = [open_weights(self._options.teacher.name).fingerprint()]
         dist.broadcast_object_list(found, src=0)
         return found[0]
 
     def _start_teacher(self, args: Namespace) -> None:
         teacher = self._options.teacher
-        if teacher is None or teacher.is_cached or self._colocated is not None:
+        if not teacher.name or self._colocated is not None:
             return
         if not teacher.world_size:
-            self._colocated = ColocatedTeacher(teacher, self._manifest, self._options, args)
+            self._colocated = ColocatedTeacher(self._manifest, self._options, args)
         elif self._connection is None:
             assert self._world.bridge_store is not None
             self._connection = connect(teacher, args, self._world.bridge_store)

@@ -89,7 +89,7 @@ def place_losses(
     if np.isinf(placed).any():
         raise ValueError(
             f"the teacher gave {int(np.isinf(placed).sum())} infinite losses: its dtype is too "
-            "narrow (try --dtype fp32), or its weights are damaged"
+            "narrow (try --dtype float32), or its weights are damaged"
         )
     return placed
 

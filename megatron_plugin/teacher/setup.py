@@ -23,8 +23,6 @@ from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 def load_teacher(
     options: TeacherOptions,
@@ -33,6 +31,7 @@ def load_teacher(
     data: str,
     seq_length: int,
     device: torch.device,
+    allow_untrained: bool,
     accepted_by: str = "--vocag-allow-untrained-teacher",
 ) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
@@ -43,13 +42,14 @@ def load_teacher(
         data: the dataset, whose own copy of the tokenizer reads the probe text.
         seq_length: teacher tokens per row.
         device: of the model.
+        allow_untrained: accept a teacher that predicts no better than chance.
         accepted_by: the command's option that accepts an untrained teacher.
 
     Raises:
         ValueError: it doesn't fit the dataset or these ranks.
         UntrainedTeacherError: its weights did not load.
     """
-    weights = open_weights(options.source)
+    weights = open_weights(options.name)
     checks.require_teacher(
         weights.shape, weights.folder, manifest, data=data, seq_length=seq_length
     )
@@ -59,7 +59,7 @@ def load_teacher(
     weights.shape.require_expert_parallel(
         parallel_state.get_expert_model_parallel_world_size(), what="teacher"
     )
-    precision = Precision(_DTYPES[options.dtype])
+    precision = Precision(getattr(torch, options.dtype))
     if dist.get_rank() == 0:
         logger.info("the teacher: %s", describe_layers("local", precision.dtype))
     teacher = Teacher(
@@ -70,7 +70,7 @@ def load_teacher(
         device=device,
         layers_per_stage=_cut(options, weights.shape),
     )
-    if not options.allow_untrained:
+    if not allow_untrained:
         mean = teacher.mean_loss(_probe_row(data, manifest))
         if mean is not None:
             require_trained(mean, weights.shape.vocab_size, accepted_by=accepted_by)

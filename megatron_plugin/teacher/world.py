@@ -35,24 +35,23 @@ def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespa
         manifest: the dataset's.
         args: Megatron's, parsed only: the student's sizes and the backend.
     """
-    teacher_options = options.teacher
-    assert teacher_options is not None
     assert world.bridge_store is not None
     if args.exit_signal_handler:
         # The student finishes its step and saves; it needs losses until then, and ends us.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    device = _initialise(teacher_options, world, args)
+    device = _initialise(options.teacher, world, args)
     teacher = load_teacher(
-        teacher_options,
+        options.teacher,
         manifest,
         data=options.data,
-        seq_length=checks.teacher_seq_length(teacher_options, manifest, args.seq_length),
+        seq_length=checks.teacher_seq_length(options, manifest, args.seq_length),
         device=device,
+        allow_untrained=options.allow_untrained_teacher,
     )
     # First: ranks without a bridge then wait in it for those that connect.
     group, bridge = _waiting_group(), None
     if _is_leader():
-        pairing = Pairing(_student_replicas(args, world), teacher_options.num_replicas)
+        pairing = Pairing(_student_replicas(args, world), options.teacher.num_replicas)
         replica = replica_index()
         first = world.job_size - world.size
         bridge = TeacherBridge(
@@ -75,9 +74,9 @@ def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch
         timeout=timedelta(minutes=args.distributed_timeout_minutes),
     )
     parallel_state.initialize_model_parallel(
-        teacher.tensor_parallel,
-        teacher.pipeline_parallel,
-        expert_model_parallel_size=teacher.expert_parallel,
+        teacher.tensor_model_parallel_size,
+        teacher.pipeline_model_parallel_size,
+        expert_model_parallel_size=teacher.expert_model_parallel_size,
     )
     model_parallel_cuda_manual_seed(args.seed)
     return torch.device("cuda")

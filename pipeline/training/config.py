@@ -27,7 +27,7 @@ class TrainConfig:
         random_init: use only the student's configuration.
         teacher: folder, repository or .gguf file; for rho1 the reference model.
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
-            teacher's name.
+            teacher's name; "" if there is only one.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
@@ -169,7 +169,7 @@ class TrainConfig:
             )
         if self.stored_losses is not None and self.teacher is not None:
             raise ValueError("--teacher and --stored-losses are given: choose one")
-        if self.method.needs_teacher and not (self.teacher or self.stored_losses):
+        if self.method.needs_teacher and self.stored_losses is None and not self.teacher:
             stored = ", or --stored-losses" if name in NEED_LOSSES else ""
             raise ValueError(f"--method {name} needs --teacher{stored}")
 

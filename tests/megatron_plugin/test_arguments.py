@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.arguments import ArgumentError, read_options
+from megatron_plugin.arguments import NO_TEACHER, ArgumentError, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import require_service, require_student, require_teacher
 from megatron_plugin.models.arguments import (
@@ -43,8 +43,16 @@ def test_defaults_are_the_papers():
 
 def test_no_teacher_is_plain_pretraining():
     read = options()
-    assert read.teacher is None
+    assert not read.teacher.name
+    assert read.stored_losses is None
     assert read.rule.selector == "full"
+
+
+@pytest.mark.parametrize("name", ["", "teachers/large"])
+def test_stored_losses_take_a_teachers_place(name):
+    read = options("--vocag-stored-losses", name, "--vocag-teacher-seq-length", "9")
+    assert (read.stored_losses, read.teacher, read.teacher_seq_length) == (name, NO_TEACHER, 9)
+    assert read.rule.selector == "teacher"
 
 
 def test_help_is_left_to_megatron():
@@ -54,20 +62,19 @@ def test_help_is_left_to_megatron():
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (("--vocag-selector", "teacher"), "needs --vocag-teacher"),
-        (("--vocag-selector", "teacher_loss"), "teacher_loss needs --vocag-teacher; without"),
+        (("--vocag-method", "teacher"), "needs --vocag-teacher"),
+        (("--vocag-method", "teacher_loss"), "teacher_loss needs --vocag-teacher or --vocag-stor"),
         (("--vocag-teacher-world-size", "4"), "world-size 4 needs --vocag-teacher, which is miss"),
-        (("--vocag-teacher-seq-length", "9"), "--vocag-teacher-seq-length 9 needs --vocag-teacher"),
-        (("--vocag-teacher-dtype", "fp32"), "--vocag-teacher-dtype fp32 needs --vocag-teacher"),
+        (("--vocag-teacher-dtype", "float32"), "--vocag-teacher-dtype float32 needs --vocag-teach"),
         (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
-        (("--vocag-teacher", "cached", "--vocag-teacher-world-size", "1"), "cached needs none"),
-        (("--vocag-teacher", "m", "--vocag-stored-losses", "m"), "--vocag-teacher cached only"),
+        (("--vocag-stored-losses", "", "--vocag-teacher-world-size", "1"), "1 needs --vocag-teach"),
+        (("--vocag-teacher", "m", "--vocag-stored-losses", ""), "choose one of them"),
         (
             (
                 *("--vocag-teacher", "m", "--vocag-teacher-world-size", "3"),
                 *("--vocag-teacher-pipeline-model-parallel-size", "2"),
             ),
-            "3 is no multiple of 1 tensor-parallel by 2 pipeline-parallel by 1 expert-parallel",
+            "3 isn't a multiple of 1 tensor-parallel by 2 pipeline-parallel by 1 expert-parallel",
         ),
         (
             ("--vocag-teacher", "m", "--vocag-teacher-tensor-model-parallel-size", "2"),
@@ -87,9 +94,12 @@ def test_a_keep_fraction_in_percent_is_refused():
         options("--vocag-keep-fraction", "40")
 
 
-def test_no_data_is_refused():
-    with pytest.raises(ArgumentError, match="--vocag-data is missing"):
+def test_no_data_is_refused(capsys):
+    with pytest.raises(SystemExit):
         read_options(["--num-layers", "2"])
+    told = capsys.readouterr().err
+    assert "the following arguments are required: --vocag-data" in told
+    assert "usage" not in told, "half of the options, once for each rank"
 
 
 def test_no_student_rank_left(monkeypatch):

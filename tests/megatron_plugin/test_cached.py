@@ -34,7 +34,8 @@ LAYOUTS = {
     "tensor": (2, TENSOR),
     "replicas": (2, ONE),
 }
-CACHED = {"vocag_teacher": "cached", "vocag_allow_untrained_teacher": None}
+# The only ones there are.
+STORED = {"vocag_teacher": None, "vocag_stored_losses=": ""}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_cached_and_online_gradients_agree(tmp_path, inputs, layout):
         rows_per_choice=MICRO_BATCH,
     )
     done = train_forked(
-        inputs, num_ranks, tmp_path, vocag_teacher_seq_length=64, **CACHED, **student
+        inputs, num_ranks, tmp_path, vocag_teacher_seq_length=64, **STORED, **student
     )
     assert "vocag/teacher_loss" in done.stdout
     assert "teacher_wait_ms" not in done.stdout
@@ -72,18 +73,18 @@ def test_validation_takes_the_same_teachers_losses(inputs):
     done = train_forked(
         inputs,
         1,
-        vocag_stored_losses=inputs.teacher.name,
         vocag_teacher_seq_length=64,
         vocag_validation_data=inputs.validation,
         eval_interval=1,
         eval_iters=1,
-        **CACHED,
+        vocag_teacher=None,
+        vocag_stored_losses=inputs.teacher.name,
     )
     assert "guided loss value" in done.stdout
 
 
 def test_losses_for_other_lengths_are_refused_before_training(inputs):
-    done = train_forked(inputs, 1, check=False, vocag_teacher_seq_length=48, **CACHED)
+    done = train_forked(inputs, 1, check=False, vocag_teacher_seq_length=48, **STORED)
     assert done.returncode != 0
     assert "split them elsewhere" in done.stderr
     assert "--teacher-seq-length 48" in done.stderr
@@ -99,7 +100,7 @@ def test_megatron_writes_the_sidecars_of_the_beam_job(inputs, tmp_path, sizes):
         (data / name).unlink()
     command = [
         *("--teacher", inputs.teacher, "--seq-length", SEQ_LENGTH, "--teacher-seq-length", 64),
-        *("--dtype", "fp32", "--distributed-backend", "gloo", "--micro-batch-size", 2),
+        *("--dtype", "float32", "--distributed-backend", "gloo", "--micro-batch-size", 2),
         *("--tensor-model-parallel-size", sizes[0], "--pipeline-model-parallel-size", sizes[1]),
         "--allow-untrained-teacher",
     ]

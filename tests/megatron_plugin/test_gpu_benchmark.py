@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 
@@ -47,8 +48,9 @@ def test_every_run_has_arguments_that_work(commands):
         assert unknown == []
         assert known.train_iters == 3
         options = read_options(argv)
-        teacher = options.teacher and (options.teacher.is_cached, options.teacher.world_size)
-        chosen.append((options.rule.selector, teacher))
+        teacher = options.teacher
+        source = Path(teacher.name or options.stored_losses or "").name
+        chosen.append((options.rule.selector, source, bool(teacher.name), teacher.world_size))
         layouts.append(
             (
                 known.tensor_model_parallel_size,
@@ -58,12 +60,12 @@ def test_every_run_has_arguments_that_work(commands):
             )
         )
     assert chosen == [
-        ("full", None),
-        ("random", None),
-        ("teacher", (True, 0)),
-        ("teacher", (False, 0)),
-        ("teacher", (False, 1)),
-        *[("full", None)] * 4,
+        ("full", "", False, 0),
+        ("random", "", False, 0),
+        ("teacher", "teacher", False, 0),
+        ("teacher", "teacher", True, 0),
+        ("teacher", "teacher", True, 1),
+        *[("full", "", False, 0)] * 4,
     ]
     assert layouts == [
         *[(1, False, 1, "local")] * 5,
@@ -77,7 +79,7 @@ def test_every_run_has_arguments_that_work(commands):
 def test_losses_are_scored_before_they_are_read(commands):
     lines = [json.dumps(line) for line in commands]
     (place,) = (number for number, line in enumerate(lines) if "beam_jobs.score" in line)
-    (cached,) = (number for number, line in enumerate(lines) if '"cached"' in line)
+    (cached,) = (number for number, line in enumerate(lines) if "--vocag-stored-losses" in line)
     assert place < cached
     argv = commands[place]
     assert parse_options(argv[argv.index("beam_jobs.score") + 1 :]).seq_length == 2048

@@ -125,7 +125,7 @@ def test_entropies_span_the_vocabulary_of_all_ranks(tmp_path, inputs, references
         rows_per_choice=MICRO_BATCH,
         selector="student_entropy",
     )
-    train_forked(inputs, 2, tmp_path, vocag_selector="student_entropy", **TENSOR)
+    train_forked(inputs, 2, tmp_path, vocag_method="student_entropy", **TENSOR)
     require_equal(tmp_path, inputs, expected)
     with pytest.raises(AssertionError):
         require_equal(tmp_path, inputs, references[MICRO_BATCH][0])
@@ -213,7 +213,7 @@ def test_without_a_teacher_selectors_still_know_what_is_mapped(tmp_path, inputs)
         rows_per_choice=MICRO_BATCH,
         selector="student_loss",
     )
-    train_forked(inputs, 1, tmp_path, vocag_selector="student_loss", vocag_teacher=None)
+    train_forked(inputs, 1, tmp_path, vocag_method="student_loss", vocag_teacher=None)
     require_equal(tmp_path, inputs, expected)
 
 
@@ -240,7 +240,7 @@ def guided_losses(done):
 
 
 def test_bf16_starts_from_the_same_losses(inputs, references):
-    options = {"bf16": "", "vocag_teacher_dtype": "bf16", "use_distributed_optimizer": ""}
+    options = {"bf16": "", "vocag_teacher_dtype": "bfloat16", "use_distributed_optimizer": ""}
     done = train_forked(inputs, 2, train_iters=2, **options)
     first, second = guided_losses(done)
     assert first == pytest.approx(references[MICRO_BATCH][1], rel=0.02)

@@ -20,7 +20,7 @@ from tests.megatron_plugin.accepted_arguments import WORKING
 from tests.megatron_plugin.models import save_model
 from tests.support.datasets import build_dataset, byte_level
 
-OF_THE_RULE = {"seed": "--vocag-selection-seed"}
+OF_THE_RULE = {"selector": "--vocag-method"}
 
 
 def options(*extra):

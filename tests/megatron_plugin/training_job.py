@@ -48,7 +48,7 @@ def arguments(inputs, **changes):
         "vocag-data": inputs.data,
         "vocag-student": inputs.student,
         "vocag-teacher": inputs.teacher,
-        "vocag-teacher-dtype": "fp32",
+        "vocag-teacher-dtype": "float32",
         "vocag-allow-untrained-teacher": "",
         "seq-length": SEQ_LENGTH,
         "micro-batch-size": MICRO_BATCH,

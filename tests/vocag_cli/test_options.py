@@ -1,6 +1,7 @@
 """Command lines from dataclasses: what a field's type, default and docstring line become."""
 
 import re
+from argparse import ArgumentParser
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +20,15 @@ from pipeline.figures.command import (
 )
 from pipeline.training.config import TrainConfig
 from pipeline.validate.command import ValidateOptions
-from vocag_cli.options import Option, Rest, _entries, parse_command, parse_options
+from vocag_cli.options import (
+    Option,
+    Rest,
+    _entries,
+    add_options,
+    parse_command,
+    parse_options,
+    read_options,
+)
 
 OF_FIGURES = (AlignmentOptions, KeptOptions, RunsOptions, TokensOptions, VocabularyOptions)
 OF_EXPLORE = (InfoOptions, PlanOptions, PreviewOptions)
@@ -184,6 +193,39 @@ def test_commands_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_one("--help")
     assert re.search(r"sharpen +What cuts\.", capsys.readouterr().out)
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Sell blades.
+
+    Attributes:
+        seed: of the prices.
+        blade: what is sold.
+        spare: what is given away.
+    """
+
+    seed: int = 1
+    blade: Blade = field(default_factory=Blade)
+    spare: Annotated[Blade, Option(form="prefix")] = Blade()
+
+
+def test_options_join_a_parser_that_has_others() -> None:
+    parser = ArgumentParser(prog="market", allow_abbrev=False)
+    parser.add_argument("--seed")
+    add_options(parser, Shop, prefix="shop_", groups={"shop_spare": "gifts"})
+    given = [*("--shop-blade=axe", "--shop-seed=4", "--seed=5"), *("--shop-spare=axe",)]
+    values = vars(parser.parse_args([*given, "--shop-spare-seed=6", "--shop-spare-teeth=7"]))
+    assert values["seed"] == "5"
+    read = read_options(Shop, values, prefix="shop_")
+    assert read == Shop(4, Blade("axe", 4), Blade("axe", 6, 7))
+    assert read_options(Shop, vars(parser.parse_args([])), prefix="shop_") == Shop(1, Blade(seed=1))
+    gifts = parser.format_help().partition("gifts:")[2]
+    assert re.findall(r"--[a-z-]+", gifts) == [
+        "--shop-spare",
+        "--shop-spare-seed",
+        "--shop-spare-teeth",
+    ]
 
 
 def test_a_flag_that_may_be_left_open_has_a_twin() -> None:
