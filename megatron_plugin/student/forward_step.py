@@ -49,11 +49,6 @@ class StepRules:
     vocab_size: int
     num_microbatches: int
 
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether the selector asks for the entropy of each prediction."""
-        return self.rule.selector == "student_entropy"
-
 
 def run_forward_step(
     rules: StepRules, batches: Iterator[MicroBatch], model: torch.nn.Module
@@ -66,7 +61,7 @@ def run_forward_step(
         None,
         labels=batch.labels,
         packed_seq_params=batch.segments,
-        output_processor=partial(_token_losses, rules.vocab_size, rules.needs_entropy),
+        output_processor=partial(_token_losses, rules.vocab_size, rules.rule.ranks_by_entropy),
     )
     loss = training_loss if model.training else validation_loss
     return losses, partial(loss, rules, batch)
@@ -96,9 +91,10 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
 
 def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
     """Choose among all places of the rows; sum the losses of this rank's own."""
-    own_losses = output[0] if rules.needs_entropy else output
+    with_entropy = rules.rule.ranks_by_entropy
+    own_losses = output[0] if with_entropy else output
     whole = gather_places(output.detach().movedim(-1, 0), _sharing_rows()).movedim(0, -1)
-    losses, entropies = (whole[0], whole[1]) if rules.needs_entropy else (whole, None)
+    losses, entropies = (whole[0], whole[1]) if with_entropy else (whole, None)
     # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
     # in nothing but their ranking.
     mapped = batch.mapped() if batch.guidance is None and rules.rule.selector != "full" else None

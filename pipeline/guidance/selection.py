@@ -71,6 +71,11 @@ class SelectionRule:
                 f"keep_fraction must lie in 0..1, got {self.keep_fraction}: 40 % is written 0.4"
             )
 
+    @property
+    def ranks_by_entropy(self) -> bool:
+        """Whether the entropy of each of the student's predictions is needed."""
+        return self.selector == "student_entropy"
+
 
 PAPER_RULE = SelectionRule()
 
@@ -249,7 +254,7 @@ def _ranking(
     """Return what the rule ranks tokens by, fp32 [rows, seq_length], highest first."""
     if rule.selector == "random":
         return _hash(positions, rule.seed, step)
-    if rule.selector == "student_entropy":
+    if rule.ranks_by_entropy:
         assert values.student_entropies is not None
         return values.student_entropies
     if rule.selector == "student_loss":
@@ -314,7 +319,7 @@ def _check_selection_inputs(
         raise ValueError(
             f"selector {rule.selector!r} needs guidance; aggregate_teacher_losses makes it"
         )
-    if rule.selector == "student_entropy" and values.student_entropies is None:
+    if rule.ranks_by_entropy and values.student_entropies is None:
         raise ValueError(
             "selector 'student_entropy' needs student_entropies; linear_cross_entropy gives them "
             "with with_entropy=True"

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, get_args
 from pipeline.packing.mixture_file import is_mixture
 from pipeline.packing.reading import parse_generation
 from pipeline.streaming import StreamConfig
-from pipeline.training.method import NEED_LOSSES, Method
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
 from vocag_cli.options import Condition, ModelSource, Option, TokenName
 
 Schedule = Literal["cosine", "linear", "constant"]
@@ -161,16 +162,16 @@ class TrainConfig:
         )
 
     def _check_teacher(self) -> None:
-        name = self.method.name
-        if self.stored_losses is not None and name not in NEED_LOSSES:
+        name, needs = self.method.name, self.method.kind.needs
+        if self.stored_losses is not None and needs != "losses":
+            served = " and ".join(kind.name for kind in METHODS.values() if kind.needs == "losses")
             raise ValueError(
-                f"--stored-losses serves --method {' and '.join(NEED_LOSSES)}; {name} needs a "
-                "--teacher, or none"
+                f"--stored-losses serves --method {served}; {name} needs a --teacher, or none"
             )
         if self.stored_losses is not None and self.teacher is not None:
             raise ValueError("--teacher and --stored-losses are given: choose one")
-        if self.method.needs_teacher and self.stored_losses is None and not self.teacher:
-            stored = ", or --stored-losses" if name in NEED_LOSSES else ""
+        if needs != "nothing" and self.stored_losses is None and not self.teacher:
+            stored = ", or --stored-losses" if needs == "losses" else ""
             raise ValueError(f"--method {name} needs --teacher{stored}")
 
 

@@ -1,26 +1,14 @@
 """How a student's loss is made: the selectors of the paper and the systems it compares with."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from pipeline.guidance import PAPER_RULE, SelectionRule
-from pipeline.guidance.baselines import rho1
 from pipeline.guidance.baselines.chunking import ChunkOf
 from pipeline.guidance.baselines.kld import Direction
-from pipeline.guidance.selection import Scope, Selector, UnmappedStrategy
-
-MethodName = Literal[
-    "teacher", "full", "random", "student_loss", "student_entropy",
-    "teacher_loss", "alm", "kld", "uld", "rho1", "rho1_self", "chunks", "chunks_random",
-]  # fmt: skip
-NEED_TEACHER = ("teacher", "teacher_loss", "alm", "kld", "uld", "rho1", "rho1_self", "chunks")
-# Losses of the teacher's own tokens, and nothing else of it.
-NEED_LOSSES = ("teacher", "teacher_loss", "alm", "chunks")
-ONE_VOCABULARY = ("kld", "rho1", "rho1_self")
-_SELECTORS: dict[str, Selector] = {
-    "chunks": "teacher", "chunks_random": "random", "alm": "teacher",
-    "kld": "full", "uld": "full", "rho1": "full", "rho1_self": "full",
-}  # fmt: skip
+from pipeline.guidance.selection import Scope, UnmappedStrategy
+from pipeline.training.methods import METHODS, MethodName
+from pipeline.training.methods.interface import MethodKind
 
 
 @dataclass(frozen=True)
@@ -58,26 +46,22 @@ class Method:
 
     def __post_init__(self) -> None:
         """Check the name and the rule; the rest is checked where it is used."""
-        if self.name not in get_args(MethodName):
-            raise ValueError(f"--method {self.name}: choose of {', '.join(get_args(MethodName))}")
+        if self.name not in METHODS:
+            raise ValueError(f"--method {self.name}: choose of {', '.join(METHODS)}")
         _ = self.rule
+
+    @property
+    def kind(self) -> MethodKind:
+        """What the method needs, its own defaults and its loss."""
+        return METHODS[self.name]
 
     @property
     def rule(self) -> SelectionRule:
         """The selection rule."""
-        # A method that the table leaves out has its selector's name.
-        selector = _SELECTORS.get(self.name, self.name)
-        return SelectionRule(selector, self.share, self.unmapped, self.scope, self.seed)  # type: ignore[arg-type]
+        share = self.kind.keep_fraction if self.keep_fraction is None else self.keep_fraction
+        return SelectionRule(self.kind.selector, share, self.unmapped, self.scope, self.seed)
 
     @property
-    def share(self) -> float:
-        """The share to keep."""
-        if self.keep_fraction is not None:
-            return self.keep_fraction
-        own = {"rho1": rho1.KEEP_FRACTION, "rho1_self": rho1.SELF_REFERENCE_FRACTION, "alm": 0.0}
-        return own.get(self.name, PAPER_RULE.keep_fraction)
-
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether a teacher, or its stored losses, are needed."""
-        return self.name in NEED_TEACHER
+    def divergence_weight(self) -> float:
+        """λ: the option, or the method's own."""
+        return self.kind.weight if self.weight is None else self.weight

@@ -17,7 +17,6 @@ from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
-from pipeline.training.method import ONE_VOCABULARY
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
 
@@ -62,13 +61,14 @@ def load_teacher(
         ForeignTokenizerError: it comes with another tokenizer than the data's.
         ValueError: it can't have given losses for this data, or its weights did not load.
     """
-    manifest, name = rows.manifest, config.method.name
-    if not config.method.needs_teacher or config.stored_losses is not None:
+    manifest, kind = rows.manifest, config.method.kind
+    if kind.needs == "nothing" or config.stored_losses is not None:
         return None
-    if name in ONE_VOCABULARY and manifest.student.sha256 != manifest.teacher.sha256:
+    if kind.one_vocabulary and manifest.student.sha256 != manifest.teacher.sha256:
         raise ValueError(
-            f"--method {name} needs a teacher with the student's tokenizer, but {config.data} was "
-            f"aligned with {manifest.teacher.source}: align with the student's as --teacher, too"
+            f"--method {kind.name} needs a teacher with the student's tokenizer, but {config.data} "
+            f"was aligned with {manifest.teacher.source}: align with the student's as --teacher, "
+            "too"
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
@@ -97,11 +97,11 @@ def require_context(config: TrainConfig, rows: AlignedRows) -> None:
     Raises:
         ValueError: a document's first token, or a part's, stands behind nothing.
     """
-    own = rows.rules.student
-    if config.method.name == "alm" and None in (own.first_token_id, own.continued_token_id):
+    own, kind = rows.rules.student, config.method.kind
+    if kind.every_token and None in (own.first_token_id, own.continued_token_id):
         raise ValueError(
-            "--method alm compares the likelihoods of whole texts, but without a token before it a "
-            "text's first token has none: name one by --student-bos"
+            f"--method {kind.name} compares the likelihoods of whole texts, but without a token "
+            "before it a text's first token has none: name one by --student-bos"
         )
 
 
