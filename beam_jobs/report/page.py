@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from beam_jobs.left_out import Losses
-from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
-from pipeline.drawing.charts import HISTOGRAM_STYLE, Series, histogram
+from beam_jobs.report import distributions
+from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -36,8 +36,6 @@ header .mono { overflow-wrap: anywhere; }
 .cards .value { font-size: 1.5rem; line-height: 1.3; font-weight: 620; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 .cards .note { font-size: .8rem; color: var(--soft); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr));
-  gap: .8rem; }
 .tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr));
   gap: .8rem; align-items: start; }
 .panel { padding: .9rem 1.1rem 1rem; min-width: 0; }
@@ -115,7 +113,7 @@ def render_report(
         _heading(manifest, run),
         _cards(manifest, run, statistics),
         tag("h2", "Distributions"),
-        _charts(statistics),
+        *distributions.draw_distributions(statistics),
         tag("h2", "Quality and size"),
         _quality_tables(manifest, statistics),
         *_groups(groups or {}),
@@ -128,7 +126,7 @@ def render_report(
         _run_tables(manifest, run),
         tag("h2", "Shards"),
         _shards(manifest.shards),
-        style=HISTOGRAM_STYLE + _STYLE,
+        style=distributions.STYLE + _STYLE,
     )
 
 
@@ -197,56 +195,8 @@ def _card(label: str, value: str, note: str) -> Element:
     )
 
 
-def _charts(statistics: AlignmentStatistics) -> Element:
-    spans = list(map(int, statistics.span_width_counts))
-    widths = [str(width) for width in range(len(spans))]
-    widths[-1] += "+"
-    token_bytes = [str(size) for size in range(len(statistics.student_token_bytes_counts))]
-    token_bytes[-1] += "+"
-    return tag(
-        "div",
-        histogram(
-            "Document length",
-            _length_labels(len(statistics.student_length_counts)),
-            _both(statistics.student_length_counts, statistics.teacher_length_counts),
-            x_label="tokens per document (from)",
-            what="documents",
-        ),
-        histogram(
-            "Teacher tokens per student token",
-            widths,
-            [Series("student", spans)],
-            x_label="width of the span; 0 = unmapped",
-            what="student tokens",
-        ),
-        histogram(
-            "The same, without spans of one",
-            [widths[0], *widths[2:]],
-            [Series("student", [spans[0], *spans[2:]], sum(spans))],
-            x_label="width of the span; 0 = unmapped",
-            what="student tokens",
-        ),
-        histogram(
-            "Bytes per token",
-            token_bytes,
-            _both(statistics.student_token_bytes_counts, statistics.teacher_token_bytes_counts),
-            x_label="bytes of text that a token covers",
-            what="tokens",
-        ),
-        class_="charts",
-    )
-
-
 def _num_unmapped(statistics: AlignmentStatistics) -> int:
     return statistics.num_student_tokens - statistics.num_mapped
-
-
-def _both(student: Iterable[int], teacher: Iterable[int]) -> list[Series]:
-    return [Series("student", list(map(int, student))), Series("teacher", list(map(int, teacher)))]
-
-
-def _length_labels(num_bins: int) -> list[str]:
-    return [format_short(edge).replace(" ", "") for edge in list(LENGTH_EDGES)[:num_bins]]
 
 
 def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Element:

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.drawing.charts import write_figure
-from pipeline.drawing.differences import difference_chart
+from pipeline.drawing.charts import Interval, interval_chart, write_figure
 
 STAGES = ("main", "last")
 CLEAN_SETS = ("gsm8k", "math", "docstrings")
@@ -176,14 +175,16 @@ def draw(summary: Mapping[str, Any], folder: Path) -> None:
                 held_out: [_point(own[stage][held_out]["bits_per_byte"]) for own in arms.values()]
                 for held_out in CLEAN_SETS
             }
-            chart = difference_chart(
+            chart = interval_chart(
                 f"Trained on {data} text, {_NAMES[stage]}: bits per byte, difference to full",
                 list(arms),
                 series,
                 x_label="bits per byte more than full: less is better; ± standard error over seeds",
+                form="+.3f",
             )
             write_figure(chart, folder / f"{data}-{stage}.svg")
 
 
-def _point(bits: Mapping[str, Any]) -> tuple[float, float] | None:
-    return None if bits["difference"] is None else (bits["difference"], bits["error"] or 0.0)
+def _point(bits: Mapping[str, Any]) -> Interval | None:
+    difference, error = bits["difference"], bits["error"] or 0.0
+    return None if difference is None else (difference - error, difference, difference + error)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
-from pipeline.drawing.intervals import Interval, interval_chart
+from pipeline.drawing.charts import NOT_DRAWN, Interval, can_draw, draw_svg, interval_chart
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.evaluation.differences import describe_differences
 from pipeline.evaluation.results import RESULTS_FILE, Results, Value, read_results, read_samples
@@ -78,27 +78,30 @@ def write_report(output: Path) -> Path:
 
 
 def _charts(results: Sequence[Results]) -> list[Element]:
+    if not can_draw():
+        return [tag("p", NOT_DRAWN, class_="small soft")]
     parts = []
     told = set()
     for measure, metric, title in _CHARTS:
         named = [name for name in SETS if any(one.find(name, measure, metric) for one in results)]
         if not named:
             continue
-        scale, unit, digits = (1.0, "", 3) if metric == "bits_per_byte" else (100.0, " %", 1)
+        in_bits = metric == "bits_per_byte"
+        scale = 1.0 if in_bits else 100.0
         series = {
             one.student: [_ends(one.find(name, measure, metric), scale) for name in named]
             for one in results
         }
-        chance = [_chance(results, name) if metric != "bits_per_byte" else None for name in named]
+        chance = [None if in_bits else _chance(results, name) for name in named]
         chart = interval_chart(
             title,
             [SETS[name].title for name in named],
             series,
-            unit=unit,
+            x_label="bits per byte" if in_bits else "right answers, %",
+            form=".3f" if in_bits else ".1f",
             marks=chance if measure == "options" else (),
-            digits=digits,
         )
-        parts.append(tag("figure", chart, class_="card"))
+        parts.append(tag("figure", draw_svg(chart), class_="card"))
         if measure in _REMARKS and measure not in told:
             parts.append(tag("p", _REMARKS[measure], class_="small soft"))
         told.add(measure)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pipeline.dataset.files import open_dataset
+from pipeline.drawing.charts import require_drawable
 from pipeline.drawing.formatting import printable
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
@@ -166,6 +167,7 @@ class PlanOptions:
             )
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"--num-steps {self.num_steps}: it must be at least 1")
+        require_drawable(self.figure)
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and draw the picture where one is wanted."""

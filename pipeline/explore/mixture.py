@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.selection import require_documents
-from pipeline.drawing.charts import Line, line_chart, write_figure
+from pipeline.drawing.charts import line_chart, write_figure
 from pipeline.drawing.formatting import (
     format_count,
     format_plural,
@@ -25,7 +25,6 @@ from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 
 _BAR_COLUMNS = 24
-_NUM_COLOURS = 5
 
 
 @dataclass(frozen=True)
@@ -122,26 +121,20 @@ def draw_mixture(planned: PlannedMixture, output: Path) -> None:
     """Write a picture, .svg or .html: epochs of each dataset over the run's student tokens.
 
     Raises:
-        ValueError: another ending.
+        ValueError: another ending, or no matplotlib.
     """
     plan, bounds = planned.plan, _bounds(planned)
-    tokens = [sum(plan.tokens_before(row)) for row in bounds]
     counts = [plan.counts_before(row) for row in bounds]
-    epochs = [
-        [count[number] / source.num_rows for count in counts]
-        for number, source in enumerate(plan.sources)
-    ]
     chart = line_chart(
-        f"epochs of {planned.mixture.path}",
-        [format_short(each) for each in tokens],
-        [
-            Line(source.name, values, number % _NUM_COLOURS)
-            for number, (source, values) in enumerate(zip(plan.sources, epochs, strict=True))
-        ],
+        f"Epochs of {planned.mixture.path}",
+        [sum(plan.tokens_before(row)) for row in bounds],
+        {
+            source.name: [count[number] / source.num_rows for count in counts]
+            for number, source in enumerate(plan.sources)
+        },
         x_label="student tokens of the run",
         y_label="epochs read",
-        y_range=(0, max(map(max, epochs))),
-        x=tokens,
+        y_range=(0, None),
     )
     write_figure(chart, output, notes=list(describe_mixture(planned, global_batch_size=1)))
 

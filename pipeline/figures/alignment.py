@@ -9,7 +9,7 @@ over the student's range (IoS) say how much of the guidance would come from othe
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from pipeline.alignment import align_batch, chunk_of_token
 from pipeline.alignment.quality import measure_alignment, overlap_ratios
 from pipeline.batches import AlignedBatch, Ranges, SourceDocument
-from pipeline.drawing.charts import Line, line_chart
+from pipeline.drawing.charts import line_chart
 from pipeline.drawing.formatting import format_count, format_plural, format_table
 from pipeline.tokenization import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAPER_CHUNKS = (8, 16, 32, 64, 128, 256, 512)
 PAPER_SEQ_LENGTH = 2048
@@ -112,27 +115,22 @@ def describe_chunking(quality: ChunkingQuality) -> Iterator[str]:
     yield from format_table([*rows, ["tokens", *token]], align="<>>")
 
 
-def draw_chunking(quality: ChunkingQuality, *, student: str, teacher: str) -> Element:
+def draw_chunking(quality: ChunkingQuality, *, student: str, teacher: str) -> "Figure":
     """Return the chart."""
-
-    def percent(values: Sequence[float]) -> list[float]:
-        return [100 * value for value in values]
-
     same = len(quality.num_chunks)
-    lines = [
-        Line("tokens, IoS", percent([quality.token_ios] * same), 2, level=True),
-        Line("tokens, IoU", percent([quality.token_iou] * same), 3, level=True),
-        Line("chunks, IoS", percent(quality.chunk_ios), 0),
-        Line("chunks, IoU", percent(quality.chunk_iou), 1),
-    ]
+    lines = {
+        "tokens, IoS": [quality.token_ios] * same,
+        "tokens, IoU": [quality.token_iou] * same,
+        "chunks, IoS": quality.chunk_ios,
+        "chunks, IoU": quality.chunk_iou,
+    }
     return line_chart(
         f"Text shared by student {student} and teacher {teacher}",
         [str(count) for count in quality.num_chunks],
-        lines,
-        x_label=f"equal chunks per sequence of {format_count(quality.seq_length)} student tokens "
-        "(dashed: aligned by token)",
-        y_label="%",
-        y_range=(0, 100),
+        {name: [100 * value for value in values] for name, values in lines.items()},
+        x_label=f"equal chunks per sequence of {format_count(quality.seq_length)} student tokens",
+        y_label="share of the text, %",
+        y_range=(0, 102),
     )
 
 

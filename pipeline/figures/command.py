@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from pipeline.drawing.charts import write_figure
+from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import printable
 from pipeline.figures.alignment import (
     PAPER_CHUNKS,
@@ -58,6 +58,10 @@ class VocabularyOptions:
     student: TokenizerSource
     teacher: tuple[TokenizerSource, ...]
     output: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the figure can be written."""
+        require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""
@@ -123,10 +127,11 @@ class AlignmentOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts."""
+        """Check the counts, and that the figure can be written."""
         for count in (self.seq_length, *self.chunks):
             if count < 1:
                 raise ValueError(f"--seq-length and --chunks must be at least 1, got {count}")
+        require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""
@@ -217,6 +222,10 @@ class RunsOptions:
     runs: Annotated[tuple[Path, ...], Option("RUN", form="positional")]
     heldout: Annotated[str, Option("NAME")] = ""
     output: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the figure can be written."""
+        require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""

@@ -5,18 +5,12 @@ the chart their mean.
 """
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from xml.etree.ElementTree import Element
 
-from pipeline.drawing.charts import Line, line_chart, write_figure
+from pipeline.drawing.charts import line_chart, write_figure
 from pipeline.drawing.formatting import format_table
-
-COLOURS = 5
-TICKS = 5
-
 
 _METRIC = "heldout_bits_per_byte"
 
@@ -77,7 +71,14 @@ def compare_runs(
     }
     table = _table(steps, methods, means)
     if output is not None:
-        write_figure(_chart(steps, means), output, notes=table)
+        chart = line_chart(
+            "Held-out bits per byte",
+            steps,
+            means,
+            x_label="step",
+            y_label="bits per byte (less is better)",
+        )
+        write_figure(chart, output, notes=table)
     return table
 
 
@@ -93,29 +94,3 @@ def _table(
             labelled.append((f"{name}, mean", means[name]))
         rows += [[label, *(f"{value:.3f}" for value in values)] for label, values in labelled]
     return format_table(rows, align="<" + ">" * len(steps))
-
-
-def _chart(steps: Sequence[int], means: dict[str, list[float]]) -> Element:
-    return line_chart(
-        "Held-out bits per byte",
-        [str(step) for step in steps],
-        [Line(name, line, n % COLOURS) for n, (name, line) in enumerate(means.items())],
-        x=[float(step) for step in steps],
-        x_label="step",
-        y_label="bits per byte (less is better)",
-        y_range=_round_range([value for line in means.values() for value in line]),
-    )
-
-
-def _round_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return an axis of five equal steps, each a round number, that holds all values.
-
-    Example:
-        >>> _round_range([2.58, 3.72])
-        (2.5, 3.75)
-    """
-    for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0):
-        low = math.floor(min(values) / step) * step
-        if low + TICKS * step >= max(values):
-            break
-    return round(low, 2), round(low + TICKS * step, 2)

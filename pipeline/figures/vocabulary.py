@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element
+from typing import TYPE_CHECKING
 
 from pipeline.drawing.charts import bar_chart
 from pipeline.drawing.formatting import format_count, format_table
 from pipeline.tokenization import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,17 @@ def describe_overlaps(student: str, overlaps: Sequence[VocabularyOverlap]) -> It
     )
 
 
-def draw_overlaps(student: str, overlaps: Sequence[VocabularyOverlap]) -> Element:
+def draw_overlaps(student: str, overlaps: Sequence[VocabularyOverlap]) -> "Figure":
     """Return the chart."""
     return bar_chart(
         f"Share of each teacher's vocabulary that {student} has",
         [overlap.teacher for overlap in overlaps],
         {
-            "as token strings (Fig. 1)": [100 * overlap.raw for overlap in overlaps],
-            "as decoded bytes": [100 * overlap.decoded for overlap in overlaps],
+            "as token strings (Fig. 1)": [overlap.raw for overlap in overlaps],
+            "as decoded bytes": [overlap.decoded for overlap in overlaps],
         },
+        x_label="teacher",
+        y_label="share of its vocabulary",
     )
 
 
