@@ -213,30 +213,6 @@ def to_fp16(losses: NDArray[np.float32]) -> NDArray[np.float16]:
     return np.minimum(losses, np.float32(LARGEST_LOSS)).astype(np.float16)
 
 
-def take_losses(
-    scores: ShardLosses, places: NDArray[np.int64], *, shard_sha256: str
-) -> ShardLosses:
-    """Return the losses of some documents, as of a shard that holds no others.
-
-    Args:
-        scores: of all of them.
-        places: int64 [K], ascending.
-        shard_sha256: the tar with these documents only.
-
-    Example:
-        >>> take_losses(scores, np.array([1, 4]), shard_sha256="ab12" * 16).starts.tolist()
-        [0, 152, 331]
-    """
-    lengths = np.diff(scores.starts)
-    of_chosen = np.repeat(np.isin(np.arange(len(lengths)), places), lengths)
-    return ShardLosses(
-        losses=scores.losses[of_chosen],
-        starts=np.cumsum([0, *lengths[places]], dtype=np.int64),
-        teacher=scores.teacher,
-        shard_sha256=shard_sha256,
-    )
-
-
 def encode_sidecar(scores: ShardLosses) -> bytes:
     """Return the sidecar as a safetensors file; equal scores give equal bytes."""
     metadata = {

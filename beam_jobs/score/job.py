@@ -21,6 +21,7 @@ from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import LOCK_FILE, open_run, run_folder_of
 from beam_jobs.score.disk import estimate_disk, require_disk
 from beam_jobs.score.options import ScoreOptions, own_options
+from beam_jobs.score.reuse import list_reusable
 from beam_jobs.score.steps import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.score.summary import describe_comparison, describe_job, summarise
 from beam_jobs.score.teachers import (
@@ -49,12 +50,14 @@ class _Prepared:
         manifest: the dataset's, with the conventions that were asked for.
         scored: the same with the counts of those documents only that are scored, to be told.
         beam_options: how it runs.
+        reuse: datasets whose losses are taken over.
     """
 
     job: ScoreJob
     manifest: Manifest
     scored: Manifest
     beam_options: PipelineOptions
+    reuse: tuple[str, ...]
 
 
 def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> None:
@@ -118,11 +121,15 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, command="score", own=own_options()
     )
-    places = {"the dataset": [options.output]}
+    places = {"the dataset": [options.output], "--reuse": list(options.reuse or ())}
     if os.path.exists(options.teacher):
         places["--teacher"] = [options.teacher]
     require_cluster(beam_options, places)
-    options = replace(options, output=storage.absolute(options.output))
+    options = replace(
+        options,
+        output=storage.absolute(options.output),
+        reuse=tuple(map(storage.absolute, options.reuse or ())),
+    )
     FileSystems.set_options(beam_options)
     dataset = open_dataset(options.output)
     selection = select_documents(dataset, options.where)
@@ -146,7 +153,8 @@ def _prepare(options: ScoreOptions) -> _Prepared:
         allow_untrained=options.allow_untrained_teacher,
         started=started,
     )
-    return _Prepared(job, manifest, _count_scored(selection, manifest), beam_options)
+    scored = _count_scored(selection, manifest)
+    return _Prepared(job, manifest, scored, beam_options, options.reuse or ())
 
 
 def _count_scored(selection: Selection, manifest: Manifest) -> Manifest:
@@ -172,11 +180,14 @@ def _run(prepared: _Prepared, run: RunOptions, clock: float) -> ScoreManifest:
     job, manifest = prepared.job, prepared.manifest
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.output):
         open_run(job.run_folder, run_configuration(job.rule, manifest))
+        reuses = list_reusable(prepared.reuse, job.rule, job.run_folder, run)
+        job = replace(job, reuses=reuses)
         run_job(job, prepared.beam_options, prepared.scored, run=run)
         scores = find_finished(job.output, manifest, job.rule)
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
         summary = json.loads(storage.read_bytes(storage.join(job.run_folder, SUMMARY_FILE)))
+        summary["reuse"] = prepared.reuse
         summary["elapsed_seconds"] = time.monotonic() - clock  # whatever the other was set to
     storage.remove_folder(job.run_folder)
     run.say(summarise(scores, summary, output=job.output))

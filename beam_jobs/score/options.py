@@ -35,6 +35,9 @@ examples:
   # only what a run with the same --where reads
   vocag score aligned --teacher models/teacher --seq-length 2048 --where "language == 'en'"
 
+  # the same documents aligned with another student: what was scored before is taken over
+  vocag score aligned-anew --teacher models/teacher --seq-length 2048 --reuse aligned
+
   # overlapping windows for documents that are longer than the teacher's window
   vocag score aligned --teacher models/teacher --teacher-seq-length 4096 --stride 2048
 
@@ -99,6 +102,9 @@ class ScoreOptions:
         where: score those documents only that this is true of, such as "language == 'en' and score
             > 0.5"; any condition of DuckDB over the metadata. Rows that hold others don't take the
             losses. A mixture's datasets are scored by their own conditions.
+        reuse: dataset whose stored losses by the same teacher are taken over: those of every
+            document with the same teacher tokens and context, whatever its id; the rest is
+            computed. Give several for several datasets.
         limit: score the first N documents in this process, say how fast and how well, and write
             nothing.
         dry_run: say what the job would read and write, without loading the teacher; write nothing.
@@ -123,6 +129,7 @@ class ScoreOptions:
     batch_tokens: int = 0
     threads: int = 0
     where: Condition = ""
+    reuse: Annotated[tuple[str, ...] | None, Option("DATASET", form="repeated")] = None
     limit: int | None = None
     dry_run: bool = False
     compare: Annotated[tuple[str, ...] | None, Option("SCORES")] = None

@@ -23,6 +23,7 @@ from beam_jobs import storage
 from beam_jobs.running.progress import worker_progress
 from beam_jobs.score.engine_options import api_key
 from beam_jobs.score.far_shards import refuse_far_shards
+from beam_jobs.score.reuse import open_reusable
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import Kept, Selection, select_documents
 from pipeline.models.probe import probe_tokens
@@ -31,6 +32,7 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines import load_engine
 from pipeline.scoring.engines.interface import Engine, require_trained_engine
 from pipeline.scoring.engines.settings import EngineSettings, ServedSettings
+from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
 from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
 from schemas.index import ShardIndex
 from schemas.records import read_record, write_record
@@ -66,6 +68,7 @@ class ScoreJob:
         settings: of what runs it.
         allow_untrained: accept a teacher that predicts no better than chance.
         started: when the command was, in seconds since 1970.
+        reuses: whether the run's folder lists losses of other datasets.
     """
 
     output: str
@@ -77,6 +80,7 @@ class ScoreJob:
     settings: EngineSettings
     allow_untrained: bool
     started: float
+    reuses: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class ShardScored:
         record: of the sidecar.
         reused: whether an earlier run had written it.
         num_documents: of the shard, that were scored.
+        num_known_documents: of them, those whose losses are another dataset's.
+        num_known_tokens: of those.
         work: cost of scoring, as in `pipeline.scoring.engines.interface.Work`.
         matmul_rate: operations a second that the worker's own products reach.
     """
@@ -96,6 +102,8 @@ class ShardScored:
     record: SidecarRecord
     reused: bool
     num_documents: int
+    num_known_documents: int
+    num_known_tokens: int
     work: Mapping[str, int | float]
     matmul_rate: float
 
@@ -118,12 +126,14 @@ class ReadyTeacher:
         selection: which documents it scores, where the job's rule has a condition.
         context: of the job's rule.
         matmul_rate: as in `ShardScored`.
+        known: losses that it need not give.
     """
 
     engine: Engine
     selection: Selection
     context: ContextRule
     matmul_rate: float
+    known: KnownLosses
 
     @property
     def dataset(self) -> Dataset:
@@ -176,7 +186,8 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
             probe = probe_tokens(dataset)
             require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
         selection = select_documents(dataset, job.rule.where)
-        return ReadyTeacher(engine, selection, context, engine.matmul_rate())
+        known = open_reusable(job.run_folder) if job.reuses else KnownLosses(KnownDocuments(), ())
+        return ReadyTeacher(engine, selection, context, engine.matmul_rate(), known)
 
     def run_inference(
         self,
@@ -247,23 +258,30 @@ def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored
         )
         if earlier is not None:
             progress.add(reused_tokens=earlier.num_tokens)
-            return ShardScored(shard, earlier, True, num_documents, {}, 0.0)
+            return ShardScored(shard, earlier, True, num_documents, 0, 0, {}, 0.0)
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
     tokens = read_teacher_tokens(dataset, shard, index, kept=kept)
+    known = teacher.known.find(tokens, pieces, teacher.context)
+    num_known, num_known_tokens = int(known.documents.sum()), int(known.of_known.sum())
+    progress.add(reused_tokens=num_known_tokens)
     scored = teacher.engine.score(
         tokens,
-        pieces,
+        pieces.of_documents(~known.documents),
         names=index.document_id,
         advance=lambda count: progress.add(scored_tokens=count),
     )
     data, record = make_sidecar(
-        scored.losses, tokens.starts, shard_record=shard_record, pieces=pieces, teacher=fingerprint
+        known.join(scored.losses),
+        tokens.starts,
+        shard_record=shard_record,
+        pieces=pieces,
+        teacher=fingerprint,
     )
     _write(job, path, data)
-    progress.add(scored_documents=num_documents)
+    progress.add(scored_documents=num_documents - num_known)
     progress.flush()
     work, rate = asdict(scored.work), teacher.matmul_rate
-    return ShardScored(shard, record, False, num_documents, work, rate)
+    return ShardScored(shard, record, False, num_documents, num_known, num_known_tokens, work, rate)
 
 
 def _require_same(what: str, name: str, found: str, expected: str) -> None:
@@ -281,8 +299,9 @@ def _summary(shards: Sequence[ShardScored], elapsed_seconds: float) -> bytes:
     # What the workers' own products would have taken for the same operations.
     ideal = sum(s.work["num_operations"] / s.matmul_rate for s in scored if s.matmul_rate)
     summary = {
-        "num_documents": sum(s.num_documents for s in scored),
-        "num_scored_tokens": sum(s.record.num_tokens for s in scored),
+        "num_documents": sum(s.num_documents - s.num_known_documents for s in scored),
+        "num_scored_tokens": sum(s.record.num_tokens - s.num_known_tokens for s in scored),
+        "num_known_documents": sum(s.num_known_documents for s in scored),
         "num_reused_shards": len(shards) - len(scored),
         "num_places": total.get("num_places", 0),
         "num_placed_tokens": total.get("num_tokens", 0),

@@ -88,6 +88,11 @@ def summarise(scores: ScoreManifest, run: Mapping[str, Any], *, output: str) -> 
     ]
     if scores.rule.where:
         lines.append(f"  where           {scores.rule.where}: other documents have no losses")
+    if run["reuse"]:
+        lines.append(
+            f"  reused          {format_plural(run['num_known_documents'], 'document')}, the other "
+            f"{format_count(run['num_documents'])} computed: {', '.join(run['reuse'])}"
+        )
     if run["num_reused_shards"]:
         lines.append(f"  resumed         {run['num_reused_shards']} shards were taken over")
     return "\n".join([*lines, f"next: train with --stored-losses {path}"])

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import pairwise
-from typing import BinaryIO
 
 import fsspec
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import read_whole
 from pipeline.dataset.selection import Selection, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
@@ -125,20 +125,8 @@ class StoredLosses:
         return opened
 
     def _read(self, record: SidecarRecord, shard_index: int) -> ShardLosses:
-        claim = self.scores.sidecar(record)
-        with self._open_file(claim) as file:
-            if not record.num_bytes == file.seek(0, 2):
-                raise _altered(claim.url)
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        data = map_sidecar(self.scores.sidecar(record), self._cache)
         return decode_listed(data, record, self.scores, self._shards[shard_index])
-
-    def _open_file(self, claim: ListedFile) -> BinaryIO:
-        if self._cache is not None:
-            return self._cache.open(claim)
-        try:
-            return open(claim.url, "rb")
-        except FileNotFoundError as error:
-            raise DamagedShardError(f"{claim.url} is missing: {_AGAIN}") from error
 
 
 def open_stored_losses(
@@ -214,6 +202,33 @@ def find_scores(source: str, location: str, *, where: str = "") -> ScoreFiles:
         f'{which} "{source}" in {location}: name one of {there or "none"} by its first '
         "digits, or run beam_jobs.score first"
     )
+
+
+def map_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> memoryview:
+    """Return a sidecar's bytes, mapped, or read where they are remote and there is no cache.
+
+    Args:
+        claim: what its score manifest says of it; the size is compared, the hash is not.
+        cache: for remote ones.
+
+    Raises:
+        DamagedShardError: it is missing, or of another size.
+    """
+    is_remote = "://" in claim.url
+    try:
+        if is_remote and cache is None:
+            data = memoryview(read_whole(claim.url))
+            num_bytes = len(data)
+        else:
+            with cache.open(claim) if is_remote and cache else open(claim.url, "rb") as file:
+                num_bytes = file.seek(0, 2)
+                if num_bytes:
+                    data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError as error:
+        raise DamagedShardError(f"{claim.url} is missing: {_AGAIN}") from error
+    if num_bytes != claim.num_bytes:
+        raise _altered(claim.url)
+    return data
 
 
 def decode_listed(

@@ -1,0 +1,246 @@
+"""`score --reuse`: losses follow the text, and nothing that the teacher would see otherwise."""
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from beam_jobs.align.command import align
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.running.run_options import RunOptions
+from beam_jobs.score import reuse as reusing
+from beam_jobs.score.command import main
+from pipeline.dataset.files import open_dataset
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.transformers import Scorer
+from pipeline.scoring.sidecars import read_teacher_tokens
+from pipeline.scoring.stored_losses import list_scores
+from schemas.errors import DamagedShardError
+from schemas.sidecar import decode_sidecar
+from tests.support.datasets import build_dataset, byte_level, make_texts, remove_documents
+from tests.support.hf_folders import write_model
+from tests.support.scored_data import retrain, run_score, score_arguments
+
+TEXTS = make_texts(16) + [(f"short-{n}", f"{n} is a short text.") for n in range(8)]
+ALONE = ("--batch-tokens", "1")
+"""A piece is a batch: no loss depends on what is scored beside it."""
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 24 documents, scored."""
+    root = tmp_path_factory.mktemp("scored")
+    build_dataset(root / "data", TEXTS)
+    write_model(root / "teacher", byte_level(480), seed=1)
+    run_score(root, *ALONE)
+    return root
+
+
+@pytest.fixture
+def old(scored: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    shutil.copytree(scored, tmp_path / "world")
+    return tmp_path / "world"
+
+
+def reuse(root: Path, new: Path, *more: str, old: str = "data") -> None:
+    arguments = score_arguments(root, *more, "--reuse", old if "://" in old else str(root / old))
+    assert main([str(new), *arguments[1:]]) == 0
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> tuple[int, int]:
+    """Return how many documents the summary says were reused, and computed."""
+    shown = capsys.readouterr().out
+    ((reused, computed),) = re.findall(r"reused +(\d+) documents?, the other (\d+) comp", shown)
+    return int(reused), int(computed)
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*teacher-*"))}
+
+
+def seen(folder: Path) -> Counter[tuple[Any, ...]]:
+    """Return what the teacher sees of each document, and the losses it has, in plain values."""
+    dataset, found = open_dataset(folder), Counter[tuple[Any, ...]]()
+    (scores,) = list_scores(str(folder))
+    rule = ContextRule.from_json(scores.manifest.rule.context)
+    for number, record in enumerate(scores.manifest.sidecars):
+        index = dataset.read_index(number, with_names=True)
+        tokens, pieces = read_teacher_tokens(dataset, number, index), rule.pieces(index)
+        sidecar = decode_sidecar((folder / record.file).read_bytes(), where="")
+        for document, (start, stop) in enumerate(
+            zip(tokens.starts, tokens.starts[1:], strict=False)
+        ):
+            own = pieces.of_documents(np.arange(len(index)) == document)
+            cuts = [getattr(own, name).tolist() for name in ("start", "scored_from", "stop")]
+            ids = tuple(tokens.input_ids[start:stop].tolist())
+            found[ids, str([*cuts, own.continues]), sidecar.losses[start:stop].tobytes()] += 1
+    return found
+
+
+def test_another_student_other_ids_and_shards_cost_only_what_is_new(
+    old: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [(f"renamed-{name}", text) for name, text in TEXTS] + make_texts(5, seed=9)
+    for name in ("fresh", "new"):
+        build_dataset(old / name, texts, num_shards=2, student=byte_level(300), name="other")
+    arguments = score_arguments(old, *ALONE)
+    assert main([str(old / "fresh"), *arguments[1:]]) == 0
+    asked: list[int] = []
+    original = Scorer.score
+
+    def count(self: Scorer, tokens: Any, pieces: Any, **more: Any) -> Any:
+        asked.append(len(np.unique(pieces.document)))
+        return original(self, tokens, pieces, **more)
+
+    monkeypatch.setattr(Scorer, "score", count)
+    capsys.readouterr()
+    reuse(old, old / "new", *ALONE)
+    same = (seen(old / "data") & seen(old / "new")).total()
+    assert told(capsys) == (same, 29 - same)
+    assert sum(asked) == 29 - same
+    assert 7 < same < 24, "longer documents are cut elsewhere by this student"
+    assert stored(old / "new") == stored(old / "fresh")
+    assert len(stored(old / "new")) == 2 + 1
+    assert not list((old / "new").glob(".vocag-*"))
+
+
+def test_with_batches_reused_losses_are_the_old_bytes_and_the_rest_is_rounded_alike(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [*TEXTS, *make_texts(8, seed=9)]
+    for name in ("fresh", "new"):
+        build_dataset(old / name, texts, num_shards=1)
+    assert main([str(old / "fresh"), *score_arguments(old)[1:]]) == 0
+    capsys.readouterr()
+    reuse(old, old / "new")
+    assert told(capsys) == (24, 8)
+    assert seen(old / "data") <= seen(old / "new")
+    losses = []
+    for folder in ("fresh", "new"):
+        (path,) = (old / folder).glob("*.safetensors")
+        losses.append(decode_sidecar(path.read_bytes(), where="").losses)
+    np.testing.assert_allclose(*losses, rtol=2**-10, atol=1e-4)
+
+
+def test_a_dataset_written_anew_costs_no_teacher_pass(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove_documents(old / "data", TEXTS[3][0])
+    new = old / "new"
+    given = (str(old / "data"),)
+    align(AlignOptions(input=given, output=str(new), run=RunOptions(quiet=True)))  # type: ignore[call-arg]
+    reuse(old, new)
+    assert told(capsys) == (23, 0)
+    assert not seen(new) - seen(old / "data")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("--dtype", "bfloat16"), "dtype is 'float32' there and 'bfloat16' here"),
+        (("weights",), r"weights_sha256 is '\w+' there and '\w+' here"),
+        (("--teacher-context", "none"), ""),
+    ],
+)
+def test_another_teacher_dtype_or_context_is_not_reused(
+    old: Path, change: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(old / "new", TEXTS)
+    if change == ("weights",):
+        retrain(old / "teacher")
+        change = ()
+    reuse(old, old / "new", *change)
+    shown = capsys.readouterr().out
+    assert re.search(r"reused +0 documents, the other 24 computed", shown)
+    assert bool(reason) == ("nothing can be taken over" in shown)
+    assert re.search(reason, shown)
+
+
+def test_a_short_document_is_the_same_in_longer_rows_and_in_windows(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(old / "new", TEXTS)
+    arguments = score_arguments(old, "--reuse", str(old / "data"), seq_length=256)[1:]
+    assert main([str(old / "new"), *arguments]) == 0
+    reused, computed = told(capsys)
+    assert reused == (seen(old / "data") & seen(old / "new")).total()
+    assert reused > 3
+    assert computed > 3
+
+
+def test_scores_of_some_documents_serve_those(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("duckdb")
+    build_dataset(old / "part", TEXTS)
+    arguments = score_arguments(old, "--where", "num_text_bytes < 200")
+    assert main([str(old / "part"), *arguments[1:]]) == 0
+    build_dataset(old / "new", TEXTS)
+    reuse(old, old / "new", old="part")
+    short = sum(len(text.encode()) < 200 for _, text in TEXTS)
+    assert 0 < short < 24
+    assert f"reused          {short} documents, the other {24 - short} " in capsys.readouterr().out
+
+
+def test_a_store_serves_too(
+    old: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(old / "home"))
+    fsspec.filesystem("memory").put(str(old / "data"), "/reused", recursive=True)
+    build_dataset(old / "new", TEXTS)
+    reuse(old, old / "new", *ALONE, old="memory://reused")
+    assert told(capsys) == (24, 0)
+    for path in (old / "data").glob("*.safetensors"):
+        assert (old / "new" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_dataset_without_scores_is_named_and_one_that_isn_t_there_refused(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plain", "new"):
+        build_dataset(old / name, TEXTS)
+    reuse(old, old / "new", old="plain")
+    shown = capsys.readouterr().out
+    assert "plain: nothing can be taken over: no teacher has scored it to its end" in shown
+    assert main([*score_arguments(old), "--reuse", str(old / "none")]) == 0, "finished already"
+    build_dataset(old / "third", TEXTS)
+    arguments = score_arguments(old, "--reuse", str(old / "none"))
+    assert main([str(old / "third"), *arguments[1:]]) == 2
+    assert "manifest.json does not exist" in capsys.readouterr().err
+
+
+def test_a_resumed_job_lists_once_and_altered_losses_stop_it(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scores,) = list_scores(str(old / "data"))
+    rule, quiet = scores.manifest.rule, RunOptions(quiet=True)
+    folder = old / "run"
+    folder.mkdir()
+    assert reusing.list_reusable((str(old / "data"),), rule, str(folder), quiet)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(reusing, "list_known", None)  # raises where it is called
+    assert reusing.list_reusable((str(old / "data"),), rule, str(folder), quiet)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+    dataset, context = open_dataset(old / "data"), ContextRule.from_json(rule.context)
+    index = dataset.read_index(0, with_names=True)
+    given = (read_teacher_tokens(dataset, 0, index), context.pieces(index), context)
+    assert reusing.open_reusable(str(folder)).find(*given).documents.all()
+    path = old / "data" / scores.manifest.sidecars[0].file
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes(2))
+    with pytest.raises(DamagedShardError, match="altered since its losses were listed"):
+        reusing.open_reusable(str(folder)).find(*given)
+    for content in (data[:-2], b""):
+        path.write_bytes(content)
+        with pytest.raises(DamagedShardError, match="is not the sidecar that its score manifest"):
+            reusing.open_reusable(str(folder)).find(*given)
+    path.unlink()
+    with pytest.raises(DamagedShardError, match="is missing"):
+        reusing.open_reusable(str(folder)).find(*given)
