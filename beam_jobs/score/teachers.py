@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -50,11 +49,8 @@ def find_job_teacher(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
         ValueError: no such teacher, or not the dataset's.
         EngineError: servers that can't be asked.
     """
-    match options.engine.name:
-        case "openai":
-            return _served(options, manifest)
-        case "vllm":
-            return _in_vllm(options, manifest)
+    if options.engine.name == "openai":
+        return _served(options, manifest)
     files = find_teacher(options.teacher)
     require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
     settings = TransformersSettings(options.device, options.batch_tokens, options.threads)
@@ -190,24 +186,9 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
     )
     options.run.say(
         f"{len(settings.endpoints)} of {len(settings.endpoints)} servers answer: "
-        f"{engine.info.kind or 'a server'} {version}, asked by {engine.dialect}"
+        f"{engine.info.kind or 'a server'} {version}"
     )
     # Workers ask again, and find the same version and the same losses or stop.
     probe_losses = tuple(engine.probe_losses.tolist())
     settings = replace(settings, version=told, probe_losses=probe_losses)
     return JobTeacher(source, digest, record, settings)
-
-
-def _in_vllm(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
-    """Return a teacher that vLLM is to load."""
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise OptionsError(
-            "--engine vllm needs vLLM where the job starts and on its workers: pip install vllm"
-        ) from error
-    files = find_teacher(options.teacher)
-    require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
-    settings = options.engine.vllm_settings()
-    record = EngineRecord("vllm", "", version, settings.quantization, "", "files")
-    return JobTeacher(options.teacher, files.sha256, record, settings)
