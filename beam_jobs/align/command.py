@@ -41,7 +41,6 @@ from beam_jobs.align.options import AlignOptions, own_options, parse_options
 from beam_jobs.align.resources import (
     choose_shuffle,
     estimate_disk,
-    require_disk,
 )
 from beam_jobs.align.steps import (
     AlignBucket,
@@ -79,6 +78,7 @@ from beam_jobs.runs import (
     run_folder_of,
     warn_of_lost_files,
 )
+from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import NOTHING, describe_convention, describe_tokenizer
@@ -378,7 +378,8 @@ def _run(
     keep_text = configuration["keep_text"]
     disk = estimate_disk(text_bytes, keep_text=keep_text, shuffle=choose_shuffle(options))
     disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
-    require_disk(output, run_folder, disk)
+    # Half: the estimate can't be that wrong.
+    require_disk(output, disk, least=0.5, earlier=run_folder)
     open_run(run_folder, configuration)
     path = storage.join(run_folder, INPUTS_FILE)
     storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)

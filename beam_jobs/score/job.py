@@ -19,7 +19,7 @@ from beam_jobs.running.progress import reset_progress, run_with_token_bar
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import LOCK_FILE, open_run, run_folder_of
-from beam_jobs.score.disk import estimate_disk, require_disk
+from beam_jobs.score.disk import estimate_disk
 from beam_jobs.score.options import ScoreOptions, own_options
 from beam_jobs.score.steps import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
 from beam_jobs.score.summary import describe_comparison, describe_job, summarise
@@ -30,6 +30,7 @@ from beam_jobs.score.teachers import (
     settle_dtype,
     teacher_rule,
 )
+from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
@@ -108,7 +109,8 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
             f"{name} is finished: the same teacher, rule and data made it; nothing to do"
         )
         return finished
-    require_disk(job.output, estimate_disk(job.output, scored, job.rule.fingerprint))
+    need = estimate_disk(job.output, scored, job.rule.fingerprint)
+    require_disk(job.output, need, ample=1.05)
     return _run(prepared, options.run, clock)
 
 

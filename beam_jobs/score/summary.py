@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.score.disk import estimate_disk
-from beam_jobs.shortages import free_bytes
+from beam_jobs.shortages import describe_room
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -27,9 +27,6 @@ def describe_job(output: str, manifest: Manifest, rule: TeacherRule) -> str:
     shards, there = manifest.shards, storage.list_folder(output)
     done = sum(sidecar_name(s.file, rule.fingerprint) in there for s in shards)
     context = ContextRule.from_json(rule.context)
-    free = ""
-    if storage.is_local(output):
-        free = f"; {format_bytes(free_bytes(output))} are free at {output}"
     return "\n".join(
         [
             "dry run: nothing was written",
@@ -41,7 +38,7 @@ def describe_job(output: str, manifest: Manifest, rule: TeacherRule) -> str:
             *([f"  where           {rule.where}"] if rule.where else []),
             f"  context         {_describe_context(context)}",
             f"  disk            {format_bytes(estimate_disk(output, manifest, rule.fingerprint))}"
-            f"{free}",
+            f"{describe_room(output)}",
             "  time            --limit 100 tries a hundred documents and says",
         ]
     )
