@@ -30,7 +30,7 @@ examples:
   vocag remove aligned --ids takedowns.txt
 
   # documents that hold questions of test sets, some of them left out already
-  vocag evaluate --check-overlap aligned --output overlap
+  vocag overlap aligned --output overlap
   vocag remove aligned --ids overlap/overlap.jsonl
 
   # what would that take out? (nothing is written)

@@ -22,7 +22,7 @@ from beam_jobs.runs import LOCK_FILE, open_run, run_folder_of
 from beam_jobs.score.disk import estimate_disk
 from beam_jobs.score.options import ScoreOptions, own_options
 from beam_jobs.score.steps import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
-from beam_jobs.score.summary import describe_comparison, describe_job, summarise
+from beam_jobs.score.summary import describe_job, summarise
 from beam_jobs.score.teachers import (
     find_finished,
     find_job_teacher,
@@ -35,7 +35,6 @@ from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import Selection, require_documents, select_documents
-from pipeline.scoring.comparison import compare_scores
 from pipeline.scoring.sidecars import scored_lengths
 from schemas.manifest import Manifest
 from schemas.sidecar import ScoreManifest, score_manifest_name
@@ -74,8 +73,7 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
     """Score a dataset, or return the scores where they are finished already.
 
     Returns:
-        The score manifest; None of a trial (`limit`), a dry run and a comparison, which write
-        nothing.
+        The score manifest; None of a trial (`limit`) and a dry run, which write nothing.
 
     Raises:
         ValueError: the dataset, the teacher or an option can't be used.
@@ -86,10 +84,6 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
         >>> score(options).source  # doctest: +SKIP
         'models/teacher'
     """
-    if options.compare is not None:
-        first, second = options.compare
-        print(describe_comparison(compare_scores(options.output, first, second)))
-        return None
     clock = time.monotonic()
     prepared = _prepare(options)
     job, manifest, scored = prepared.job, prepared.manifest, prepared.scored

@@ -102,8 +102,6 @@ class ScoreOptions:
         limit: score the first N documents in this process, say how fast and how well, and write
             nothing.
         dry_run: say what the job would read and write, without loading the teacher; write nothing.
-        compare: score nothing, but tell what two teachers' stored losses differ by; each is named
-            as --stored-losses names it.
         engine: what runs the teacher.
         run: how many processes, and what they say.
         beam_arguments: options for Beam.
@@ -125,7 +123,6 @@ class ScoreOptions:
     where: Condition = ""
     limit: int | None = None
     dry_run: bool = False
-    compare: Annotated[tuple[str, ...] | None, Option("SCORES")] = None
     engine: EngineOptions = TRANSFORMERS
     run: RunOptions = HERE
     beam_arguments: Rest = ()
@@ -136,10 +133,6 @@ class ScoreOptions:
         Raises:
             OptionsError: with the option, its value and the rule.
         """
-        if self.compare is not None:
-            if len(self.compare) != 2:
-                raise OptionsError(f"--compare takes two scores, not {len(self.compare)}")
-            return
         if not self.teacher and self.engine.name != "openai":
             raise OptionsError("--teacher is missing: whose losses are to be stored?")
         if (self.seq_length is None) == (self.stride is None):
