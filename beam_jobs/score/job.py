@@ -114,13 +114,13 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, command="score", own=own_options()
     )
-    places = {"the dataset": [options.output]}
+    places = {"the dataset": [options.dataset]}
     if os.path.exists(options.teacher):
         places["--teacher"] = [options.teacher]
     require_cluster(beam_options, places)
-    options = replace(options, output=storage.absolute(options.output))
+    options = replace(options, dataset=storage.absolute(options.dataset))
     FileSystems.set_options(beam_options)
-    dataset = open_dataset(options.output)
+    dataset = open_dataset(options.dataset)
     selection = select_documents(dataset, options.where)
     manifest = choose_conventions(
         dataset,
@@ -132,8 +132,8 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     options = settle_dtype(options, manifest, teacher)
     rule = teacher_rule(options, manifest, teacher)
     job = ScoreJob(
-        output=options.output,
-        run_folder=run_folder_of(options.output, run_configuration(rule, manifest)),
+        output=options.dataset,
+        run_folder=run_folder_of(options.dataset, run_configuration(rule, manifest)),
         dataset=manifest.fingerprint,
         source=teacher.source,
         files=options.teacher,

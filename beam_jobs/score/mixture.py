@@ -14,7 +14,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     """Score every dataset of a mixture, one after another; those that are finished are kept.
 
     Args:
-        options: `output` is the mixture's file.
+        options: `dataset` is the mixture's file.
 
     Returns:
         The score manifests; of a trial (`limit`) none.
@@ -28,7 +28,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
         >>> [scores.source for scores in score_mixture(options)]  # doctest: +SKIP
         ['models/teacher', 'models/teacher']
     """
-    mixture = read_mixture(options.output)
+    mixture = read_mixture(options.dataset)
     datasets = open_datasets(mixture)
     if options.seq_length is not None:
         rules = mixture_rules(
@@ -45,7 +45,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     done: list[ScoreManifest] = []
     for entry in mixture.datasets:
         options.run.say(f"{entry.name}: {entry.path}")
-        own = replace(options, output=entry.path, where=entry.where)
+        own = replace(options, dataset=entry.path, where=entry.where)
         scores = score(own)
         if scores is not None:
             done.append(scores)

@@ -76,7 +76,7 @@ class ScoreOptions:
     command again to resume.
 
     Attributes:
-        output: folder of a finished dataset, or a mixture's FILE.toml, whose datasets are scored.
+        dataset: folder of a finished dataset, or a mixture's FILE.toml, whose datasets are scored.
         teacher: folder, Hugging Face repository (owner/name) or .gguf file. With --engine openai,
             the files behind the servers where they are at hand: their digest, in place of the
             model's name, then tells the scores from others.
@@ -107,7 +107,7 @@ class ScoreOptions:
         beam_arguments: options for Beam.
     """
 
-    output: DatasetSource
+    dataset: DatasetSource
     teacher: ModelSource = ""
     seq_length: int | None = None
     teacher_seq_length: int | None = None
@@ -144,9 +144,9 @@ class ScoreOptions:
             raise OptionsError(
                 f"--stride {self.stride} needs --teacher-seq-length, the tokens of a window"
             )
-        if self.where.strip() and is_mixture(self.output):
+        if self.where.strip() and is_mixture(self.dataset):
             raise OptionsError(
-                f"--where {self.where} is of one dataset, and {self.output} a mixture of several: "
+                f"--where {self.where} is of one dataset, and {self.dataset} a mixture of several: "
                 'give its datasets a "where" there'
             )
         if self.dtype not in get_args(Dtype):

@@ -52,7 +52,7 @@ def find_job_teacher(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
     if options.engine.name == "openai":
         return _served(options, manifest)
     files = find_teacher(options.teacher)
-    require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
+    require_tokenizer(files.path, Dataset(options.dataset, manifest), side="teacher")
     settings = TransformersSettings(options.device, options.batch_tokens, options.threads)
     return JobTeacher(options.teacher, files.sha256, None, settings)
 
@@ -76,8 +76,8 @@ def settle_dtype(options: ScoreOptions, manifest: Manifest, teacher: JobTeacher)
     for dtype in tried:
         earlier = replace(options, dtype=dtype)
         rule = teacher_rule(earlier, manifest, teacher)
-        folder = run_folder_of(options.output, run_configuration(rule, manifest))
-        if find_finished(options.output, manifest, rule) or storage.list_folder(folder):
+        folder = run_folder_of(options.dataset, run_configuration(rule, manifest))
+        if find_finished(options.dataset, manifest, rule) or storage.list_folder(folder):
             return earlier
     from pipeline.models.dtype_trial import bfloat16_speedup, default_dtype
     from pipeline.scoring.engines.transformers import default_device
@@ -155,13 +155,13 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
     digest = sha256(f"served:{chosen.model}".encode()).hexdigest()
     if options.teacher:
         files = find_teacher(options.teacher)
-        require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
+        require_tokenizer(files.path, Dataset(options.dataset, manifest), side="teacher")
         digest, weights_of = files.sha256, "files"
     settings = chosen.served_settings()
     engine = connect(
         settings,
         context_rule(options, manifest),
-        dataset=Dataset(options.output, manifest),
+        dataset=Dataset(options.dataset, manifest),
         api_key=api_key(),
     )
     told = engine.info.version

@@ -68,7 +68,6 @@ class EvaluateOptions:
         device: such as cpu or cuda:1 (default: the GPU where there is one).
         batch_size: questions at a time; with more than one, 16-bit answers may differ in rare
             cases.
-        backend: what runs the student, by lm-eval.
         tokenizer: folder or repository of the tokenizer, where it isn't the student's own.
     """
 
@@ -83,7 +82,6 @@ class EvaluateOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Option("NAME")] = ""
     batch_size: int = 1
-    backend: Literal["hf", "vllm"] = "hf"
     tokenizer: Annotated[str, Option("TOKENIZER")] = ""
 
     def __post_init__(self) -> None:
@@ -145,7 +143,6 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     student = find_student(options.student, output)
     folder = output / student.name
     engine = Engine(
-        backend=options.backend,
         dtype=options.dtype,
         device=options.device,
         batch_size=options.batch_size,

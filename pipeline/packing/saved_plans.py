@@ -78,7 +78,7 @@ def load_plan(
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:
-        >>> plan, samples = load_plan(open_dataset("OUTPUT"), rules, cache_folder=Path("cache"))
+        >>> plan, samples = load_plan(open_dataset("aligned"), rules, cache_folder=Path("cache"))
     """
     folder = plan_folder(dataset, rules, cache_folder=cache_folder, where=where)
     if not folder.exists():

@@ -101,7 +101,7 @@ class AlignedRows(TorchDataset[Rows]):
             ValueError: impossible configuration.
 
         Example:
-            >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
+            >>> rows = AlignedRows(StreamConfig(path="aligned", seq_length=2048))  # doctest: +SKIP
         """
         self.dataset = dataset = open_generation(config.path, config.generation, saved)
         self.manifest = config.choose_conventions(dataset)
