@@ -34,7 +34,7 @@ from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import Selection, require_documents, select_documents
+from pipeline.dataset.selection import ChosenDocuments, require_documents, select_documents
 from pipeline.scoring.sidecars import scored_lengths
 from schemas.manifest import Manifest
 from schemas.sidecar import ScoreManifest, score_manifest_name
@@ -145,7 +145,7 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     return _Prepared(job, manifest, _count_scored(selection, manifest), beam_options)
 
 
-def _count_scored(selection: Selection, manifest: Manifest) -> Manifest:
+def _count_scored(selection: ChosenDocuments, manifest: Manifest) -> Manifest:
     """Return a manifest whose shards have as many documents and tokens as are scored.
 
     Raises:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import Selection, select_documents
+from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.mixture_file import MixedDataset, Mixture, is_mixture, read_mixture
 from pipeline.packing.rules import (
     Convention,
@@ -61,7 +61,7 @@ def open_datasets(mixture: Mixture, generations: Sequence[int] = ()) -> tuple[Da
     return datasets
 
 
-def select_of(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> Selection:
+def select_of(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> ChosenDocuments:
     """Return which of a dataset's documents a mixture reads.
 
     Raises:

@@ -22,7 +22,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import Kept, Selection, require_documents, select_documents
+from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents, select_documents
 from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
@@ -105,7 +105,7 @@ def plan_folder(
     return cache_folder / _PLANS_FOLDER / name
 
 
-def _plan(selection: Selection, rules: PackingRules, folder: Path) -> None:
+def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
     indices = _Indices(selection)
     plan = plan_chosen_rows(indices.each, rules)
@@ -134,12 +134,12 @@ def _plan(selection: Selection, rules: PackingRules, folder: Path) -> None:
 class _Indices:
     """A dataset's indices, read one by one; of each only what reading samples needs is kept."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: ChosenDocuments) -> None:
         self._selection = selection
         self._kept: list[dict[str, NDArray[np.integer]]] = []
 
     def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
-        """Yield what a function makes of each index, see `Selection.each`."""
+        """Yield what a function makes of each index, see `ChosenDocuments.each`."""
         self._kept.clear()
 
         def keep(index: ShardIndex, chosen: Kept) -> tuple[dict[str, NDArray[np.integer]], Result]:
