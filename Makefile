@@ -55,7 +55,7 @@ test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run the experime
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
 	$(BIN)/python -m pytest -m "not gpu" tests/megatron_plugin
 
-test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs against storage emulators, a fake Dataflow and a llama.cpp server (minutes)
+test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
 

@@ -30,7 +30,7 @@ class TooManyDeadLettersError(RuntimeError):
 
 
 @dataclass
-class FileLosses:
+class LeftOutOfFile:
     """What is left out of one input file.
 
     Attributes:
@@ -45,7 +45,7 @@ class FileLosses:
 
 
 @dataclass
-class Losses:
+class LeftOut:
     """What is left out of the whole input.
 
     Attributes:
@@ -54,7 +54,7 @@ class Losses:
         num_repeated_ids: duplicates whose id was first used in another file.
     """
 
-    files: list[FileLosses] = field(default_factory=list)
+    files: list[LeftOutOfFile] = field(default_factory=list)
     first_places: dict[str, str] = field(default_factory=dict)
     num_repeated_ids: int = 0
 
@@ -70,22 +70,22 @@ def describe_place(letter: Mapping[str, Any]) -> str:
     return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
 
 
-def read_losses(output: str, manifest: Manifest) -> Losses:
+def read_left_out(output: str, manifest: Manifest) -> LeftOut:
     """Return what a dataset's dead letters say, one line in memory at a time."""
-    losses = Losses()
+    left_out = LeftOut()
     with storage.open_to_read(storage.join(output, manifest.dead_letters.file)) as lines:
         for line in lines:
             letter = orjson.loads(line)
             source, reason, place = letter["source"], letter["reason"], describe_place(letter)
-            if not losses.files or losses.files[-1].source != source:
-                losses.files.append(FileLosses(source, place.removeprefix(source).strip()))
-            losses.files[-1].by_reason[reason] += 1
-            losses.first_places.setdefault(reason, place)
+            if not left_out.files or left_out.files[-1].source != source:
+                left_out.files.append(LeftOutOfFile(source, place.removeprefix(source).strip()))
+            left_out.files[-1].by_reason[reason] += 1
+            left_out.first_places.setdefault(reason, place)
             detail = letter["detail"]
             if detail.startswith(DUPLICATE_OF):
                 other = _PLACE.sub("", detail.removeprefix(DUPLICATE_OF))
-                losses.num_repeated_ids += other != source
-    return losses
+                left_out.num_repeated_ids += other != source
+    return left_out
 
 
 def count_reasons(path: str) -> Counter[str]:
@@ -94,8 +94,8 @@ def count_reasons(path: str) -> Counter[str]:
         return Counter(orjson.loads(line)["reason"] for line in lines)
 
 
-def require_few_losses(
-    manifest: Manifest, losses: Losses, *, max_share: float, output: str
+def require_few_left_out(
+    manifest: Manifest, left_out: LeftOut, *, max_share: float, output: str
 ) -> None:
     """Check that no larger share of the input is lost than allowed; what is expected is not lost.
 
@@ -103,19 +103,19 @@ def require_few_losses(
         TooManyDeadLettersError: with the reasons, their first places, and the likely remedy.
     """
     lost = count_lost(manifest.dead_letters.by_reason)
-    left_out = lost.total()
+    num_lost = lost.total()
     num_documents = totals_of(manifest.newest_shards)["num_documents"] + manifest.dead_letters.count
-    if left_out <= max_share * num_documents:
+    if num_lost <= max_share * num_documents:
         return
     by_reason = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(
-        f"{reason} {format_count(count)} (first: {losses.first_places[reason]})"
+        f"{reason} {format_count(count)} (first: {left_out.first_places[reason]})"
         for reason, count in by_reason
     )
     raise TooManyDeadLettersError(
-        f"{format_count(left_out)} of {format_count(num_documents)} documents "
-        f"({format_share(left_out, num_documents)}) are left out, more than --max-dead-letters "
-        f"{100 * max_share:.6g} %: {reasons}; {_advice(losses, manifest)}"
+        f"{format_count(num_lost)} of {format_count(num_documents)} documents "
+        f"({format_share(num_lost, num_documents)}) are left out, more than --max-dead-letters "
+        f"{100 * max_share:.6g} %: {reasons}; {_advice(left_out, manifest)}"
         "the dataset is written without "
         f"them, {storage.join(output, manifest.dead_letters.file)} names each"
     )
@@ -131,10 +131,10 @@ def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:
     return Counter({reason: n for reason, n in by_reason.items() if reason not in EXPECTED})
 
 
-def _advice(losses: Losses, manifest: Manifest) -> str:
-    if not losses.num_repeated_ids or manifest.generation:
+def _advice(left_out: LeftOut, manifest: Manifest) -> str:
+    if not left_out.num_repeated_ids or manifest.generation:
         return ""  # what names the documents of a dataset stays as it is when it grows
     return (
-        f"{format_count(losses.num_repeated_ids)} ids are used again in another file: if each file "
-        "numbers its own documents, name documents by file and place with --id-field ''; "
+        f"{format_count(left_out.num_repeated_ids)} ids are used again in another file: if each "
+        "file numbers its own documents, name documents by file and place with --id-field ''; "
     )

@@ -27,40 +27,41 @@ def free_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free
 
 
-def require_room(
-    folder: str,
-    need: int,
-    message: str,
-    *,
-    remedy: str,
-    least: float = 1.0,
-    ample: float = 1.0,
-    there: int = 0,
+def describe_room(folder: str) -> str:
+    """Return what a local folder's disk has free, in words that follow an estimate."""
+    if not storage.is_local(folder):
+        return ""
+    return f"; {format_bytes(free_bytes(folder))} are free at {folder}"
+
+
+def require_disk(
+    folder: str, need: int, *, least: float = 1.0, ample: float = 1.0, earlier: str = ""
 ) -> None:
     """Check that a local folder's disk has room for what a job will write; a store always has.
 
     Args:
         folder: where; it need not be there yet.
         need: about how many bytes.
-        message: what needs them, with `{room}` for what there is.
-        remedy: what to do about it.
         least: share of `need` without which the job is refused: as much as the estimate may be
             too large by.
         ample: share of `need` below which it is warned of.
-        there: bytes of it that an earlier attempt has written.
+        earlier: folder of what an earlier attempt has written of it.
 
     Raises:
         OptionsError: less than `least` of it is free.
 
     Example:
-        >>> require_room("gs://bucket/data", 10**15, "{room} is free", remedy="free some")
+        >>> require_disk("gs://bucket/data", 10**15)
     """
     if not storage.is_local(folder):
         return
-    room = free_bytes(folder) + there
-    told = message.replace("{room}", format_bytes(room))
+    room = free_bytes(folder) + sum(storage.list_folder(earlier).values() if earlier else ())
+    told = (
+        f"{folder} has {format_bytes(room)} of free disk, and the job will need about "
+        f"{format_bytes(need)} there"
+    )
     if room < least * need:
-        raise OptionsError(f"{told}; {remedy}")
+        raise OptionsError(f"{told}; free some, or use a larger disk")
     if room < ample * need:
         logger.warning("%s; it may run out of space", told)
 

@@ -41,11 +41,11 @@ class EngineRecord:
     """What ran a teacher, where it was another program than transformers or Megatron.
 
     Attributes:
-        name: "openai" (a server of the completions API) or "vllm" (in process).
-        server: what program the server is, such as "vllm"; "" in process, or not known.
+        name: "openai": a server of the completions API.
+        server: what program the server is, such as "vllm"; "" where it is not known.
         version: of that program, "" where it is not known.
         quantization: of weights and activations, "none" or such as "fp8".
-        model: its name at the server; "" in process.
+        model: its name at the server.
         weights_of: whether the rule's `weights_sha256` is over "files", or over the model's "name"
             where the files are out of sight.
     """

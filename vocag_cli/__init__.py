@@ -15,22 +15,32 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 # Named, not imported: each command runs only with the extra that it needs installed.
-COMMANDS = {
-    "align": ("beam_jobs.align.command", "beam", "documents in, verified aligned shards out"),
-    "remove": ("beam_jobs.remove.command", "beam", "documents of a dataset, by their ids"),
-    "score": ("beam_jobs.score.command", "beam,hf", "a teacher's losses, once, beside the shards"),
-    "train": ("pipeline.training.command", "hf", "a student on aligned rows, under a teacher"),
-    "evaluate": ("pipeline.evaluation.command", "evaluate", "a student on the paper's nine sets"),
-    "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
-    "explore": ("pipeline.explore.command", "", "what is in a dataset: totals, previews, rows"),
-    "export": ("megatron_plugin.export_hf", "megatron", "a trained student to Hugging Face"),
-    "figures": (
-        "pipeline.figures.command",
-        "",
-        "the paper's figures: vocabularies, tokens, alignment",
-    ),
+GROUPS = {
+    "make": {
+        "align": (
+            "beam_jobs.align.command",
+            "beam",
+            "turn documents into aligned shards",
+        ),
+        "score": ("beam_jobs.score.command", "beam,hf", "store a teacher's losses with the shards"),
+    },
+    "train": {
+        "train": ("pipeline.training.command", "hf", "train a student on a dataset"),
+        "export": ("megatron_plugin.export_hf", "megatron", "convert a Megatron checkpoint"),
+        "evaluate": ("pipeline.evaluation.command", "evaluate", "measure a student on nine sets"),
+        "figures": ("pipeline.figures.command", "", "draw the paper's figures, and compare runs"),
+    },
+    "maintain": {
+        "explore": ("pipeline.explore.command", "", "show totals, documents and rows of a dataset"),
+        "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
+        "remove": ("beam_jobs.remove.command", "beam", "remove documents by their ids"),
+        "overlap": ("pipeline.evaluation.overlap_command", "", "find test questions in a dataset"),
+        "compare-scores": ("pipeline.scoring.compare_command", "", "compare two teachers' losses"),
+    },
 }
-"""By its name each command's module, its extras, and what it does."""
+"""What commands are for: by its name each command's module, its extras, and what it does."""
+
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
 
@@ -120,16 +130,12 @@ def _set_up_logging(name: str) -> None:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<12} {help_text}" for name, (_, _, help_text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: vocag COMMAND …",
-            "",
-            *lines,
-            "",
-            "vocag COMMAND --help tells the rest; vocag --version.",
-        ]
-    )
+    lines = ["usage: vocag COMMAND …"]
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<15} {help_text}" for name, (_, _, help_text) in commands.items()]
+    last = "vocag COMMAND --help shows a command's options; vocag --version."
+    return "\n".join([*lines, "", last])
 
 
 def _find(name: str) -> str | None:

@@ -44,7 +44,6 @@ Folder = Annotated[str, Option("FOLDER")]
 ModelSource = Annotated[str, Option("MODEL")]
 TokenName = Annotated[str, Option("TOKEN")]
 TokenizerSource = Annotated[str, Option("TOKENIZER")]
-ViewName = Annotated[str, Option("VIEW")]
 Rest = Annotated[tuple[str, ...], Option(form="rest")]
 
 _METAVARS = {int: "N", float: "X", Path: "FILE"}
@@ -223,7 +222,7 @@ def _naming(name: str, prefix: str, option: Option) -> dict[str, str]:
 
 def _unwrap(hint: Any) -> tuple[Any, Option]:
     if get_origin(hint) is Annotated:
-        inner, option = get_args(hint)[:2]
+        inner, *_, option = get_args(hint)  # the outermost mark: nested ones are flattened
         return _unwrap(inner)[0], option
     if get_origin(hint) in (Union, UnionType):
         parts = [part for part in get_args(hint) if part is not NoneType]

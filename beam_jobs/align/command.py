@@ -41,7 +41,6 @@ from beam_jobs.align.options import AlignOptions, own_options, parse_options
 from beam_jobs.align.resources import (
     choose_shuffle,
     estimate_disk,
-    require_disk,
 )
 from beam_jobs.align.steps import (
     AlignBucket,
@@ -52,11 +51,11 @@ from beam_jobs.align.steps import (
 )
 from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (
-    Losses,
+    LeftOut,
     count_lost,
     count_reasons,
-    read_losses,
-    require_few_losses,
+    read_left_out,
+    require_few_left_out,
 )
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.report.page import RunSummary
@@ -79,6 +78,7 @@ from beam_jobs.runs import (
     run_folder_of,
     warn_of_lost_files,
 )
+from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import NOTHING, describe_convention, describe_tokenizer
@@ -313,7 +313,7 @@ def _find_finished(opened: OpenedInput, configuration: Mapping[str, Any]) -> Man
         f"{options.output} is finished: the same input and options made it; nothing to do"
         + (f"\nnote: {remark}" if remark else "")
     )
-    _require_few_losses(manifest, read_losses(options.output, manifest), options)
+    _require_few_left_out(manifest, read_left_out(options.output, manifest), options)
     return manifest
 
 
@@ -341,16 +341,16 @@ def _make(
         if options.append and manifest.configuration != configuration:
             return manifest  # nothing new
         seconds = time.monotonic() - clock  # the other clock may have been set back meanwhile
-    losses = read_losses(options.output, manifest)
+    left_out = read_left_out(options.output, manifest)
     run = _describe_run(
-        run_folder, configuration, beam_options, manifest, opened.tokenizers, losses
+        run_folder, configuration, beam_options, manifest, opened.tokenizers, left_out
     )
     run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=options.output, scratch=run_folder)
     publish_inputs(run_folder, options.output)
     close_run(options.output, run_folder, manifest)
     options.run.say(summarise(manifest, run, output=options.output, report=report))
-    _require_few_losses(manifest, losses, options)
+    _require_few_left_out(manifest, left_out, options)
     return manifest
 
 
@@ -378,7 +378,8 @@ def _run(
     keep_text = configuration["keep_text"]
     disk = estimate_disk(text_bytes, keep_text=keep_text, shuffle=choose_shuffle(options))
     disk += sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
-    require_disk(output, run_folder, disk)
+    # Half: the estimate can't be that wrong.
+    require_disk(output, disk, least=0.5, earlier=run_folder)
     open_run(run_folder, configuration)
     path = storage.join(run_folder, INPUTS_FILE)
     storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)
@@ -440,8 +441,10 @@ def _excluded(options: AlignOptions) -> dict[str, str]:
     return {"overlap_sha256": digest_of_overlap(overlap)} if options.exclude_overlap else {}
 
 
-def _require_few_losses(manifest: Manifest, losses: Losses, options: AlignOptions) -> None:
-    require_few_losses(manifest, losses, max_share=options.max_dead_letters, output=options.output)
+def _require_few_left_out(manifest: Manifest, left_out: LeftOut, options: AlignOptions) -> None:
+    require_few_left_out(
+        manifest, left_out, max_share=options.max_dead_letters, output=options.output
+    )
 
 
 def _text_bytes(files: Sequence[InputFile]) -> int:
@@ -493,7 +496,7 @@ def _describe_run(
     beam_options: PipelineOptions,
     manifest: Manifest,
     tokenizers: tuple[Tokenizer, Tokenizer],
-    losses: Losses,
+    left_out: LeftOut,
 ) -> RunSummary:
     student, teacher = tokenizers
     return RunSummary(
@@ -507,6 +510,6 @@ def _describe_run(
         student_convention=describe_convention(manifest.student, student),
         teacher_convention=describe_convention(manifest.teacher, teacher),
         versions=library_versions(),
-        losses=losses,
+        left_out=left_out,
         **read_summary(storage.join(run_folder, SUMMARY_FILE)),
     )

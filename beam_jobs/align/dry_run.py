@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from beam_jobs import storage
 from beam_jobs.align.blocks import pack_blocks
 from beam_jobs.align.inputs.listing import InputError
 from beam_jobs.align.inputs.pieces import InputFile, count_buckets
@@ -17,7 +16,7 @@ from beam_jobs.align.inputs.sampling import SampledPiece, sample_input
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
 from beam_jobs.left_out import describe_place
-from beam_jobs.shortages import free_bytes
+from beam_jobs.shortages import describe_room
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.dataset.writing import END_OF_TAR, ShardWriter
@@ -223,9 +222,6 @@ def _describe_needs(
     whole, shards = estimate.input, estimate.num_shard_bytes
     on_their_way = whole.num_block_bytes if choose_shuffle(options) == "files" else 0
     disk = shards + on_their_way + sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
-    free = ""
-    if storage.is_local(options.output):
-        free = f"; {format_bytes(free_bytes(options.output))} are free at {options.output}"
     workers = options.run.workers
     memory, most = (
         estimate_memory(
@@ -237,7 +233,8 @@ def _describe_needs(
     return [
         f"  dataset         about {format_bytes(shards)}, "
         f"{shards / whole.num_student_tokens:.2f} bytes a student token",
-        f"  disk            about {format_bytes(disk)} while it runs{free}",
+        f"  disk            about {format_bytes(disk)} while it runs"
+        f"{describe_room(options.output)}",
         f"  memory          about {format_bytes(memory)} a process, {workers} of them, and "
         f"{format_bytes(most - memory)} more for a document as long as --max-document-bytes "
         f"allows ({format_bytes(options.max_document_bytes)}); this machine has "

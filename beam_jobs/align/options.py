@@ -169,8 +169,8 @@ class AlignOptions:
             source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
             type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
-        exclude_overlap: leave out the documents of this list, which vocag evaluate --check-overlap
-            makes: they hold questions of test sets. They don't count for --max-dead-letters.
+        exclude_overlap: leave out the documents of this list, which vocag overlap makes: they hold
+            questions of test sets. They don't count for --max-dead-letters.
         max_dead_letters: end with status 3 where a larger share of the documents is left out, such
             as 0.05 or 5%; the dataset is written all the same.
         student_bos: token that stands before a student's text, its id, or none (default: BOS where

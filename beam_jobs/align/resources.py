@@ -5,7 +5,7 @@ from beam_jobs.align.blocks import Shuffle
 from beam_jobs.align.inputs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import OptionsError
-from beam_jobs.shortages import address_space, require_room
+from beam_jobs.shortages import address_space
 from pipeline.drawing.formatting import format_bytes
 
 LEAST_ADDRESS_SPACE = 1500 << 20
@@ -53,23 +53,6 @@ def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
         4000000000
     """
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))
-
-
-def require_disk(output: str, run_folder: str, need: int) -> None:
-    """Check that a local output's disk has room for a job, counting what an earlier attempt wrote.
-
-    Raises:
-        OptionsError: it has less than half; the estimate can't be that wrong.
-    """
-    require_room(
-        output,
-        need,
-        f"--output {output} has {{room}} of free disk, and the job will need about "
-        f"{format_bytes(need)} there while it runs",
-        remedy="free some, or choose another --output",
-        least=0.5,
-        there=sum(storage.list_folder(run_folder).values()) if storage.is_local(output) else 0,
-    )
 
 
 def require_address_space() -> None:

@@ -30,7 +30,7 @@ examples:
   vocag remove aligned --ids takedowns.txt
 
   # documents that hold questions of test sets, some of them left out already
-  vocag evaluate --check-overlap aligned --output overlap
+  vocag overlap aligned --output overlap
   vocag remove aligned --ids overlap/overlap.jsonl
 
   # what would that take out? (nothing is written)
@@ -55,7 +55,7 @@ class RemoveOptions:
     Run the same command again where it was interrupted.
 
     Attributes:
-        output: folder or URL of a dataset.
+        dataset: folder or URL of a dataset.
         ids: list of the documents' ids.
         ignore_unknown: say how many ids no document has, instead of refusing the list.
         dry_run: say what would be removed; write nothing.
@@ -63,7 +63,7 @@ class RemoveOptions:
         beam_arguments: options for Beam.
     """
 
-    output: DatasetSource
+    dataset: DatasetSource
     ids: Annotated[str, Option("FILE")]
     ignore_unknown: bool = False
     dry_run: bool = False
@@ -87,7 +87,7 @@ def remove(options: RemoveOptions) -> Manifest:
     """
     own = command_lines.option_names(RemoveOptions)
     FileSystems.set_options(make_beam_options(options.beam_arguments, command="remove", own=own))
-    output = storage.absolute(options.output)
+    output = storage.absolute(options.dataset)
     storage.require_answer(output)
     ids = read_ids(options.ids)
     read_newest(output)  # refuses before a lock is made where no dataset is
@@ -149,7 +149,7 @@ def _require_known(unknown: Sequence[str], options: RemoveOptions) -> None:
         named = ", ".join(f'"{name}"' for name in unknown[:_MAX_NAMED])
         raise OptionsError(
             f"--ids {options.ids}: {format_plural(len(unknown), 'id')} of no document in "
-            f"{options.output}, such as {named}; nothing is removed: correct the list, or give "
+            f"{options.dataset}, such as {named}; nothing is removed: correct the list, or give "
             "--ignore-unknown"
         )
 

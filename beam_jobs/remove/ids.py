@@ -56,7 +56,7 @@ def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, 
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:
-        >>> find_documents(open_dataset("OUTPUT"), ["forum/7"])[1]  # doctest: +SKIP
+        >>> find_documents(open_dataset("aligned"), ["forum/7"])[1]  # doctest: +SKIP
         []
     """
     wanted, found = pa.array(ids, pa.string()), [pa.array([], pa.string())]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from beam_jobs.left_out import Losses
+from beam_jobs.left_out import LeftOut
 from beam_jobs.report import distributions
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.formatting import (
@@ -24,7 +24,7 @@ from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
 OPEN_SHARDS = 20
 """Longer tables of shards start collapsed."""
 
-MAX_LOSS_FILES = 50
+MAX_LEFT_OUT_FILES = 50
 """Files that lost documents and are named; those that lost most."""
 
 _STYLE = """
@@ -71,7 +71,7 @@ class RunSummary:
         teacher_convention: the same for the teacher.
         reused_buckets: parts taken over from an interrupted run.
         versions: version of each library that shaped the result.
-        losses: what is left out, file by file.
+        left_out: what is left out, file by file.
     """
 
     runner: str
@@ -88,7 +88,7 @@ class RunSummary:
     teacher_convention: str = "unknown"
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
-    losses: Losses = field(default_factory=Losses)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def render_report(
@@ -119,7 +119,7 @@ def render_report(
         *_groups(groups or {}),
         tag("h2", "Documents left out"),
         _dead_letters(manifest),
-        *_losses_by_file(run.losses),
+        *_left_out_by_file(run.left_out),
         tag("h2", "Tokenizers"),
         _tokenizers(manifest, run),
         tag("h2", "Run"),
@@ -262,10 +262,10 @@ def _dead_letters(manifest: Manifest) -> Element:
     )
 
 
-def _losses_by_file(losses: Losses) -> Iterable[Element]:
-    if not losses.files:
+def _left_out_by_file(left_out: LeftOut) -> Iterable[Element]:
+    if not left_out.files:
         return
-    ranked = sorted(losses.files, key=lambda file: (-file.by_reason.total(), file.source))
+    ranked = sorted(left_out.files, key=lambda file: (-file.by_reason.total(), file.source))
     rows = [
         [
             file.source,
@@ -273,7 +273,7 @@ def _losses_by_file(losses: Losses) -> Iterable[Element]:
             file.first,
             format_count(file.by_reason.total()),
         ]
-        for file in ranked[:MAX_LOSS_FILES]
+        for file in ranked[:MAX_LEFT_OUT_FILES]
     ]
     heading = ["file", "reasons", "first place", "documents"]
     rest = len(ranked) - len(rows)

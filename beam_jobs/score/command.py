@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         options = parse_options(arguments)
         configure_logging("score", options.run)
-        if is_mixture(options.output):
+        if is_mixture(options.dataset):
             score_mixture(options)
         else:
             score(options)

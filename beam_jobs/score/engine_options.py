@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from beam_jobs.errors import OptionsError
-from pipeline.scoring.engines.settings import ServedSettings, VllmSettings
+from pipeline.scoring.engines.settings import ServedSettings
 from vocag_cli.options import Option
 
-EngineName = Literal["transformers", "openai", "vllm"]
+EngineName = Literal["transformers", "openai"]
 
 API_KEY = "VOCAG_API_KEY"
 """Environment variable with the key that servers ask for; no option, for command lines are seen."""
 
-_OF_SERVERS = ("endpoint", "model", "engine_version")
-_OF_OTHERS = ("quantization",)
+_OF_SERVERS = ("endpoint", "model", "quantization", "engine_version")
 
 
 @dataclass(frozen=True)
@@ -24,18 +23,16 @@ class EngineOptions:
     """What runs the teacher.
 
     Attributes:
-        name: what runs the teacher; openai asks servers of the completions API (vLLM, SGLang,
-            llama-cpp-python), vllm loads vLLM here.
+        name: what runs the teacher; openai asks servers of the completions API that give
+            prompt_logprobs, as vLLM does.
         endpoint: a server's URL; give several for servers of the same model.
         model: the teacher's name at the servers.
-        quantization: of the teacher at the servers, such as fp8 or none, which they don't tell; for
-            vllm, what it is to use (default there: what the model's configuration says).
-        engine_version: of the servers' program, where they don't tell.
+        quantization: of the teacher at the servers, such as fp8 or none, which they don't report.
+        engine_version: of the servers' program, if they don't report it.
         concurrency: requests under way at each server.
         requests_per_second: to each server at most (default: as many as it answers).
         answer_seconds: that a server may take for an answer.
         attempts: at each request, with growing waits, before the job ends.
-        tensor_parallel_size: GPUs that share each layer in vLLM.
     """
 
     name: EngineName = "transformers"
@@ -47,7 +44,6 @@ class EngineOptions:
     requests_per_second: float = 0.0
     answer_seconds: float = 600.0
     attempts: int = 10
-    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         """Check what belongs together.
@@ -64,12 +60,11 @@ class EngineOptions:
                     "fp8: a server does not tell it, and losses of another one are others)"
                 )
         else:
-            unused = [*_OF_SERVERS, *(_OF_OTHERS if self.name == "transformers" else ())]
-            for name in unused:
+            for name in _OF_SERVERS:
                 if getattr(self, name):
                     option = "--" + name.replace("_", "-")
                     raise OptionsError(f"{option} is of no use with --engine {self.name}")
-        for name in ("concurrency", "attempts", "tensor_parallel_size"):
+        for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise OptionsError(f"{option} {getattr(self, name)} is below 1")
@@ -88,10 +83,6 @@ class EngineOptions:
             timeout_seconds=self.answer_seconds,
             attempts=self.attempts,
         )
-
-    def vllm_settings(self) -> VllmSettings:
-        """Return how vLLM is loaded."""
-        return VllmSettings(self.quantization or "none", self.tensor_parallel_size)
 
 
 def api_key() -> str:

@@ -19,11 +19,11 @@ from beam_jobs.running.progress import reset_progress, run_with_token_bar
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import LOCK_FILE, open_run, run_folder_of
-from beam_jobs.score.disk import estimate_disk, require_disk
+from beam_jobs.score.disk import estimate_disk
 from beam_jobs.score.options import ScoreOptions, own_options
 from beam_jobs.score.reuse import list_reusable
 from beam_jobs.score.steps import SUMMARY_FILE, ScoreJob, TeacherHandler, WriteScores
-from beam_jobs.score.summary import describe_comparison, describe_job, summarise
+from beam_jobs.score.summary import describe_job, summarise
 from beam_jobs.score.teachers import (
     find_finished,
     find_job_teacher,
@@ -31,11 +31,11 @@ from beam_jobs.score.teachers import (
     settle_dtype,
     teacher_rule,
 )
+from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import Selection, require_documents, select_documents
-from pipeline.scoring.comparison import compare_scores
+from pipeline.dataset.selection import ChosenDocuments, require_documents, select_documents
 from pipeline.scoring.sidecars import scored_lengths
 from schemas.manifest import Manifest
 from schemas.sidecar import ScoreManifest, score_manifest_name
@@ -76,8 +76,7 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
     """Score a dataset, or return the scores where they are finished already.
 
     Returns:
-        The score manifest; None of a trial (`limit`), a dry run and a comparison, which write
-        nothing.
+        The score manifest; None of a trial (`limit`) and a dry run, which write nothing.
 
     Raises:
         ValueError: the dataset, the teacher or an option can't be used.
@@ -88,10 +87,6 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
         >>> score(options).source  # doctest: +SKIP
         'models/teacher'
     """
-    if options.compare is not None:
-        first, second = options.compare
-        print(describe_comparison(compare_scores(options.output, first, second)))
-        return None
     clock = time.monotonic()
     prepared = _prepare(options)
     job, manifest, scored = prepared.job, prepared.manifest, prepared.scored
@@ -111,7 +106,8 @@ def score(options: ScoreOptions) -> ScoreManifest | None:
             f"{name} is finished: the same teacher, rule and data made it; nothing to do"
         )
         return finished
-    require_disk(job.output, estimate_disk(job.output, scored, job.rule.fingerprint))
+    need = estimate_disk(job.output, scored, job.rule.fingerprint)
+    require_disk(job.output, need, ample=1.05)
     return _run(prepared, options.run, clock)
 
 
@@ -121,17 +117,17 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, command="score", own=own_options()
     )
-    places = {"the dataset": [options.output], "--reuse": list(options.reuse or ())}
+    places = {"the dataset": [options.dataset], "--reuse": list(options.reuse or ())}
     if os.path.exists(options.teacher):
         places["--teacher"] = [options.teacher]
     require_cluster(beam_options, places)
     options = replace(
         options,
-        output=storage.absolute(options.output),
+        dataset=storage.absolute(options.dataset),
         reuse=tuple(map(storage.absolute, options.reuse or ())),
     )
     FileSystems.set_options(beam_options)
-    dataset = open_dataset(options.output)
+    dataset = open_dataset(options.dataset)
     selection = select_documents(dataset, options.where)
     manifest = choose_conventions(
         dataset,
@@ -143,8 +139,8 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     options = settle_dtype(options, manifest, teacher)
     rule = teacher_rule(options, manifest, teacher)
     job = ScoreJob(
-        output=options.output,
-        run_folder=run_folder_of(options.output, run_configuration(rule, manifest)),
+        output=options.dataset,
+        run_folder=run_folder_of(options.dataset, run_configuration(rule, manifest)),
         dataset=manifest.fingerprint,
         source=teacher.source,
         files=options.teacher,
@@ -157,7 +153,7 @@ def _prepare(options: ScoreOptions) -> _Prepared:
     return _Prepared(job, manifest, scored, beam_options, options.reuse or ())
 
 
-def _count_scored(selection: Selection, manifest: Manifest) -> Manifest:
+def _count_scored(selection: ChosenDocuments, manifest: Manifest) -> Manifest:
     """Return a manifest whose shards have as many documents and tokens as are scored.
 
     Raises:

@@ -14,7 +14,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     """Score every dataset of a mixture, one after another; those that are finished are kept.
 
     Args:
-        options: `output` is the mixture's file.
+        options: `dataset` is the mixture's file.
 
     Returns:
         The score manifests; of a trial (`limit`) none.
@@ -30,7 +30,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     """
     opened = open_run(
         Reading(
-            path=options.output,
+            path=options.dataset,
             student_bos=options.student_bos,
             student_eos=options.student_eos,
             teacher_context=options.teacher_context,
@@ -45,7 +45,7 @@ def score_mixture(options: ScoreOptions) -> list[ScoreManifest]:
     done: list[ScoreManifest] = []
     for entry in opened.mixture.datasets:
         options.run.say(f"{entry.name}: {entry.path}")
-        own = replace(options, output=entry.path, where=entry.where)
+        own = replace(options, dataset=entry.path, where=entry.where)
         scores = score(own)
         if scores is not None:
             done.append(scores)

@@ -79,7 +79,7 @@ class ScoreOptions:
     command again to resume.
 
     Attributes:
-        output: folder of a finished dataset, or a mixture's FILE.toml, whose datasets are scored.
+        dataset: folder of a finished dataset, or a mixture's FILE.toml, whose datasets are scored.
         teacher: folder, Hugging Face repository (owner/name) or .gguf file. With --engine openai,
             the files behind the servers where they are at hand: their digest, in place of the
             model's name, then tells the scores from others.
@@ -108,14 +108,12 @@ class ScoreOptions:
         limit: score the first N documents in this process, say how fast and how well, and write
             nothing.
         dry_run: say what the job would read and write, without loading the teacher; write nothing.
-        compare: score nothing, but tell what two teachers' stored losses differ by; each is named
-            as --stored-losses names it.
         engine: what runs the teacher.
         run: how many processes, and what they say.
         beam_arguments: options for Beam.
     """
 
-    output: DatasetSource
+    dataset: DatasetSource
     teacher: ModelSource = ""
     seq_length: int | None = None
     teacher_seq_length: int | None = None
@@ -132,7 +130,6 @@ class ScoreOptions:
     reuse: Annotated[tuple[str, ...] | None, Option("DATASET", form="repeated")] = None
     limit: int | None = None
     dry_run: bool = False
-    compare: Annotated[tuple[str, ...] | None, Option("SCORES")] = None
     engine: EngineOptions = TRANSFORMERS
     run: RunOptions = HERE
     beam_arguments: Rest = ()
@@ -143,10 +140,6 @@ class ScoreOptions:
         Raises:
             OptionsError: with the option, its value and the rule.
         """
-        if self.compare is not None:
-            if len(self.compare) != 2:
-                raise OptionsError(f"--compare takes two scores, not {len(self.compare)}")
-            return
         if not self.teacher and self.engine.name != "openai":
             raise OptionsError("--teacher is missing: whose losses are to be stored?")
         if (self.seq_length is None) == (self.stride is None):
@@ -158,9 +151,9 @@ class ScoreOptions:
             raise OptionsError(
                 f"--stride {self.stride} needs --teacher-seq-length, the tokens of a window"
             )
-        if self.where.strip() and is_mixture(self.output):
+        if self.where.strip() and is_mixture(self.dataset):
             raise OptionsError(
-                f"--where {self.where} is of one dataset, and {self.output} a mixture of several: "
+                f"--where {self.where} is of one dataset, and {self.dataset} a mixture of several: "
                 'give its datasets a "where" there'
             )
         if self.dtype not in get_args(Dtype):

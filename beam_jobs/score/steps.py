@@ -25,7 +25,7 @@ from beam_jobs.score.engine_options import api_key
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import Kept, Selection, select_documents
+from pipeline.dataset.selection import ChosenDocuments, Kept, select_documents
 from pipeline.models.probe import probe_tokens
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -130,7 +130,7 @@ class ReadyTeacher:
     """
 
     engine: Engine
-    selection: Selection
+    selection: ChosenDocuments
     context: ContextRule
     matmul_rate: float
     known: KnownLosses

@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.score.disk import estimate_disk
-from beam_jobs.shortages import free_bytes
+from beam_jobs.shortages import describe_room
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -16,7 +16,6 @@ from pipeline.drawing.formatting import (
     format_share,
     format_short,
 )
-from pipeline.scoring.comparison import KEPT, Comparison
 from pipeline.scoring.contexts import ContextRule
 from schemas.manifest import Manifest
 from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name, sidecar_name
@@ -27,9 +26,6 @@ def describe_job(output: str, manifest: Manifest, rule: TeacherRule) -> str:
     shards, there = manifest.shards, storage.list_folder(output)
     done = sum(sidecar_name(s.file, rule.fingerprint) in there for s in shards)
     context = ContextRule.from_json(rule.context)
-    free = ""
-    if storage.is_local(output):
-        free = f"; {format_bytes(free_bytes(output))} are free at {output}"
     return "\n".join(
         [
             "dry run: nothing was written",
@@ -41,27 +37,8 @@ def describe_job(output: str, manifest: Manifest, rule: TeacherRule) -> str:
             *([f"  where           {rule.where}"] if rule.where else []),
             f"  context         {_describe_context(context)}",
             f"  disk            {format_bytes(estimate_disk(output, manifest, rule.fingerprint))}"
-            f"{free}",
+            f"{describe_room(output)}",
             "  time            --limit 100 tries a hundred documents and says",
-        ]
-    )
-
-
-def describe_comparison(found: Comparison) -> str:
-    """Return what two teachers' losses differ by, in lines."""
-    quantiles = ", ".join(
-        f"{100 * share:g} % within {value:.3g}" for share, value in found.quantiles.items()
-    )
-    changed = 100 * found.num_changed / max(1, found.num_kept)
-    return "\n".join(
-        [
-            f"compared {format_count(found.num_tokens)} teacher tokens: the second's losses less "
-            "the first's",
-            f"  difference      mean {found.mean:+.4f} nats, mean size {found.mean_absolute:.4f}, "
-            f"largest {found.largest:.3g}",
-            f"  sizes           {quantiles}",
-            f"  kept tokens     {changed:.1f} % of {format_count(found.num_kept)} would be others "
-            f"at {100 * KEPT:g} %, ranked by the teacher's losses alone",
         ]
     )
 

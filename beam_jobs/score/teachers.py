@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -50,13 +49,10 @@ def find_job_teacher(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
         ValueError: no such teacher, or not the dataset's.
         EngineError: servers that can't be asked.
     """
-    match options.engine.name:
-        case "openai":
-            return _served(options, manifest)
-        case "vllm":
-            return _in_vllm(options, manifest)
+    if options.engine.name == "openai":
+        return _served(options, manifest)
     files = find_teacher(options.teacher)
-    require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
+    require_tokenizer(files.path, Dataset(options.dataset, manifest), side="teacher")
     settings = TransformersSettings(options.device, options.batch_tokens, options.threads)
     return JobTeacher(options.teacher, files.sha256, None, settings)
 
@@ -80,8 +76,8 @@ def settle_dtype(options: ScoreOptions, manifest: Manifest, teacher: JobTeacher)
     for dtype in tried:
         earlier = replace(options, dtype=dtype)
         rule = teacher_rule(earlier, manifest, teacher)
-        folder = run_folder_of(options.output, run_configuration(rule, manifest))
-        if find_finished(options.output, manifest, rule) or storage.list_folder(folder):
+        folder = run_folder_of(options.dataset, run_configuration(rule, manifest))
+        if find_finished(options.dataset, manifest, rule) or storage.list_folder(folder):
             return earlier
     from pipeline.models.dtype_trial import bfloat16_speedup, default_dtype
     from pipeline.scoring.engines.transformers import default_device
@@ -159,13 +155,13 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
     digest = sha256(f"served:{chosen.model}".encode()).hexdigest()
     if options.teacher:
         files = find_teacher(options.teacher)
-        require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
+        require_tokenizer(files.path, Dataset(options.dataset, manifest), side="teacher")
         digest, weights_of = files.sha256, "files"
     settings = chosen.served_settings()
     engine = connect(
         settings,
         context_rule(options, manifest),
-        dataset=Dataset(options.output, manifest),
+        dataset=Dataset(options.dataset, manifest),
         api_key=api_key(),
     )
     told = engine.info.version
@@ -190,24 +186,9 @@ def _served(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
     )
     options.run.say(
         f"{len(settings.endpoints)} of {len(settings.endpoints)} servers answer: "
-        f"{engine.info.kind or 'a server'} {version}, asked by {engine.dialect}"
+        f"{engine.info.kind or 'a server'} {version}"
     )
     # Workers ask again, and find the same version and the same losses or stop.
     probe_losses = tuple(engine.probe_losses.tolist())
     settings = replace(settings, version=told, probe_losses=probe_losses)
     return JobTeacher(source, digest, record, settings)
-
-
-def _in_vllm(options: ScoreOptions, manifest: Manifest) -> JobTeacher:
-    """Return a teacher that vLLM is to load."""
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise OptionsError(
-            "--engine vllm needs vLLM where the job starts and on its workers: pip install vllm"
-        ) from error
-    files = find_teacher(options.teacher)
-    require_tokenizer(files.path, Dataset(options.output, manifest), side="teacher")
-    settings = options.engine.vllm_settings()
-    record = EngineRecord("vllm", "", version, settings.quantization, "", "files")
-    return JobTeacher(options.teacher, files.sha256, record, settings)

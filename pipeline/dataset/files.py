@@ -218,7 +218,7 @@ class Dataset:
             hashes: read every byte and compare SHA-256 too, not only sizes.
 
         Example:
-            >>> open_dataset("OUTPUT").find_damage(hashes=True)  # doctest: +SKIP
+            >>> open_dataset("aligned").find_damage(hashes=True)  # doctest: +SKIP
             {}
         """
         numbers = range(len(self.manifest.shards))
@@ -272,7 +272,7 @@ def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None)
         SchemaVersionError: written by another version of the format.
 
     Example:
-        >>> open_dataset("gs://bucket/OUTPUT").manifest.totals["num_documents"]  # doctest: +SKIP
+        >>> open_dataset("gs://bucket/aligned").manifest.totals["num_documents"]  # doctest: +SKIP
         1319
     """
     manifest = read_manifest(os.fspath(path))

@@ -77,7 +77,7 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:
-        >>> [group.value for group in count_by(open_dataset("OUTPUT"), "source")]  # doctest: +SKIP
+        >>> [group.value for group in count_by(open_dataset("aligned"), "source")]  # doctest: +SKIP
         ['web', 'math', None]
     """
     require_field(dataset.manifest, name)
@@ -100,7 +100,7 @@ def count_read(dataset: Dataset) -> Manifest:
         DamagedShardError: an index, or the list of what is removed, is damaged.
 
     Example:
-        >>> count_read(open_dataset("OUTPUT")).totals["num_documents"]  # doctest: +SKIP
+        >>> count_read(open_dataset("aligned")).totals["num_documents"]  # doctest: +SKIP
         1317
     """
     if dataset.is_whole:

@@ -36,7 +36,7 @@ _READ_AHEAD = 8
 
 
 @dataclass(frozen=True)
-class Selection:
+class ChosenDocuments:
     """The documents of a dataset that are read.
 
     Attributes:
@@ -121,7 +121,7 @@ class Selection:
         return kept
 
 
-def select_documents(dataset: Dataset, where: str = "") -> Selection:
+def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
     """Return what is read of a dataset.
 
     Args:
@@ -137,10 +137,10 @@ def select_documents(dataset: Dataset, where: str = "") -> Selection:
     """
     where = where.strip()
     columns = _require_condition(dataset.manifest, where) if where else ()
-    return Selection(dataset, where, columns)
+    return ChosenDocuments(dataset, where, columns)
 
 
-def require_documents(num_documents: int, selection: Selection) -> None:
+def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
     """Check that something is read.
 
     Raises:

@@ -31,7 +31,7 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
         DatasetError: no finished dataset. Reading raises DamagedShardError and DamagedSampleError.
 
     Example:
-        >>> documents = decoded_documents("OUTPUT")  # doctest: +SKIP
+        >>> documents = decoded_documents("aligned")  # doctest: +SKIP
         >>> documents = documents.compose(webdataset.shuffle(1000))
         >>> next(iter(documents))["document"].student.input_ids.dtype
         dtype('int64')

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pipeline.drawing.formatting import printable
-from pipeline.evaluation.sets import NINE, SETS
+from pipeline.evaluation.sets import NINE, SETS, require_known
 from vocag_cli.options import Folder, Option, parse_options
 
 MEASURES = ("accuracy", "text", "solution", "answer", "options")
@@ -18,7 +18,6 @@ DONE, CANNOT_RUN, STOPPED = 0, 2, 130
 _GROUPS = {
     "tasks": "what is measured",
     "dtype": "how the student runs",
-    "check_overlap": "instead of an evaluation",
 }
 
 _EPILOG = f"""\
@@ -34,8 +33,6 @@ examples:
       Bits per byte alone: what tells students below a billion parameters apart.
   vocag evaluate TinyLlama/TinyLlama_v1.1 --prompts math-evaluation-harness/prompts --output e
       The paper's prompts byte for byte, those of MathQA, MMLU-STEM and SAT included.
-  vocag evaluate --check-overlap aligned --data benchmarks --output overlap
-      Which questions stand in an aligned dataset; vocag align --exclude-overlap takes the list.
 
 sets, --tasks: {", ".join(SETS)}
 measures, --measures (docs/evaluation.md says what each is worth at which size):
@@ -71,12 +68,10 @@ class EvaluateOptions:
         device: such as cpu or cuda:1 (default: the GPU where there is one).
         batch_size: questions at a time; with more than one, 16-bit answers may differ in rare
             cases.
-        backend: what runs the student, by lm-eval.
         tokenizer: folder or repository of the tokenizer, where it isn't the student's own.
-        check_overlap: look for the sets' questions in this aligned dataset, and list them.
     """
 
-    student: Annotated[str, Option("STUDENT", form="positional")] = ""
+    student: Annotated[str, Option("STUDENT", form="positional")]
     output: Folder
     tasks: Annotated[tuple[str, ...], Option("SET")] = NINE
     measures: Annotated[tuple[str, ...], Option("MEASURE")] = MEASURES
@@ -87,9 +82,7 @@ class EvaluateOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Option("NAME")] = ""
     batch_size: int = 1
-    backend: Literal["hf", "vllm"] = "hf"
     tokenizer: Annotated[str, Option("TOKENIZER")] = ""
-    check_overlap: Annotated[str, Option("DATASET")] = ""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -97,24 +90,14 @@ class EvaluateOptions:
         Raises:
             ValueError: with the option, its value and the remedy.
         """
-        if bool(self.student) == bool(self.check_overlap):
-            raise ValueError("name a student to evaluate, or a dataset with --check-overlap")
-        for option, given, known in (
-            ("--tasks", self.tasks, tuple(SETS)),
-            ("--measures", self.measures, MEASURES),
-        ):
-            if unknown := [name for name in given if name not in known]:
-                raise ValueError(f"{option} {' '.join(unknown)}: choose of {', '.join(known)}")
+        require_known("--tasks", self.tasks, tuple(SETS))
+        require_known("--measures", self.measures, MEASURES)
         if self.limit < 0:
             raise ValueError(f"--limit {self.limit}: it must be 0 or more")
         for name in ("max_answer_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
-
-    def lines(self) -> Iterator[str]:
-        """Yield what to print, and do it."""
-        return _check_overlap(self) if self.check_overlap else _evaluate(self)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -124,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
             EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
         )
         _quieten()
-        for line in options.lines():
+        for line in _evaluate(options):
             print(line, flush=True)
     except (ValueError, OSError) as error:
         print(f"vocag evaluate: {printable(str(error))}", file=sys.stderr)
@@ -160,7 +143,6 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     student = find_student(options.student, output)
     folder = output / student.name
     engine = Engine(
-        backend=options.backend,
         dtype=options.dtype,
         device=options.device,
         batch_size=options.batch_size,
@@ -188,13 +170,6 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     for other in other_students(output, student.name):
         yield from describe_differences(folder, output / other)
     yield f"wrote {folder / 'results.json'} and {write_report(output)}"
-
-
-def _check_overlap(options: EvaluateOptions) -> Iterator[str]:
-    from pipeline.evaluation.overlap import check_overlap
-
-    output = Path(options.output)
-    return check_overlap(options.check_overlap, options.tasks, data=options.data, output=output)
 
 
 def _quieten() -> None:

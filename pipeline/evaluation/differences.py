@@ -107,7 +107,7 @@ def _unlike(one: Results, other: Results) -> list[str]:
                     {**of.settings, "answer_tokens": of.answer_tokens, "examples": of.shots}
                     for of in (made, other.measurements[name][measure])
                 )
-                for key in ("backend", "dtype", "device", "answer_tokens", "examples"):
+                for key in ("dtype", "device", "answer_tokens", "examples"):
                     if own.get(key) != its.get(key):
                         note = f"{key} {own.get(key)} and {its.get(key)}"
                         found.setdefault(note, []).append(f"{SETS[name].title} {measure}")

@@ -187,7 +187,8 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
 
 def _search(dataset: Dataset, questions: Questions) -> Iterator[tuple[str, Question]]:
     total = count_read(dataset).totals["num_documents"]
-    with tqdm(total=total, unit=" documents") as bar:
+    # disable=None: no bar where stderr is no terminal.
+    with tqdm(total=total, unit=" documents", disable=None) as bar:
         for shard in range(len(dataset.manifest.shards)):
             index = dataset.read_index(shard, with_names=True)
             for _, sample in dataset.samples(shard, index):

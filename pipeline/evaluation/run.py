@@ -30,7 +30,7 @@ from pipeline.evaluation.students import Student
 logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
-_SAME = ("backend", "dtype", "tokenizer")
+_SAME = ("dtype", "tokenizer")
 """Settings that all measurements of one student must share."""
 
 

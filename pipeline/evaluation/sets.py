@@ -237,3 +237,13 @@ NINE = tuple(SETS)
 """In the paper's order."""
 
 SETS["math_full"] = replace(SETS["math"], title="MATH (5,000)")
+
+
+def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Check that an option's values are known ones.
+
+    Raises:
+        ValueError: some are not.
+    """
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"{option} {' '.join(unknown)}: choose of {', '.join(known)}")

@@ -18,7 +18,6 @@ from pipeline.models.teacher_files import find_teacher
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["hf", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _NEWEST_ITERATION = "latest_checkpointed_iteration.txt"
@@ -51,14 +50,12 @@ class Engine:
     """How a student runs.
 
     Attributes:
-        backend: lm-eval's name of the library that runs it.
         dtype: of the weights; "auto" as they are stored.
         device: such as "cpu"; "" for the GPU where there is one.
         batch_size: questions at a time.
         tokenizer: a folder or repository, where it isn't beside the weights.
     """
 
-    backend: Backend = "hf"
     dtype: Dtype = "auto"
     device: str = ""
     batch_size: int = 1
@@ -115,9 +112,13 @@ def open_model(student: Student, engine: Engine) -> LM:
         >>> open_model(student, Engine()).max_length  # doctest: +SKIP
         2048
     """
-    backend, tokenizer = engine.backend, engine.tokenizer
-    arguments: dict[str, object] = {"dtype": engine.dtype, "batch_size": engine.batch_size}
-    if student.path.suffix == ".gguf" and backend == "hf":
+    tokenizer = engine.tokenizer
+    arguments: dict[str, object] = {
+        "dtype": engine.dtype,
+        "batch_size": engine.batch_size,
+        "device": choose_device(engine.device),
+    }
+    if student.path.suffix == ".gguf":
         arguments |= {"pretrained": str(student.path.parent), "gguf_file": student.path.name}
     else:
         arguments["pretrained"] = str(student.path)
@@ -125,10 +126,8 @@ def open_model(student: Student, engine: Engine) -> LM:
         tokenizer = tokenizer or str(student.path / _OWN_TOKENIZER)
     if tokenizer:
         arguments["tokenizer"] = tokenizer
-    if backend == "hf":
-        arguments["device"] = choose_device(engine.device)
     try:
-        model: LM = get_model(backend)(**arguments)
+        model: LM = get_model("hf")(**arguments)
     except (OSError, RuntimeError, ImportError) as error:
         raise ValueError(f"student {student.source}: {str(error).strip()}") from error
     if getattr(model, "prefix_token_id", 0) is None:
@@ -143,7 +142,7 @@ def open_model(student: Student, engine: Engine) -> LM:
 def answers_name(student: Student, engine: Engine) -> str:
     """Return the file name of a student's answers: other weights or rounding, other answers."""
     kind = choose_device(engine.device).partition(":")[0]
-    identity = json.dumps([student.sha256, engine.backend, engine.dtype, kind, engine.tokenizer])
+    identity = json.dumps([student.sha256, engine.dtype, kind, engine.tokenizer])
     return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
 
 

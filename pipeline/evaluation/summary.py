@@ -122,7 +122,7 @@ def describe_settings(results: Results) -> list[str]:
 
     Example:
         >>> describe_settings(results)
-        ['backend hf, dtype auto, device cpu, batch_size 1', 'batch_size 8: GSM8K text']
+        ['dtype auto, device cpu, batch_size 1', 'batch_size 8: GSM8K text']
     """
     by_setting: dict[str, list[str]] = {}
     for name, of_set in results.measurements.items():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import Selection, select_documents
+from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.mixture_file import MixedDataset, Mixture
 from pipeline.packing.reading import LATEST, Reading
 from pipeline.packing.rules import Convention, PackingRules, teacher_share
@@ -46,7 +46,7 @@ class OpenedDataset:
     """
 
     entry: MixedDataset
-    documents: Selection
+    documents: ChosenDocuments
 
     @property
     def dataset(self) -> Dataset:
@@ -306,7 +306,7 @@ def _fingerprint(mixture: Mixture, datasets: Sequence[str]) -> str:
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _select(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> Selection:
+def _select(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> ChosenDocuments:
     try:
         return select_documents(dataset, entry.where)
     except WhereError as error:

@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from pipeline.dataset.selection import Kept, Selection, require_documents
+from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents
 from pipeline.packing.plan import RowPlan, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
@@ -61,7 +61,7 @@ _PLANS_FOLDER = "plans"
 
 
 def load_plan(
-    documents: Selection, rules: PackingRules, *, cache_folder: Path
+    documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path
 ) -> tuple[RowPlan, SampleTable]:
     """Return a dataset's plan, memory-mapped, and plan it first where that was not done yet.
 
@@ -87,7 +87,7 @@ def load_plan(
     return _load(folder, rules)
 
 
-def plan_folder(documents: Selection, rules: PackingRules, *, cache_folder: Path) -> Path:
+def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Path:
     """Return where a plan lies or would lie."""
     dataset = documents.dataset
     name = f"{dataset.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
@@ -102,7 +102,7 @@ def plan_folder(documents: Selection, rules: PackingRules, *, cache_folder: Path
     return cache_folder / _PLANS_FOLDER / name
 
 
-def _plan(selection: Selection, rules: PackingRules, folder: Path) -> None:
+def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
     indices = _Indices(selection)
     plan = plan_chosen_rows(indices.each, rules)
@@ -131,12 +131,12 @@ def _plan(selection: Selection, rules: PackingRules, folder: Path) -> None:
 class _Indices:
     """A dataset's indices, read one by one; of each only what reading samples needs is kept."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: ChosenDocuments) -> None:
         self._selection = selection
         self._kept: list[dict[str, NDArray[np.integer]]] = []
 
     def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
-        """Yield what a function makes of each index, see `Selection.each`."""
+        """Yield what a function makes of each index, see `ChosenDocuments.each`."""
         self._kept.clear()
 
         def keep(index: ShardIndex, chosen: Kept) -> tuple[dict[str, NDArray[np.integer]], Result]:

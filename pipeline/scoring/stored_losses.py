@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_whole
-from pipeline.dataset.selection import Selection, select_documents
+from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
@@ -358,7 +358,7 @@ def _require_complete(scores: ScoreFiles) -> None:
             )
 
 
-def _require_scored(scores: ScoreFiles, selection: Selection, plan: RowPlan) -> None:
+def _require_scored(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPlan) -> None:
     """Check that every document of a plan is one of those that were scored."""
     documents = np.unique(plan.segments["document"]).astype(np.int64)
     bounds = np.searchsorted(documents, plan.shard_document_starts)
@@ -375,7 +375,7 @@ def _require_scored(scores: ScoreFiles, selection: Selection, plan: RowPlan) -> 
             )
 
 
-def _require_contexts(scores: ScoreFiles, selection: Selection, plan: RowPlan) -> None:
+def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPlan) -> None:
     """Check that each token was scored with the context that the plan's rows give it.
 
     A plan of some documents only is without the contexts of the others; where digests differ the

@@ -101,7 +101,7 @@ class AlignedRows(TorchDataset[Rows]):
             ValueError: impossible configuration.
 
         Example:
-            >>> rows = AlignedRows(StreamConfig(path="OUTPUT", seq_length=2048))  # doctest: +SKIP
+            >>> rows = AlignedRows(StreamConfig(path="aligned", seq_length=2048))  # doctest: +SKIP
         """
         self.config = config
         self.opened = open_run(config, saved, seed=config.seed, max_epochs=config.num_epochs)

@@ -40,7 +40,7 @@ class TrainConfig:
         generation: of data that grows, the state to train on, by its number, or latest, to which a
             run that goes on then moves (default: the newest, and a run that goes on keeps its own).
         num_epochs: how often the data may be read; a mixture says so itself.
-        num_workers: processes that read ahead.
+        workers: processes that read ahead; 0 reads in the run's own.
         method: how the loss is made.
         num_steps: of the whole run; the learning rate's schedule ends there.
         exit_after: stop after this step, with a checkpoint, to go on later.
@@ -79,7 +79,7 @@ class TrainConfig:
     where: Condition = ""
     generation: Annotated[str, Option("N")] = ""
     num_epochs: int = 1
-    num_workers: int = 0
+    workers: int = 0
     method: Method = field(default_factory=Method)
     num_steps: int = 1000
     exit_after: int | None = None

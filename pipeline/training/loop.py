@@ -150,7 +150,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
             replica=ranks.number,
             num_replicas=ranks.count,
             consumed_samples=step * config.global_batch_size,
-            num_workers=config.num_workers,
+            num_workers=config.workers,
             pin_memory=ranks.device.type == "cuda",
         )
     )

@@ -1,4 +1,4 @@
-"""`python -m pipeline.validate OUTPUT`: is every byte of this dataset what it says it is?"""
+"""`python -m pipeline.validate DATASET`: is every byte of this dataset what it says it is?"""
 
 import json
 import os
@@ -43,8 +43,8 @@ checks:
 examples:
   vocag validate aligned
       Check every file, member, sample and token.
-  vocag validate aligned --tokenizers --processes 8
-      Tokenize kept text again, too (align with --keep-text), with 8 processes.
+  vocag validate aligned --tokenizers --workers 8
+      Tokenize kept text again, too (align with --keep-text), with 8 workers.
   vocag validate aligned --teacher models/teacher
       Score some documents again, and compare with what vocag score has stored.
   vocag validate gs://bucket/aligned --json > findings.json
@@ -66,7 +66,7 @@ class ValidateOptions:
         seed: score the documents again that this seed chooses, as a report names it (default:
             others each time).
         json: print one JSON object with everything, instead of text.
-        processes: check N shards at once (default: as many as the size of the dataset is worth).
+        workers: check N shards at once (default: as many as the size of the dataset is worth).
     """
 
     dataset: DatasetSource
@@ -74,16 +74,16 @@ class ValidateOptions:
     teacher: ModelSource | None = None
     seed: int | None = None
     json: bool = False
-    processes: int = 0
+    workers: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
         if not self.dataset:
-            raise ValueError("OUTPUT is empty: name a dataset's folder or manifest")
+            raise ValueError("DATASET is empty: name a dataset's folder or manifest")
         if self.seed is not None and self.teacher is None:
             raise ValueError(f"--seed {self.seed} chooses what --teacher scores again: give both")
-        if self.processes < 0:
-            raise ValueError(f"--processes {self.processes}: it must be 0 or more")
+        if self.workers < 0:
+            raise ValueError(f"--workers {self.workers}: it must be 0 or more")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -120,7 +120,7 @@ def _validate(options: ValidateOptions) -> ValidationReport:
     with tqdm(unit="B", unit_scale=True, desc="validating", disable=None, leave=False) as bar:
         bar.total = _num_bytes(options.dataset)
         worthwhile = (bar.total or 0) // BYTES_PER_PROCESS
-        num_processes = options.processes or max(1, min(os.cpu_count() or 1, worthwhile))
+        num_processes = options.workers or max(1, min(os.cpu_count() or 1, worthwhile))
         return validate_dataset(
             options.dataset,
             with_tokenizers=options.tokenizers,

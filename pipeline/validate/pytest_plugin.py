@@ -13,7 +13,7 @@ from pipeline.validate.findings import DATASET_CHECKS, SHARD_CHECKS
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--shards` and `--shards-tokenizers`."""
     group = parser.getgroup("vocag", "aligned datasets")
-    group.addoption("--shards", metavar="OUTPUT", help="dataset to check: folder, URL or manifest")
+    group.addoption("--shards", metavar="DATASET", help="dataset to check: folder, URL or manifest")
     group.addoption(
         "--shards-tokenizers",
         action="store_true",
@@ -47,7 +47,7 @@ def dataset_option(config: pytest.Config) -> str:
     """
     dataset = config.getoption("--shards")
     if not dataset:
-        raise pytest.UsageError("name a dataset to check: --shards OUTPUT")
+        raise pytest.UsageError("name a dataset to check: --shards DATASET")
     return str(dataset)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import Kept, Selection, select_documents
+from pipeline.dataset.selection import ChosenDocuments, Kept, select_documents
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.as_scored import scored_generation
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -158,7 +158,7 @@ def _contradictions(
     return found
 
 
-def _read_index(selection: Selection, shard_index: int) -> tuple[ShardIndex, Kept]:
+def _read_index(selection: ChosenDocuments, shard_index: int) -> tuple[ShardIndex, Kept]:
     """Return a shard's index, and which documents were to be scored; None: all of them."""
     if selection.where:
         return selection.read(shard_index, with_removed=True)

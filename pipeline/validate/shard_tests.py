@@ -1,7 +1,7 @@
 r"""The checks of `pipeline.validate` as tests, for your own shards and your own CI.
 
     pytest --noconftest -p pipeline.validate.pytest_plugin \
-      --pyargs pipeline.validate.shard_tests --shards OUTPUT
+      --pyargs pipeline.validate.shard_tests --shards DATASET
 
 One test per check of the dataset, and one per shard and check; `-k spans` or
 `-k "docs-000001 and crc32"` picks some. Add `--shards-tokenizers` to tokenize kept text again.

@@ -78,9 +78,9 @@ def test_what_stays_is_as_if_the_others_had_never_been(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "is not there: vocag evaluate --check-overlap makes it"),
-        ("forum/7\n", "line 1 is none of vocag evaluate"),
-        ('{"document_id": "a"}\n', "line 1 is none of vocag evaluate"),
+        (None, "is not there: vocag overlap makes it"),
+        ("forum/7\n", "line 1 is none of vocag overlap"),
+        ('{"document_id": "a"}\n', "line 1 is none of vocag overlap"),
     ],
 )
 def test_a_list_that_is_none_is_refused(

@@ -15,7 +15,6 @@ from beam_jobs.align.resources import (
     estimate_disk,
     estimate_memory,
     require_address_space,
-    require_disk,
 )
 from beam_jobs.errors import OptionsError
 from beam_jobs.shortages import explain_shortage
@@ -68,20 +67,6 @@ def test_a_disk_that_is_far_too_small_is_refused_before_the_start(small_disk: Pa
     with pytest.raises(OptionsError, match=r"has \d+ kB of free disk, and the job will need about"):
         align(align_options(reference_dataset()[0], small_disk / "out"))
     assert not list(small_disk.glob("out/*/*"))
-
-
-def test_what_an_earlier_attempt_wrote_counts_as_room(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    mount("-o", "remount,size=2m", str(small_disk))
-    (small_disk / "run").mkdir()
-    (small_disk / "run" / "bucket.tar").write_bytes(bytes(1500 << 10))
-    require_disk(str(small_disk), str(small_disk / "run"), 2 << 20)
-    assert not caplog.records
-    require_disk(str(small_disk), str(small_disk / "run"), 3 << 20)
-    assert "it may run out of space" in caplog.text
-    with pytest.raises(OptionsError, match="free some, or choose another --output"):
-        require_disk(str(small_disk), str(small_disk / "run"), 5 << 20)
 
 
 def test_disk_is_for_shards_texts_in_them_and_texts_on_their_way() -> None:

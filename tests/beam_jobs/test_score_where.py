@@ -12,6 +12,7 @@ from beam_jobs.remove.command import RemoveOptions, remove
 from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
+from pipeline.scoring.compare_command import main as compare
 from pipeline.scoring.stored_losses import ScoreFiles, find_scores, list_scores
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.validate.scores import check_scores
@@ -148,7 +149,7 @@ def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_p
     places = range(len(of_part))
     a, b = (rows.__getitems__(places)["teacher_losses"] for rows in (of_part, of_whole))
     torch.testing.assert_close(a, b, rtol=2**-10, atol=1e-4, equal_nan=True)
-    assert main([str(world / "data"), "--compare", whole.path, part.path]) == 2
+    assert compare([str(world / "data"), whole.path, part.path]) == 2
     assert check_scores(open_dataset(world / "data"), teacher=None).found == []
 
 

@@ -82,7 +82,7 @@ def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
     page = (EXAMPLES.parent / "docs" / "streaming.md").read_text("utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     for there, here in (
-        ('"OUTPUT"', repr(str(world / "data"))),
+        ('"aligned"', repr(str(world / "data"))),
         ("seq_length=2048, global_batch_size=64", f"seq_length={SEQ_LENGTH}, global_batch_size=4"),
         ("num_workers=2", "num_workers=0"),
     ):

@@ -132,7 +132,7 @@ def test_another_engine_is_another_teacher_and_none_changes_nothing() -> None:
     others = [
         replace(engine, **{field: value})
         for field, value in (
-            ("name", "vllm"), ("server", ""), ("version", "0.21"), ("quantization", "none"),
+            ("name", "other"), ("server", ""), ("version", "0.21"), ("quantization", "none"),
             ("model", "other"), ("weights_of", "files"),
         )
     ]  # fmt: skip

@@ -1,8 +1,6 @@
 """A small server of the completions API around a model of transformers, with faults to order.
 
-It speaks as vLLM does (`prompt_logprobs`), as SGLang (`echo` of token ids), or as
-llama-cpp-python's server, which takes text alone, drops a leading BOS from its echo and gives the
-values of the next place where there was none to drop.
+It speaks as vLLM does (`prompt_logprobs`).
 """
 
 from __future__ import annotations
@@ -14,38 +12,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.tokenization import Tokenizer
-
 MODEL = "served"
 WRONG_BY = 3.0
 
-Kind = Literal["vllm", "sglang", "llama-cpp-python"]
 Fault = Callable[[dict[str, Any]], "dict[str, Any] | int | None"]
 """Takes a good answer: another answer, a status, or None to hang up without one."""
 
 
 def right(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's answer as it is."""
+    """Return an answer as it is."""
     return answer
 
 
 def off(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's answer `WRONG_BY` nats off."""
+    """Return an answer `WRONG_BY` nats off."""
     return _changed(answer, lambda value: value - WRONG_BY)
 
 
 def zeros(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's answer as if every token were certain."""
+    """Return an answer as if every token were certain."""
     return _changed(answer, lambda _: 0.0)
 
 
 def constant(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's answer as if every token were as likely as any other."""
+    """Return an answer as if every token were as likely as any other."""
     return _changed(answer, lambda _: -2.5)
 
 
@@ -62,9 +57,6 @@ class CompletionsServer:
 
     Attributes:
         model: of transformers.
-        kind: as which it speaks.
-        tokenizer: for text.
-        bos: the token that llama-cpp-python takes for BOS.
         faults: taken one by one, each for one completion, the next first.
         bodies: the completions that were asked for.
         version: that it tells.
@@ -74,9 +66,6 @@ class CompletionsServer:
     """
 
     model: torch.nn.Module
-    kind: Kind = "vllm"
-    tokenizer: Tokenizer | None = None
-    bos: int | None = None
     faults: list[Fault] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     version: str = "0.20.2"
@@ -88,79 +77,32 @@ class CompletionsServer:
     def get(self, path: str) -> dict[str, Any] | int:
         """Answer a GET."""
         if path == "/v1/models":
-            owner = {"vllm": "vllm", "sglang": "sglang"}.get(self.kind, "me")
-            entry = {"id": MODEL, "owned_by": owner, "max_model_len": self.max_model_len}
+            entry = {"id": MODEL, "owned_by": "vllm", "max_model_len": self.max_model_len}
             return {"object": "list", "data": [entry]}
-        title = {"title": "🦙 llama.cpp Python API", "version": self.version}
-        told: dict[tuple[str, str], dict[str, Any]] = {
-            ("vllm", "/version"): {"version": self.version},
-            ("sglang", "/get_server_info"): {"version": self.version},
-            ("llama-cpp-python", "/openapi.json"): {"info": title},
-        }
-        return told.get((self.kind, path), 404)
+        return {"version": self.version} if path == "/version" else 404
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int | None:
         """Answer a POST."""
-        if path == "/extras/tokenize" and self.kind == "llama-cpp-python":
-            return {"tokens": self.tokens_of(body["input"])}
-        if path != "/v1/completions":
-            return 404
-        if body["model"] != MODEL:
+        if path != "/v1/completions" or body["model"] != MODEL:
             return 404
         with self.lock:
             self.bodies.append(body)
             answer = self.complete(body)
             fault = self.faults.pop(0) if self.faults else None
-        return answer if fault is None or isinstance(answer, int) else fault(answer)
+        return answer if fault is None else fault(answer)
 
-    def tokens_of(self, text: str) -> list[int]:
-        """Return a text's tokens; the name of BOS before it is BOS."""
-        assert self.tokenizer is not None
-        assert self.bos is not None
-        name = self.tokenizer.token_name(self.bos)
-        bos = [self.bos] if text.startswith(name) else []
-        own = text.removeprefix(name) if bos else text
-        return [*bos, *self.tokenizer.tokenize_batch([own.encode()]).input_ids.tolist()]
-
-    def complete(self, body: dict[str, Any]) -> dict[str, Any] | int:
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a completion of one token."""
-        if isinstance(body["prompt"], str):
-            ids = self.tokens_of(body["prompt"])
-        elif self.kind == "llama-cpp-python":
-            return 500
-        else:
-            ids = body["prompt"]
-        values = self.log_probabilities(ids)
-        forced = [int(token) for token in body.get("logit_bias", {})]
-        token = forced[0] if forced else int(values[-1].argmax())
-        choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": "length"}
-        if body.get("prompt_logprobs") is not None and self.kind == "vllm":
-            own = [
-                {str(i): {"logprob": float(v[i])}} for i, v in zip(ids[1:], values, strict=False)
-            ]
-            choice["prompt_logprobs"] = [None, *own]
-        elif body.get("logprobs"):
-            choice["logprobs"] = {"token_logprobs": self.echoed(body, ids, values, token)}
+        ids = body["prompt"]
+        own = [
+            {str(token): {"logprob": float(values[token])}}
+            for token, values in zip(ids[1:], self.log_probabilities(ids), strict=False)
+        ]
         return {
             "model": MODEL,
-            "choices": [choice],
+            "choices": [{"index": 0, "text": "", "prompt_logprobs": [None, *own]}],
             "usage": {"prompt_tokens": len(ids), "completion_tokens": 1},
         }
-
-    def echoed(
-        self, body: dict[str, Any], ids: list[int], values: torch.Tensor, token: int
-    ) -> list[float | None]:
-        """Return the log-probabilities of the older completions API."""
-        generated = float(values[-1][token])
-        if not body.get("echo"):
-            return [generated]
-        if self.kind == "llama-cpp-python":
-            # what llama_cpp.Llama does: tokens without BOS, beside the values from the first on
-            every = [*(ids[1:] if ids[0] == self.bos else ids), token]
-            own = [float(v[i]) for i, v in zip(every, [*values, values[-1]], strict=False)]
-            return [None, *own[1:]]
-        own = [float(v[i]) for i, v in zip(ids[1:], values, strict=False)]
-        return [None, *own, generated]
 
     @torch.inference_mode()
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from pipeline.figures.command import (
 from pipeline.training.config import TrainConfig
 from pipeline.validate.command import ValidateOptions
 from vocag_cli.options import (
+    Folder,
     Option,
     Rest,
     _entries,
@@ -232,3 +233,18 @@ def test_a_flag_that_may_be_left_open_has_a_twin() -> None:
     required = ["--input=a", "--output=b"]
     for given, expected in (([], None), (["--keep-text"], True), (["--no-keep-text"], False)):
         assert parse_options(AlignOptions, [*required, *given], prog="align").keep_text is expected
+
+
+def test_the_outermost_mark_of_a_value_is_the_one_that_shows() -> None:
+    @dataclass(frozen=True)
+    class Copy:
+        """Copy.
+
+        Attributes:
+            output: where to.
+        """
+
+        output: Annotated[Folder, Option("NEW")]
+
+    (entry,) = _entries(Copy)
+    assert entry.option.metavar == "NEW"

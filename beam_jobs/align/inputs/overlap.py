@@ -1,4 +1,4 @@
-"""Documents that hold questions of test sets, as `vocag evaluate --check-overlap` lists them."""
+"""Documents that hold questions of test sets, as `vocag overlap` lists them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -25,7 +25,7 @@ def read_overlap(path: str) -> dict[str, str]:
             lines = file.read().splitlines()
     except FileNotFoundError as error:
         raise OptionsError(
-            f"--exclude-overlap {path} is not there: vocag evaluate --check-overlap makes it"
+            f"--exclude-overlap {path} is not there: vocag overlap makes it"
         ) from error
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -35,8 +35,8 @@ def read_overlap(path: str) -> dict[str, str]:
             found.setdefault(body["document_id"], f"{said} stand in it")
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise OptionsError(
-                f"--exclude-overlap {path}: line {number} is none of vocag evaluate "
-                f"--check-overlap ({error!r}): name its overlap.jsonl"
+                f"--exclude-overlap {path}: line {number} is none of vocag overlap ({error!r}): "
+                "name its overlap.jsonl"
             ) from error
     return found
 

@@ -1,7 +1,7 @@
-"""What gives a teacher's losses: transformers here, a server of completions, vLLM in process.
+"""What gives a teacher's losses: transformers here, or servers of completions.
 
 One interface, `pipeline.scoring.engines.interface.Engine`: documents' tokens and pieces in, one
-loss a token out. `load_engine` takes the settings of one of the three; each is imported only where
+loss a token out. `load_engine` takes the settings of one of the two; each is imported only where
 it is used, for a machine that asks a server needs no torch.
 """
 
@@ -62,7 +62,3 @@ def load_engine(
             from pipeline.scoring.engines.openai import connect
 
             return connect(settings, rule, dataset=dataset, api_key=api_key)
-        case _:
-            from pipeline.scoring.engines.vllm import load_vllm
-
-            return load_vllm(source, rule, settings, dtype=dtype)

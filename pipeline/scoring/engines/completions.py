@@ -1,22 +1,13 @@
 """What is said to a server of the completions API, and what its answer means; no network here.
 
-Three dialects give the one number a token that is stored, the best first:
-
-- PROMPT_LOGPROBS: vLLM's extension. Token ids go in; each place of the answer names its token by
-  id, so that an answer about other tokens can't pass.
-- ECHO: the older completions API, which SGLang speaks: token ids go in, the prompt is echoed with
-  its log-probabilities.
-- ECHO_TEXT: the same where a server takes text alone, as llama-cpp-python's does. Its tokens of
-  each text are asked for and must be ours.
-
-One token is generated and thrown away: `max_tokens` 0 means "without end" to llama-cpp-python.
+Token ids go in, with `prompt_logprobs`, vLLM's extension of the API. Each place of the answer names
+its token by id, so an answer about other tokens can't pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -29,16 +20,6 @@ _IMPOSSIBLE = -9999.0
 # So many tokens in a row never have one and the same log-probability, whatever the text: the first
 # of a run of equal tokens is a surprise.
 _NEVER_ALL_EQUAL = 16
-# Of the logits, so that a token is chosen whatever the others are.
-_FORCING_BIAS = 100
-
-
-class Dialect(StrEnum):
-    """How a server is asked for the log-probabilities of a prompt."""
-
-    PROMPT_LOGPROBS = "prompt_logprobs"
-    ECHO = "echo"
-    ECHO_TEXT = "echo text"
 
 
 class NonsenseError(ValueError):
@@ -49,47 +30,40 @@ class DisprovedError(NonsenseError):
     """A server is not, or is no longer, what the job's scores are named after."""
 
 
-def scoring_request(
-    dialect: Dialect, model: str, input_ids: Sequence[int], text: str = ""
-) -> dict[str, Any]:
+def scoring_request(model: str, input_ids: Sequence[int]) -> dict[str, Any]:
     """Return the body of a request for the log-probabilities of a prompt.
 
+    One token is generated and thrown away: servers refuse 0.
+
     Args:
-        dialect: of the server.
-        model: its name there.
+        model: its name at the server.
         input_ids: the prompt.
-        text: the same prompt, for `ECHO_TEXT`.
 
     Example:
-        >>> scoring_request(Dialect.PROMPT_LOGPROBS, "teacher", [5, 9])["prompt_logprobs"]
+        >>> scoring_request("teacher", [5, 9])["prompt_logprobs"]
         0
     """
-    body: dict[str, Any] = {
+    return {
         "model": model,
-        "prompt": text if dialect is Dialect.ECHO_TEXT else list(input_ids),
+        "prompt": list(input_ids),
         "max_tokens": 1,
         "temperature": 1.0,
+        "prompt_logprobs": 0,
     }
-    if dialect is Dialect.PROMPT_LOGPROBS:
-        return body | {"prompt_logprobs": 0}
-    # not 0: SGLang takes it for no wish
-    return body | {"echo": True, "logprobs": 1}
 
 
 def read_losses(
-    dialect: Dialect, answer: Mapping[str, Any], model: str, input_ids: Sequence[int]
+    answer: Mapping[str, Any], model: str, input_ids: Sequence[int]
 ) -> NDArray[np.float32]:
-    """Return the losses of a prompt's tokens, NaN where the answer has none.
+    """Return the losses of a prompt's tokens.
 
     Args:
-        dialect: in which it was asked.
         answer: to `scoring_request`.
         model: that was asked for.
         input_ids: the prompt.
 
     Returns:
-        float32 [T], nats. The first token has no loss; to `ECHO_TEXT` the second may lack one,
-        where the server has dropped BOS and left out what came first then.
+        float32 [T], nats; NaN for the first token, which has no loss.
 
     Raises:
         NonsenseError: another model, another number of tokens, positive log-probabilities, NaN.
@@ -97,50 +71,14 @@ def read_losses(
 
     Example:
         >>> choice = {"prompt_logprobs": [None, {"9": {"logprob": -2.0}}]}
-        >>> read_losses(Dialect.PROMPT_LOGPROBS, {"choices": [choice]}, "t", [5, 9]).tolist()
+        >>> read_losses({"choices": [choice]}, "t", [5, 9]).tolist()
         [nan, 2.0]
     """
     _require_model(answer, model)
     _require_count(answer, len(input_ids))
-    choice = _only_choice(answer)
-    if dialect is Dialect.PROMPT_LOGPROBS:
-        values = _named_values(choice, input_ids)
-    else:
-        values = _echoed_values(answer, choice, len(input_ids))
-    num_missing = 2 if dialect is Dialect.ECHO_TEXT else 1
-    losses = _to_losses(values, num_missing)
-    _require_varied(losses[num_missing:])
+    losses = _to_losses(_named_values(_only_choice(answer), input_ids))
+    _require_varied(losses[1:])
     return losses
-
-
-def forcing_request(model: str, text: str, token_id: int) -> dict[str, Any]:
-    """Return the body of a request that gives one token's log-probability after a text.
-
-    The token is forced by a bias, which enters the choice and not the log-probability that
-    llama-cpp-python reports; `pipeline.scoring.engines.handshake` checks that before it relies on
-    it.
-    """
-    return {
-        "model": model,
-        "prompt": text,
-        "max_tokens": 1,
-        "temperature": 0.0,
-        "logprobs": 1,
-        "logit_bias": {str(token_id): _FORCING_BIAS},
-    }
-
-
-def read_forced_loss(answer: Mapping[str, Any], model: str) -> float:
-    """Return the loss in the answer to `forcing_request`, nats.
-
-    Raises:
-        NonsenseError: no log-probability, or more than one.
-    """
-    _require_model(answer, model)
-    values = _logprobs(_only_choice(answer))
-    if len(values) != 1:
-        raise NonsenseError(f"{len(values)} log-probabilities of one generated token")
-    return float(_to_losses([None, *values], 1)[1])
 
 
 def _require_model(answer: Mapping[str, Any], model: str) -> None:
@@ -152,14 +90,9 @@ def _require_model(answer: Mapping[str, Any], model: str) -> None:
 
 
 def _require_count(answer: Mapping[str, Any], num_tokens: int) -> None:
-    counted = _usage(answer, "prompt_tokens")
+    counted = (answer.get("usage") or {}).get("prompt_tokens")
     if counted is not None and counted != num_tokens:
         raise NonsenseError(f"it read {counted} tokens where {num_tokens} were sent")
-
-
-def _usage(answer: Mapping[str, Any], name: str) -> int | None:
-    found = (answer.get("usage") or {}).get(name)
-    return found if isinstance(found, int) else None
 
 
 def _only_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,14 +102,14 @@ def _only_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return choices[0]
 
 
-def _named_values(choice: Mapping[str, Any], input_ids: Sequence[int]) -> list[float | None]:
-    """Return vLLM's log-probabilities: at each place a mapping from a token's id."""
+def _named_values(choice: Mapping[str, Any], input_ids: Sequence[int]) -> list[Any]:
+    """Return the log-probabilities of all tokens but the first, each found by its token's id."""
     places = choice.get("prompt_logprobs")
     if not isinstance(places, list):
         raise NonsenseError("no prompt_logprobs")
     if len(places) != len(input_ids):
         raise NonsenseError(f"{len(places)} prompt_logprobs of {len(input_ids)} tokens")
-    values: list[float | None] = [None]
+    values = []
     for place, (found, token_id) in enumerate(zip(places[1:], input_ids[1:], strict=True), 1):
         entry = (found or {}).get(str(token_id))
         if not isinstance(entry, Mapping):
@@ -185,48 +118,20 @@ def _named_values(choice: Mapping[str, Any], input_ids: Sequence[int]) -> list[f
     return values
 
 
-def _echoed_values(
-    answer: Mapping[str, Any], choice: Mapping[str, Any], num_tokens: int
-) -> list[float | None]:
-    """Return the echoed prompt's log-probabilities, without what was generated after it."""
-    values = _logprobs(choice)
-    num_generated = _usage(answer, "completion_tokens")
-    if num_generated is None:
-        num_generated = 1
-    echoed = values[: len(values) - num_generated]
-    if len(echoed) == num_tokens - 1:
-        # llama-cpp-python leaves BOS out of its echo, and the value of what is then the first
-        echoed = [None, *echoed]
-    if len(echoed) != num_tokens:
-        raise NonsenseError(
-            f"{len(values)} log-probabilities of {num_tokens} tokens and {num_generated} generated"
-        )
-    return echoed
-
-
-def _logprobs(choice: Mapping[str, Any]) -> list[float | None]:
-    values = (choice.get("logprobs") or {}).get("token_logprobs")
-    if not isinstance(values, list):
-        raise NonsenseError("no log-probabilities (field logprobs)")
-    return values
-
-
 def _require_varied(losses: NDArray[np.float32]) -> None:
     if len(losses) >= _NEVER_ALL_EQUAL and (losses == losses[0]).all():
         raise DisprovedError(f"all {len(losses)} log-probabilities are {0.0 - losses[0]:g}")
 
 
-def _to_losses(values: Sequence[float | None], num_missing: int) -> NDArray[np.float32]:
-    losses = np.full(len(values), np.nan, np.float32)
-    for place, value in enumerate(values):
-        if value is None and place < num_missing:
-            continue
+def _to_losses(values: Sequence[Any]) -> NDArray[np.float32]:
+    """Return losses, NaN before the given log-probabilities' own."""
+    losses = [math.nan]
+    for place, value in enumerate(values, 1):
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise NonsenseError(f"place {place} has {value!r} for a log-probability")
-        if place and value > _ROUNDING:
+        if value > _ROUNDING:
             raise NonsenseError(f"place {place} has the positive log-probability {value}")
         if value <= _IMPOSSIBLE:
             raise NonsenseError(f"place {place} has {value}, which stands for an infinite loss")
-        if place:
-            losses[place] = max(0.0, -value)
-    return losses
+        losses.append(max(0.0, -value))
+    return np.array(losses, np.float32)

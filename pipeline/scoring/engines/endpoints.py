@@ -50,10 +50,9 @@ class RefusedError(EngineError):
 class PassingError(Exception):
     """A failure that asking again, or elsewhere, may help."""
 
-    def __init__(self, message: str, *, status: int = 0, wait_seconds: float = 0.0) -> None:
-        """Hold what happened, the server's status, and how long it asked to wait."""
+    def __init__(self, message: str, *, wait_seconds: float = 0.0) -> None:
+        """Hold what happened, and how long the server asked to wait."""
         super().__init__(message)
-        self.status = status
         self.wait_seconds = wait_seconds
 
 
@@ -280,7 +279,6 @@ class Endpoints:
             wait = response.headers.get("retry-after", "")
             raise PassingError(
                 f"status {status}{_explain(response)}",
-                status=status,
                 wait_seconds=float(wait) if wait.isdecimal() else 0.0,
             )
         try:

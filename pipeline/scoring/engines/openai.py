@@ -1,4 +1,4 @@
-"""A teacher behind servers of the completions API: vLLM, SGLang, llama-cpp-python.
+"""A teacher behind servers of the completions API with `prompt_logprobs`, as vLLM has it.
 
     engine = connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule, ...)
     engine.score(tokens, rule.pieces(index)).losses
@@ -26,24 +26,15 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.models.probe import probe_tokens
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.engines.completions import (
-    Dialect,
-    NonsenseError,
-    read_losses,
-    scoring_request,
-)
+from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.handshake import (
-    COMPLETIONS,
-    Conversation,
     ServerInfo,
-    ask_forced,
+    ask_first,
+    ask_losses,
     describe_server,
     require_same_model,
     require_same_program,
-    require_same_tokens,
-    settle_dialect,
-    text_of,
 )
 from pipeline.scoring.engines.interface import (
     EngineError,
@@ -54,7 +45,6 @@ from pipeline.scoring.engines.interface import (
 )
 from pipeline.scoring.engines.settings import ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
-from pipeline.tokenization import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -87,33 +77,26 @@ class ServedEngine:
     def __init__(
         self,
         endpoints: Endpoints,
-        conversation: Conversation,
         rule: ContextRule,
         *,
-        tokenizer: Tokenizer,
+        vocab_size: int,
         info: ServerInfo,
         probe: Sequence[int],
     ) -> None:
         """Use `connect`."""
         known = endpoints.settings.probe_losses
         self.rule = rule
-        self.vocab_size = tokenizer.vocab_size
+        self.vocab_size = vocab_size
         self.info = info
         self._endpoints = endpoints
-        self._conversation = conversation
-        self._tokenizer = tokenizer
         self._probe = list(probe)
-        self._first_losses: dict[tuple[int, int], float] = {}
         self.probe_losses = (
             np.array(known, np.float32)
             if known
-            else endpoints.retry(partial(self._ask, self._probe), endpoints.servers[0])
+            else endpoints.retry(
+                lambda server: ask_first(endpoints, server, self._probe), endpoints.servers[0]
+            )
         )
-
-    @property
-    def dialect(self) -> Dialect:
-        """How the servers are asked."""
-        return self._conversation.dialect
 
     def score(
         self,
@@ -162,7 +145,7 @@ class ServedEngine:
             PassingError: it is not there.
         """
         require_same_program(describe_server(self._endpoints, server), self.info, server.url)
-        now = self._ask(self._probe, server)
+        now = ask_losses(self._endpoints, server, self._probe)
         require_same_model(self.probe_losses, now, server.url, "those the job started with")
 
     def _ask_until_vouched(
@@ -185,7 +168,6 @@ class ServedEngine:
                 return
             left, advance = void, int  # they were counted
             reasons = "; ".join(filter(None, failures.values())) or "it has recovered since"
-            self._first_losses.clear()
             logger.warning("%d pieces are asked again: %s", len(left), reasons)
         raise EngineError(
             f"{len(left)} pieces were answered by a server that did not give a plain text the same "
@@ -220,33 +202,13 @@ class ServedEngine:
 
         def ask(server: Endpoint) -> _Given:
             num_disproofs = server.num_disproofs
-            return _Given(self._ask(ids, server)[line.places], server, num_disproofs)
+            losses = ask_losses(self._endpoints, server, ids)
+            return _Given(losses[line.places], server, num_disproofs)
 
         try:
             return self._endpoints.retry(ask)
         except EngineError as error:
             raise EngineError(f"document {name}: {error}") from error
-
-    def _ask(self, ids: list[int], server: Endpoint) -> NDArray[np.float32]:
-        """Return the losses of a prompt, float32 [T], NaN at the first; one attempt."""
-        conversation, text = self._conversation, ""
-        if conversation.dialect is Dialect.ECHO_TEXT:
-            text = text_of(conversation, ids, self._tokenizer)
-            require_same_tokens(self._endpoints, server, conversation, text, ids)
-        body = scoring_request(conversation.dialect, conversation.model, ids, text)
-        answer = self._endpoints.post(server, COMPLETIONS, body)
-        losses = read_losses(conversation.dialect, answer, conversation.model, ids)
-        if np.isnan(losses[1]):
-            losses[1] = self._first_loss(ids[0], ids[1], server)
-        return losses
-
-    def _first_loss(self, context: int, token_id: int, server: Endpoint) -> float:
-        """Return the loss of a text's first token, which some servers leave out of their echo."""
-        found = self._first_losses.get((context, token_id))
-        if found is None:
-            found = ask_forced(self._endpoints, server, self._conversation.prefix, token_id)
-            self._first_losses[context, token_id] = found
-        return found
 
 
 def connect(
@@ -273,10 +235,9 @@ def connect(
 
     Example:
         >>> connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule,
-        ...     dataset=open_dataset("aligned")).dialect  # doctest: +SKIP
-        <Dialect.PROMPT_LOGPROBS: 'prompt_logprobs'>
+        ...     dataset=open_dataset("aligned")).info.version  # doctest: +SKIP
+        '0.20.2'
     """
-    tokenizer = load_dataset_tokenizers(dataset).teacher
     own = probe_tokens(dataset)
     context = rule.first_token_id
     probe = (own if context is None else [context, *own])[: rule.teacher_seq_length]
@@ -285,26 +246,12 @@ def connect(
     infos = [endpoints.retry(describe, server) for server in endpoints.servers]
     _require_one_program(infos, endpoints)
     _require_room(infos, endpoints.servers, rule)
-    conversation = settle_dialect(endpoints, endpoints.servers[0], probe, tokenizer)
-    if conversation.dialect is Dialect.ECHO_TEXT:
-        _require_context_token(rule)
-    engine = ServedEngine(
-        endpoints, conversation, rule, tokenizer=tokenizer, info=infos[0], probe=probe
-    )
+    vocab_size = load_dataset_tokenizers(dataset).teacher.vocab_size
+    engine = ServedEngine(endpoints, rule, vocab_size=vocab_size, info=infos[0], probe=probe)
     for server in endpoints.servers if settings.probe_losses else endpoints.servers[1:]:
         endpoints.retry(engine.prove, server)
     endpoints.prove_with(engine.prove)
     return engine
-
-
-def _require_context_token(rule: ContextRule) -> None:
-    """Check that one token stands before every piece: how a server of texts marks a start."""
-    if rule.first_token_id is None or rule.continued_token_id != rule.first_token_id:
-        raise EngineError(
-            "the server takes text alone, and then the same token must stand before every piece "
-            f"(the dataset has {rule.first_token_id} before documents, {rule.continued_token_id} "
-            "where they go on): name one with --teacher-context, here and in training"
-        )
 
 
 def _require_one_program(infos: Sequence[ServerInfo], endpoints: Endpoints) -> None:

@@ -22,7 +22,7 @@ class TransformersSettings:
 
 @dataclass(frozen=True)
 class ServedSettings:
-    """A model behind servers that speak the completions API.
+    """A model behind servers of the completions API with `prompt_logprobs`.
 
     Attributes:
         endpoints: their URLs, with or without `/v1`; all serve the same model.
@@ -48,17 +48,4 @@ class ServedSettings:
     probe_losses: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class VllmSettings:
-    """vLLM in this process.
-
-    Attributes:
-        quantization: as vLLM names it; "none" for what the model's configuration says.
-        tensor_parallel_size: GPUs that share each layer.
-    """
-
-    quantization: str = "none"
-    tensor_parallel_size: int = 1
-
-
-EngineSettings = TransformersSettings | ServedSettings | VllmSettings
+EngineSettings = TransformersSettings | ServedSettings

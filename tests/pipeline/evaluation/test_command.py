@@ -31,8 +31,6 @@ def student(folder: Path, vocab_size: int = 300, *, seed: int = 0, context: int 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a student to evaluate, or a dataset with --check-overlap"),
-        (["a", "--check-overlap", "b"], "name a student to evaluate, or a dataset"),
         (["a", "--tasks", "gsm8k", "gsm9k"], "--tasks gsm9k: choose of gsm8k, math, svamp"),
         (["a", "--measures", "luck"], "--measures luck: choose of accuracy, text"),
         (["a", "--limit", "-1"], "--limit -1: it must be 0 or more"),

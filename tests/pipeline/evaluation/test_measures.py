@@ -28,7 +28,7 @@ from tests.support.scripted_model import ScriptedModel
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
 
 
-SETTINGS = {"backend": "hf", "dtype": "auto", "device": "cpu", "batch_size": 1, "tokenizer": ""}
+SETTINGS = {"dtype": "auto", "device": "cpu", "batch_size": 1, "tokenizer": ""}
 
 
 def measure(

@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.overlap import NUM_WORDS, Questions, parts_of, split_words
+from pipeline.evaluation.overlap_command import main
 from pipeline.evaluation.sets import Item, math_500
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 
@@ -55,7 +52,7 @@ def test_a_dataset_with_test_questions_is_found_out(
     item = read_items("gsm8k", TINY)[2]
     texts = [*make_texts(12), ("forum/7", f"Homework: {item.problem.lower()} Please help.")]
     build_dataset(tmp_path / "aligned", texts, keep_text=keep_text)
-    command = ["--check-overlap", str(tmp_path / "aligned"), "--data", TINY]
+    command = [str(tmp_path / "aligned"), "--data", TINY]
     assert main([*command, "--output", str(tmp_path / "overlap")]) == 0
     (line,) = (tmp_path / "overlap" / "overlap.jsonl").read_text("utf-8").splitlines()
     found = json.loads(line)
@@ -72,7 +69,7 @@ def test_a_dataset_with_test_questions_is_found_out(
 
 def test_a_clean_dataset_leaves_an_empty_list(tmp_path: Path) -> None:
     build_dataset(tmp_path / "aligned")
-    command = ["--check-overlap", str(tmp_path / "aligned"), "--data", TINY]
+    command = [str(tmp_path / "aligned"), "--data", TINY]
     assert main([*command, "--output", str(tmp_path)]) == 0
     assert (tmp_path / "overlap.jsonl").read_text() == ""
 
@@ -118,7 +115,7 @@ def test_all_of_math_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (data / "math.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     other = next(place for place in range(5000) if place not in math_500())
     build_dataset(tmp_path / "aligned", [*make_texts(3), ("x", rows[other]["solution"])])
-    command = ["--check-overlap", str(tmp_path / "aligned"), "--tasks", "math"]
+    command = [str(tmp_path / "aligned"), "--tasks", "math"]
     assert main([*command, "--data", str(data), "--output", str(tmp_path)]) == 0
     (line,) = (tmp_path / "overlap.jsonl").read_text("utf-8").splitlines()
     found = json.loads(line)

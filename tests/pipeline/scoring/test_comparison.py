@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
 from pipeline.guidance.top_fraction import keep_top_fraction
+from pipeline.scoring.compare_command import main
 from pipeline.scoring.comparison import KEPT, compare_scores, kept_tokens
 from pipeline.scoring.stored_losses import list_scores
 from schemas.document import decode_document
@@ -65,7 +65,7 @@ def test_a_comparison_is_that_of_a_loop_over_tokens(
         assert value == pytest.approx(np.quantile(sizes, share), rel=0.05)
     assert (found.num_kept, found.num_changed) == (num_kept, num_changed)
     assert num_changed > 100
-    assert main([str(world / "data"), "--compare", "teacher", "other"]) == 0
+    assert main([str(world / "data"), "teacher", "other"]) == 0
     shown = capsys.readouterr().out
     assert f"mean {found.mean:+.4f} nats" in shown
     assert f"{100 * num_changed / num_kept:.1f} % of " in shown
@@ -108,5 +108,5 @@ def test_scores_that_can_t_be_compared_are_refused(
     with pytest.raises(ForeignLossesError, match="were scored in other contexts"):
         compare_scores(data, "other", other.path)
     Path(other.path).unlink()
-    assert main([data, "--compare", "teacher"]) == 2
-    assert "--compare takes two scores" in capsys.readouterr().err
+    assert main([data, "teacher", "teacher"]) == 2
+    assert "is named twice" in capsys.readouterr().err

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.engines.completions import Dialect, NonsenseError, read_losses
 from pipeline.scoring.engines.endpoints import base_url
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.openai import ServedEngine, connect
@@ -24,7 +22,6 @@ from tests.support.completions_server import (
     MODEL,
     CompletionsServer,
     constant,
-    listen,
     off,
     right,
     serve,
@@ -57,12 +54,6 @@ def rule_of(world: Path) -> ContextRule:
     return ContextRule.of_dataset(manifest, seq_length=SEQ_LENGTH)
 
 
-def whole_documents(world: Path) -> ContextRule:
-    """Rows that split none: servers of texts can't be given half a character."""
-    manifest = open_dataset(str(world / "data")).manifest
-    return ContextRule.of_dataset(manifest, seq_length=2000, teacher_seq_length=511)
-
-
 def ask(world: Path, *servers: CompletionsServer, **more: Any) -> ServedEngine:
     return connect(
         settings_of(*servers, **more), rule_of(world), dataset=open_dataset(world / "data")
@@ -82,74 +73,14 @@ def own_losses(world: Path, rule: ContextRule) -> np.ndarray[Any, Any]:
     return score(load_scorer(str(world / "teacher"), rule, dtype="float32"), world, rule)[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "dialect"),
-    [("vllm", Dialect.PROMPT_LOGPROBS), ("sglang", Dialect.ECHO)],
-)
-def test_a_served_model_gives_its_own_losses(world: Path, kind: Any, dialect: Dialect) -> None:
+def test_a_served_model_gives_its_own_losses(world: Path, server: CompletionsServer) -> None:
     rule = rule_of(world)
-    with serve(world / "teacher", kind=kind) as server:
-        engine = ask(world, server)
-        losses, _ = score(engine, world, rule)
-    assert (engine.dialect, engine.info.kind, engine.info.version) == (dialect, kind, "0.20.2")
+    engine = ask(world, server)
+    losses, _ = score(engine, world, rule)
+    assert (engine.info.kind, engine.info.version) == ("vllm", "0.20.2")
     np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
     assert len(losses) > 500
     assert all(isinstance(body["prompt"], list) for body in server.bodies), "token ids, not text"
-
-
-def text_server_options(world: Path) -> tuple[dict[str, Any], ContextRule]:
-    tokenizer = load_dataset_tokenizers(open_dataset(str(world / "data"))).teacher
-    bos = rule_of(world).first_token_id
-    assert bos is not None
-    options = {"kind": "llama-cpp-python", "tokenizer": tokenizer, "bos": bos}
-    return options, whole_documents(world)
-
-
-def test_a_server_of_texts_gives_its_own_losses_too(world: Path) -> None:
-    options, rule = text_server_options(world)
-    with serve(world / "teacher", **options) as server:
-        engine = connect(settings_of(server), rule, dataset=open_dataset(world / "data"))
-        losses, _ = score(engine, world, rule)
-        with pytest.raises(EngineError, match="starts or ends within a character, and the server"):
-            score(engine, world, rule_of(world))
-    assert engine.dialect is Dialect.ECHO_TEXT
-    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
-
-
-def test_a_server_whose_echo_is_one_place_off_is_refused(world: Path) -> None:
-    options, _ = text_server_options(world)
-
-    class Shifted(CompletionsServer):
-        """It takes no token for BOS, as llama-cpp-python where the context is another token."""
-
-        def echoed(self, body: Any, *arguments: Any) -> Any:
-            self.bos, bos = -1, self.bos
-            found = super().echoed(body, *arguments)
-            self.bos = bos
-            return found
-
-    with serve(world / "teacher", **options) as server:
-        shifted = Shifted(server.model, **options)
-        with listen(shifted), pytest.raises(EngineError, match=r"gives each token another's value"):
-            ask(world, shifted)
-
-
-def test_a_server_of_texts_that_tokenizes_otherwise_is_refused_by_document(world: Path) -> None:
-    options, rule = text_server_options(world)
-    with serve(world / "teacher", **options) as server:
-        engine = connect(settings_of(server), rule, dataset=open_dataset(world / "data"))
-        other = byte_level(300)
-        probe = server.tokens_of
-
-        def tokens_of(text: str) -> list[int]:
-            own = probe(text)
-            return (
-                own if len(own) < 40 else [own[0], *other.tokenize_batch([text.encode()]).input_ids]
-            )
-
-        server.tokens_of = lambda text: [int(t) for t in tokens_of(text)]  # type: ignore[method-assign]
-        with pytest.raises(EngineError, match=r'document ".*": the server makes \d+ tokens of it'):
-            score(engine, world, rule)
 
 
 def wrong_length(answer: dict[str, Any]) -> dict[str, Any]:
@@ -355,13 +286,27 @@ def test_a_server_that_can_t_be_asked_is_refused(
         ask(world, server)
 
 
+def test_a_server_without_prompt_logprobs_is_refused_at_once(
+    world: Path, server: CompletionsServer
+) -> None:
+    def echo(answer: dict[str, Any]) -> dict[str, Any]:
+        answer["choices"][0].pop("prompt_logprobs")
+        return answer
+
+    server.faults = [echo]
+    refusal = r"gives no log-probabilities of a prompt \(no prompt_logprobs\): serve .* with vLLM"
+    with pytest.raises(EngineError, match=refusal):
+        ask(world, server)
+    assert len(server.bodies) == 1
+
+
 def test_a_key_opens_a_server_and_a_rate_slows_it(world: Path) -> None:
     with serve(world / "teacher", key="secret") as server:
         settings = settings_of(server, requests_per_second=1e5)
         engine = connect(
             settings, rule_of(world), dataset=open_dataset(world / "data"), api_key="secret"
         )
-    assert engine.dialect is Dialect.PROMPT_LOGPROBS
+    assert not np.isnan(engine.probe_losses[1:]).any()
 
 
 def test_another_name_and_no_server_at_all_are_refused(
@@ -375,17 +320,6 @@ def test_another_name_and_no_server_at_all_are_refused(
         connect(gone, rule_of(world), dataset=open_dataset(world / "data"))
     with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
         base_url("gpu-7:8000")
-
-
-def test_a_second_value_may_be_missing_in_texts_alone() -> None:
-    answer = {
-        "choices": [{"logprobs": {"token_logprobs": [None, -2.0, -3.0]}}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 1},
-    }
-    losses = read_losses(Dialect.ECHO_TEXT, answer, "m", [1, 5, 6])
-    np.testing.assert_array_equal(losses, np.float32([np.nan, np.nan, 2.0]))
-    with pytest.raises(NonsenseError, match="place 1 has None for a log-probability"):
-        read_losses(Dialect.ECHO, answer, "m", [1, 5, 6])
 
 
 def test_retrained_weights_are_another_model(world: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ REPOSITORY = Path(shard_tests.__file__).parents[2]
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the module docstring's command from `folder`, as a user with the package would."""
     documented = (shard_tests.__doc__ or "").replace("\\\n", "")
-    found = re.search(r"^    pytest (.*) --shards OUTPUT$", documented, re.M)
+    found = re.search(r"^    pytest (.*) --shards DATASET$", documented, re.M)
     assert found
     return subprocess.run(
         [sys.executable, "-m", "pytest", *found[1].split(), "-p", "no:cacheprovider", *arguments],
@@ -55,5 +55,5 @@ def test_damage_fails_the_tests_that_it_should(tmp_path: Path) -> None:
 def test_no_dataset_is_an_error_not_a_pass(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     result = run_command(tmp_path, *arguments)
     assert result.returncode not in (0, 5)
-    words = "nowhere/manifest.json does not exist" if arguments else "--shards OUTPUT"
+    words = "nowhere/manifest.json does not exist" if arguments else "--shards DATASET"
     assert words in result.stdout + result.stderr

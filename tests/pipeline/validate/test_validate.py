@@ -509,8 +509,8 @@ def test_command_prints_json(dataset: Path, capsys: pytest.CaptureFixture[str]) 
     ("arguments", "words"),
     [
         (["no/such/folder"], "no/such/folder/manifest.json does not exist"),
-        (["", "--json"], "OUTPUT is empty"),
-        (["x", "--processes", "-1"], "--processes -1: it must be 0 or more"),
+        (["", "--json"], "DATASET is empty"),
+        (["x", "--workers", "-1"], "--workers -1: it must be 0 or more"),
     ],
 )
 def test_command_that_cannot_run(

@@ -1,0 +1,61 @@
+"""`vocag overlap`: which test questions stand in an aligned dataset."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pipeline.drawing.formatting import printable
+from pipeline.evaluation.overlap import check_overlap
+from pipeline.evaluation.sets import NINE, SETS, require_known
+from vocag_cli.options import DatasetSource, Folder, Option, parse_options
+
+_EPILOG = """\
+examples:
+  vocag overlap aligned --output overlap
+      Look for the nine sets' questions, from math-evaluation-harness's files.
+  vocag align --input data/*.jsonl --exclude-overlap overlap/overlap.jsonl --output clean …
+      Leave out the documents that hold one.
+
+output: overlap.jsonl, a line for each document and question."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapOptions:
+    """Look for the test sets' questions in an aligned dataset, and list where they are.
+
+    Attributes:
+        dataset: folder, URL or manifest of a dataset.
+        output: folder for the list.
+        tasks: sets (default: the nine).
+        data: a folder of the sets' files, NAME.jsonl or NAME/test.jsonl (default:
+            math-evaluation-harness's, downloaded once).
+    """
+
+    dataset: DatasetSource
+    output: Folder
+    tasks: Annotated[tuple[str, ...], Option("SET")] = NINE
+    data: Folder = ""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: a set that is not known.
+        """
+        require_known("--tasks", self.tasks, tuple(SETS))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    try:
+        options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
+        lines = check_overlap(
+            options.dataset, options.tasks, data=options.data, output=Path(options.output)
+        )
+        for line in lines:
+            print(line, flush=True)
+    except (ValueError, OSError) as error:
+        print(f"vocag overlap: {printable(str(error))}", file=sys.stderr)
+        return 2
+    return 0

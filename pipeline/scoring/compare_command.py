@@ -1,0 +1,59 @@
+"""`vocag compare-scores`: what two teachers' stored losses of one dataset differ by."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from pipeline.drawing.formatting import format_count, printable
+from pipeline.scoring.comparison import KEPT, Comparison, compare_scores
+from vocag_cli.options import DatasetSource, Option, parse_options
+
+_EPILOG = """\
+examples:
+  vocag compare-scores aligned Qwen/Qwen2.5-Math-7B teacher
+      How far a served teacher's losses are from those of its files here."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compare two teachers' stored losses of a dataset, token by token.
+
+    Attributes:
+        dataset: folder, URL or manifest of a dataset.
+        first: scores, named as train's --stored-losses names them.
+        second: the scores to compare with them.
+    """
+
+    dataset: DatasetSource
+    first: Annotated[str, Option("A", form="positional")]
+    second: Annotated[str, Option("B", form="positional")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    try:
+        options = parse_options(CompareOptions, argv, prog="vocag compare-scores", epilog=_EPILOG)
+        print(describe_comparison(compare_scores(options.dataset, options.first, options.second)))
+    except (ValueError, OSError) as error:
+        print(f"vocag compare-scores: {printable(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def describe_comparison(found: Comparison) -> str:
+    """Return what two teachers' losses differ by, in lines."""
+    quantiles = ", ".join(
+        f"{100 * share:g} % within {value:.3g}" for share, value in found.quantiles.items()
+    )
+    changed = 100 * found.num_changed / max(1, found.num_kept)
+    return "\n".join(
+        [
+            f"compared {format_count(found.num_tokens)} teacher tokens: the second's losses less "
+            "the first's",
+            f"  difference      mean {found.mean:+.4f} nats, mean size {found.mean_absolute:.4f}, "
+            f"largest {found.largest:.3g}",
+            f"  sizes           {quantiles}",
+            f"  kept tokens     {changed:.1f} % of {format_count(found.num_kept)} would be others "
+            f"at {100 * KEPT:g} %, ranked by the teacher's losses alone",
+        ]
+    )
