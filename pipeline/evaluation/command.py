@@ -198,6 +198,8 @@ def _check_overlap(options: EvaluateOptions) -> Iterator[str]:
 
 
 def _quieten() -> None:
-    """Keep lm-eval's remarks on its own settings from the terminal; errors stay."""
+    """Keep lm-eval's remarks on its own settings from the terminal, and its bars from a log."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():  # read when tqdm is imported, which lm-eval and transformers do
+        os.environ.setdefault("TQDM_DISABLE", "1")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
