@@ -11,17 +11,18 @@ from numba.core.caching import FunctionCache
 logger = logging.getLogger(__name__)
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function for the types that it is first called with; it runs without the GIL.
 
     The machine code is kept beside the source, or in the user's cache folder. What can't be read
     there is compiled anew, and a folder that can't be written costs each process the seconds of
     compiling: neither ends a command, as numba's own `cache=True` does.
     """
-    dispatcher = njit(nogil=True)(function)
+    dispatcher: Any = njit(nogil=True)(function)
     with suppress(RuntimeError):  # neither folder can be written
-        dispatcher._cache = _Cache(function)
-    return dispatcher
+        dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    kernel: Callable[P, R] = dispatcher
+    return kernel
 
 
 class _Cache(FunctionCache):
@@ -30,16 +31,16 @@ class _Cache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function, None where there is none that can be read."""
         try:
-            return super().load_overload(sig, target_context)
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # unpickling altered bytes may raise anything
             logger.info("compiling %s anew: its cached code is damaged: %r", self._name, error)
             with suppress(OSError):
-                self.flush()  # a damaged index would fail again when it is added to
+                self.flush()  # type: ignore[no-untyped-call]  # a damaged index would fail again when it is added to
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled function where that works."""
         try:
-            super().save_overload(sig, data)
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except Exception as error:  # a full disk, or an index that was damaged meanwhile
             logger.info("%s is compiled by each process: %r", self._name, error)

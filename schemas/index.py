@@ -56,7 +56,10 @@ _COLUMNS = pa.schema(
 _QUALITY = ("num_mapped", "byte_iou_sum")
 _NAMES = ("key", "document_id")
 # Cut points stay as they are stored: there are many, and planning reads few of them.
-_DTYPES = {"byte_iou_sum": np.float32, "cut_student": np.uint32, "cut_teacher": np.uint32}
+_AS_STORED = {"byte_iou_sum": np.float32, "cut_student": np.uint32, "cut_teacher": np.uint32}
+_DTYPES: Mapping[str, Any] = {
+    name: _AS_STORED.get(name, np.int64) for name in _COLUMNS.names if name not in _NAMES
+}
 _DELTA_COLUMNS = ("payload_offset", "cut_student.list.element", "cut_teacher.list.element")
 
 
@@ -215,7 +218,7 @@ def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
             counts = [np.diff(part) for part in parts]
             arrays[entry.name] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
         else:
-            dtype = _DTYPES.get(entry.name, np.int64)
+            dtype = _DTYPES[entry.name]
             columns = [np.asarray(part, dtype) for part in parts]
             arrays[entry.name] = np.concatenate([np.empty(0, dtype), *columns])
     return ShardIndex(**arrays)
@@ -244,37 +247,8 @@ def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
         return {name: values[starts[0] : starts[-1]], "cut_starts": starts - starts[0]}
     if name in _NAMES:
         return {name: array.to_pylist()}
-    dtype = _DTYPES.get(name, np.int64)
+    dtype = _DTYPES[name]
     return {name: array.to_numpy(zero_copy_only=False).astype(dtype)}
-
-
-def take_documents(index: ShardIndex, places: NDArray[np.int64]) -> ShardIndex:
-    """Return an index of some documents; their payloads stay where they are.
-
-    Args:
-        index: with names.
-        places: int64 [K], ascending.
-
-    Example:
-        >>> take_documents(index, np.array([0, 2])).document_id == [*index.document_id[:3:2]]
-        True
-    """
-    counts = np.diff(index.cut_starts)
-    chosen = np.zeros(len(index), np.bool_)
-    chosen[places] = True
-    of_chosen = np.repeat(chosen, counts)
-    values: dict[str, Any] = {}
-    for entry in fields(ShardIndex):
-        own = getattr(index, entry.name)
-        if entry.name in _NAMES:
-            values[entry.name] = [own[place] for place in places.tolist()]
-        elif entry.name == "metadata":
-            values[entry.name] = {name: column.take(places) for name, column in own.items()}
-        elif entry.name == "cut_starts":
-            values[entry.name] = np.cumsum([0, *counts[places]], dtype=np.int64)
-        else:
-            values[entry.name] = own[of_chosen if entry.name.startswith("cut_") else places]
-    return ShardIndex(**values)
 
 
 def _require_length(name: str, values: Any, index: ShardIndex) -> None:

@@ -178,7 +178,10 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
         OptionsError: --append, and there is no dataset, or one made with other options.
     """
     options, dataset = opened.options, opened.dataset
-    size = {"shard_bytes": options.shard_bytes, "keep_text": bool(options.keep_text)}
+    size: dict[str, Any] = {
+        "shard_bytes": options.shard_bytes,
+        "keep_text": bool(options.keep_text),
+    }
     count = partial(count_buckets, opened.files) if dataset is None else dataset.count_buckets
     configuration = {
         "schema_version": SCHEMA_VERSION,

@@ -126,7 +126,7 @@ def _take_conventions(
     options: AlignOptions, made: Manifest, student: Tokenizer, teacher: Tokenizer
 ) -> AlignOptions:
     """Return the options with a dataset's tokens around texts, of the tokenizers that it keeps."""
-    taken: dict[str, str | None] = {}
+    taken: dict[str, Any] = {}
     own, chosen = student.around_text, made.student.around_text
     if not options.student:
         taken["student_bos"] = _name(chosen.first_token_id, own.first_token_id)

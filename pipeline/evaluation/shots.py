@@ -54,11 +54,6 @@ class Shots:
     text: str
     source: str
 
-    @property
-    def is_harness(self) -> bool:
-        """Whether they are the harness's, byte for byte."""
-        return sha256(self.text.encode()).hexdigest() in SHA256.values()
-
 
 def load_shots(name: ShotsName, prompts: Path | None = None) -> Shots:
     """Return a set's worked examples.

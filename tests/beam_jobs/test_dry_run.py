@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.align.command import main
-from beam_jobs.align.inputs.files import find_inputs, sampling
+from beam_jobs.align.inputs import sampling
+from beam_jobs.align.inputs.files import find_inputs
 from beam_jobs.align.inputs.reading import PlacedDocument, ReadingRules, read_piece
 from beam_jobs.align.inputs.sampling import cut_files, sample_input
 from pipeline.dataset.reading import read_manifest

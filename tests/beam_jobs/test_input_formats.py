@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_jobs.align.inputs import json_values
 from beam_jobs.align.inputs.decompression import CutStreamError, zstd
-from beam_jobs.align.inputs.files import find_inputs, json_values
+from beam_jobs.align.inputs.files import find_inputs
 from beam_jobs.align.inputs.json_values import holds_values, split_values
 from beam_jobs.align.inputs.listing import InputError
 from beam_jobs.align.inputs.pieces import Piece

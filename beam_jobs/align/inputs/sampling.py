@@ -8,6 +8,7 @@ has other fields, and a compressed file more bytes than are stored.
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DAMAGE, decompress
@@ -131,7 +132,7 @@ def _num_decompressed(start: bytes, compression: str) -> int:
     """Return how many bytes the start of a compressed file expands to."""
     num_bytes = 0
     try:
-        file = decompress(io.BytesIO(start), compression)
+        file = cast(io.BufferedReader, decompress(io.BytesIO(start), compression))
         while data := file.read1(_CHUNK_BYTES):
             num_bytes += len(data)
     except DAMAGE:  # cut here, in the middle of a frame

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.conditions import WhereError, select_documents
+from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_by
+from pipeline.dataset.selection import select_documents
 from pipeline.explore.command import main as explore
 from schemas.errors import DamagedShardError
 from schemas.manifest import MANIFEST_FILE, MetadataType, RemovedRecord, encode_manifest

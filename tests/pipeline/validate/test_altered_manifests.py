@@ -13,7 +13,6 @@ from pipeline.validate.dataset import validate_dataset
 from schemas.errors import SchemaVersionError
 from schemas.manifest import MANIFEST_FILE
 from tests.support.datasets import build_dataset, make_texts
-from tests.support.views import add, write_dataset
 
 VALUES = [None, True, -1, 1 << 70, 1.5, "", "x", "../x", [], {}, [[]], {"a": {}}, "\ud800"]
 GOLDEN = Path(__file__).parents[2] / "data/golden_v2"
@@ -91,18 +90,6 @@ def test_every_field_of_another_type(dataset: Path) -> None:
 def test_of_a_dataset_that_grew(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN, tmp_path / "golden")
     assert validate_altered(tmp_path / "golden", with_tokenizers=False) == []
-
-
-@pytest.mark.slow
-def test_of_a_dataset_with_views(tmp_path: Path) -> None:
-    write_dataset(tmp_path, keep_text=True)
-    add(tmp_path, "qwen_like")
-    path = tmp_path / MANIFEST_FILE
-    body = json.loads(path.read_bytes())
-    for at in places(body["views"]):
-        for value in VALUES[::3]:
-            path.write_text(json.dumps(alter(body, ("views", *at), value)))
-            validate_dataset(str(tmp_path), with_tokenizers=True)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{" * 5, "", "NaN", "1" * 10_000])
