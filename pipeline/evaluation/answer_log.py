@@ -5,6 +5,7 @@ lines, each handed to the operating system before the next answer is made.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +77,7 @@ class AnswerLog:
         self,
         kind: str,
         requests: Sequence[Instance],
-        ask: Callable[[list[Instance]], Sequence[Any]],
+        ask: Callable[..., Sequence[Any]],
     ) -> list[Any]:
         keys = [hash_args(kind, request.args) for request in requests]
         missing = {
@@ -86,7 +87,8 @@ class AnswerLog:
         }
         if missing:
             questions = list(missing.values())
-            for request, answer in zip(questions, ask(questions), strict=True):
+            found = ask(questions, disable_tqdm=not sys.stderr.isatty())  # a log wants no bars
+            for request, answer in zip(questions, found, strict=True):
                 self.add_partial(kind, request.args, answer)
         return [self._answers[key] for key in keys]
 

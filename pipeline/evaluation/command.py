@@ -173,6 +173,8 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
 
 
 def _quieten() -> None:
-    """Keep lm-eval's remarks on its own settings from the terminal; errors stay."""
+    """Keep lm-eval's remarks on its own settings from the terminal, and its bars from a log."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():  # read when tqdm is imported, which lm-eval and transformers do
+        os.environ.setdefault("TQDM_DISABLE", "1")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -23,6 +23,7 @@ from pipeline.figures.runs import compare_runs
 from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from vocag_cli import install
 from vocag_cli.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
 
 Text = Annotated[str, Option("TEXT", form="positional")]
@@ -263,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
         # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ModuleNotFoundError as error:
-        print(f"figures: {error}: pip install 'vocag[hf]'", file=sys.stderr)
+        print(f"figures: {error}: {install('hf')}", file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
         print(f"figures: {printable(str(error))}", file=sys.stderr)

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from vocag_cli import install
+
 FIRST_ANSWER_SECONDS = 8.0
 
 _EXTRAS = {"gs": "gcp", "gcs": "gcp", "s3": "aws", "s3a": "aws"}
@@ -115,7 +117,7 @@ def _require_client(store: str) -> None:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
-        remedy = f": pip install 'vocag[{extra}]'" if extra else ""
+        remedy = f": {install(extra)}" if extra else ""
         raise NoAnswerError(f"{store} can't be used: {error}{remedy}") from error
     except ValueError:  # a scheme that fsspec does not know, of which its user has more to say
         pass

@@ -6,7 +6,8 @@ its text none are needed, because each token id stands for known bytes, and offs
 sum. The fast path is exact or it is not taken:
 
 - At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
-  `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
+  `Tokenizer.check_fast_path`, the first documents of a job), and a copy of the tokenizer whose ids
+  show every split is encoded on ASCII texts; one difference disables it.
 - Once for each tokenizer and version of the libraries, both encode every character in context, and
   split it off its neighbours (`pipeline.tokenization.comparison`): documents that hold one of those
   that differ go through the reference.
@@ -35,7 +36,7 @@ from pipeline.batches import (
     without_failures,
 )
 from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
-from pipeline.tokenization.comparison import differing_characters
+from pipeline.tokenization.comparison import differing_characters, splits_ascii_alike
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
@@ -127,6 +128,7 @@ class Tokenizer:
         self._differing: DifferingCharacters | None = DifferingCharacters(())
         if not proven:  # probes are tried whatever characters they hold
             self._require_usable()
+            self._check_ascii_splits()
             self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
         self._differing = differing
 
@@ -292,6 +294,11 @@ class Tokenizer:
         self.num_reference_documents = counted
         if difference is not None:
             self._disable_fast(f"gigatoken's {difference}")
+
+    def _check_ascii_splits(self) -> None:
+        definition = self.file.definition
+        if self._fast is not None and definition and not splits_ascii_alike(definition):
+            self._disable_fast("gigatoken splits ASCII texts in other places than the reference")
 
     def _disable_fast(self, reason: str) -> None:
         self._fast = None

@@ -6,7 +6,8 @@ model merges whatever `CONTEXT` puts side by side and no split keeps apart.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 from pipeline.tokenization.definition import (
     BYTE_LEVEL_ALPHABET,
@@ -24,6 +25,9 @@ case, marks, digits, spaces, punctuation, what is none of these, what folds into
 encoders that split all of them alike put the character in the same class.
 """
 
+ASCII_TEXTS = tuple(map("".join, product("\n\r\t '(1As", repeat=4)))
+"""Every row of four of the characters that patterns, digits' and punctuation's steps tell apart."""
+
 _LAST_BYTES = [bytes([byte]) for byte in range(0x80, 0xC0)]
 _FIRST_BYTES = [bytes([byte]) for byte in range(0xC2, 0xF5)]
 _CHARACTERS = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
@@ -34,6 +38,15 @@ def show_splits(definition: Definition) -> Definition | None:
 
     Equal ids of a text made of `CONTEXT` mean equal splits and equal normalised text.
     """
+    return _copy(definition, {part for line in CONTEXT.split("\n") for part in _joined(line)})
+
+
+def show_ascii_splits(definition: Definition) -> Definition | None:
+    """Return the copy whose ids show every split of `ASCII_TEXTS`, None as `show_splits` does."""
+    return _copy(definition, {part for text in ASCII_TEXTS for part in _parts(text.encode())})
+
+
+def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition | None:
     if definition["model"].get("type", "BPE") != "BPE" or not is_byte_level(definition):
         return None
     steps = list(pre_tokenizer_steps(definition))
@@ -45,7 +58,7 @@ def show_splits(definition: Definition) -> Definition | None:
         "added_tokens": [],
         "normalizer": definition.get("normalizer"),
         "pre_tokenizer": _sequence(steps),
-        "model": _model(),
+        "model": _model(sorted(joined, key=_order)),
     }
 
 
@@ -56,9 +69,8 @@ def _sequence(steps: Sequence[Definition]) -> Definition | None:
     return steps[0] if steps else None
 
 
-def _model() -> Definition:
+def _model(joined: Sequence[bytes]) -> Definition:
     """Return a BPE of single bytes and of whatever may stand side by side, made by any merge."""
-    joined = sorted({token for line in CONTEXT.split("\n") for token in _joined(line)}, key=_order)
     pieces = [bytes([byte]) for byte in range(256)] + joined
     known = set(pieces)
     merges = [
@@ -83,10 +95,14 @@ def _joined(line: str) -> Iterator[bytes]:
         rights = _FIRST_BYTES if place < len(between) - 1 else [b""]
         for left in lefts:
             for right in rights:
-                whole = left + ascii_part.encode() + right
-                for start in range(len(whole)):
-                    for end in range(start + 2, len(whole) + 1):
-                        yield whole[start:end]
+                yield from _parts(left + ascii_part.encode() + right)
+
+
+def _parts(whole: bytes) -> Iterator[bytes]:
+    """Yield the parts of more than one byte."""
+    for start in range(len(whole)):
+        for end in range(start + 2, len(whole) + 1):
+            yield whole[start:end]
 
 
 def _order(piece: bytes) -> tuple[int, bytes]:

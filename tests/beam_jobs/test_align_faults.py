@@ -17,7 +17,8 @@ from beam_jobs import storage
 from beam_jobs.align import buckets, command, steps
 from beam_jobs.align.command import align, main
 from beam_jobs.errors import OptionsError
-from beam_jobs.runs import open_run
+from beam_jobs.report.summary import read_summary
+from beam_jobs.runs import find_finished, open_run
 from tests.support.corpus import (
     Corpus,
     align_options,
@@ -256,6 +257,19 @@ def test_what_a_killed_attempt_read_is_removed(tmp_path: Path) -> None:
     (folder / "blocks-0.bin").write_bytes(b"left by a killed job")
     open_run(str(folder), {"name": "a"})
     assert {path.name for path in folder.iterdir()} == {"configuration.json"}
+
+
+@pytest.mark.parametrize("name", ["configuration.json", "summary.json"])
+def test_a_cut_file_of_an_interrupted_run_is_named_with_its_remedy(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / ".vocag-0"
+    open_run(str(folder), {"name": "a"})
+    path = folder / name
+    path.write_bytes(b'{\n "name": "a')
+    expected = f"{path} is damaged (Unterminated string .*: delete the folder {folder}, "
+    with pytest.raises(OptionsError, match=re.escape(expected).replace(r"\.\*", ".*")):
+        find_finished(str(tmp_path), {"name": "a"}) if name[0] == "c" else read_summary(str(path))
 
 
 def test_an_unfinished_run_of_another_configuration_is_refused(

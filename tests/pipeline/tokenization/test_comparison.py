@@ -10,19 +10,17 @@ import pytest
 
 from pipeline.tokenization import load_tokenizer
 from pipeline.tokenization.backends import LibraryError
-from pipeline.tokenization.comparison import differing_splits, same_ids
+from pipeline.tokenization.comparison import differing_splits, same_ids, splits_ascii_alike
 from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET
 from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
 from pipeline.tokenization.visible_splits import show_splits
-from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
+from tests.support.split_patterns import SPLIT_OTHERWISE, SPLIT_PATTERNS, byte_level
 from tests.support.tokenizer_zoo import load, shared, write_definition
 
 IDEOGRAPH = "\U000323b0"  # of Unicode 17
 HOSTILE = [f"<b>{IDEOGRAPH}<u>old</u></b>", "\u0c5c’ll be", f"{IDEOGRAPH}(a) b"]
 ENDING_IN_MERGES = ["{0}<u", "{0}(a", "{0}'s", "{0}’ll", "  {0}", "{0}34"]
 """What the sweep doesn't try."""
-
-SHIPPED = ("cl100k", "llama3", "deepseek")
 
 
 def that_merges_what_follows(name: str) -> dict[str, Any]:
@@ -37,13 +35,7 @@ def that_merges_what_follows(name: str) -> dict[str, Any]:
     return byte_level(SPLIT_PATTERNS[name], model=model)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in SHIPPED else pytest.param(name, marks=pytest.mark.slow)
-        for name in SPLIT_PATTERNS
-    ],
-)
+@pytest.mark.parametrize("name", SPLIT_PATTERNS)
 def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) -> None:
     path = str(write_definition(that_merges_what_follows(name), tmp_path))
     copy = show_splits(that_merges_what_follows(name))
@@ -66,6 +58,70 @@ def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) 
     ids, cu_tokens = tokenizer._fast.encode_batch(texts)
     assert ids.tolist() != slow.input_ids.tolist()  # they would have been wrong
     assert len(cu_tokens) == len(texts) + 1
+
+
+def of_merged_spaces(*steps: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer with tokens of two to four spaces, none of which a probe shows divided."""
+    spaces = ["\u0120" * length for length in (2, 3, 4)]
+    pieces = [*BYTE_LEVEL_ALPHABET, *spaces]
+    model = {
+        "type": "BPE",
+        "vocab": {piece: place for place, piece in enumerate(pieces)},
+        "merges": [["\u0120", "\u0120"], ["\u0120" * 2, "\u0120"], ["\u0120" * 2] * 2],
+    }
+    definition = byte_level(SPLIT_PATTERNS["llama3"], model=model)
+    definition["pre_tokenizer"]["pretokenizers"][:0] = steps
+    return definition
+
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+PUNCTUATION = {"type": "Punctuation", "behavior": "Isolated"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [((DIGITS,), "x    1 y"), ((PUNCTUATION,), "x    ( y"), ((), "x    1 y")]
+)
+def test_steps_that_the_fast_path_ignores(
+    steps: tuple[dict[str, Any], ...], text: str, tmp_path: Path
+) -> None:
+    definition = of_merged_spaces(*steps)
+    tokenizer = load_tokenizer(str(write_definition(definition, tmp_path)))
+    reference = load_tokenizer(str(write_definition(definition, tmp_path)), fast=False)
+    found, expected = (each.tokenize_batch([text.encode()]) for each in (tokenizer, reference))
+    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    assert tokenizer.fast == (not steps)
+
+
+def ignoring(change: dict[str, Any]) -> dict[str, Any]:
+    definition = byte_level(SPLIT_PATTERNS["qwen2"])
+    split, spelling = definition["pre_tokenizer"]["pretokenizers"]
+    target = split if split.keys() & change.keys() else spelling
+    target.update(change)
+    return definition
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        byte_level((SPLIT_OTHERWISE,)),
+        ignoring({"behavior": "Contiguous"}),
+        ignoring({"behavior": "Removed", "invert": False}),
+        ignoring({"add_prefix_space": True}),
+        ignoring({"use_regex": True}),
+    ],
+)
+def test_ascii_texts_that_are_split_otherwise(definition: dict[str, Any]) -> None:
+    assert not splits_ascii_alike(definition)
+
+
+@pytest.mark.parametrize("name", SPLIT_PATTERNS)
+def test_known_patterns_split_ascii_texts_alike(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("pipeline.tokenization.sweep.known_sweeps", dict)
+    assert splits_ascii_alike(byte_level(SPLIT_PATTERNS[name]))
+    assert len(list(tmp_path.rglob("*.json"))) == 1
 
 
 @pytest.mark.slow
@@ -124,7 +180,7 @@ def test_shipped_sweeps_are_in_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED[:2])
+@pytest.mark.parametrize("name", ["gpt2", "llama3"])
 def test_a_shipped_sweep_is_what_a_fresh_one_finds(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

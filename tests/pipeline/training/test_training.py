@@ -19,7 +19,7 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import ForeignLossesError
 from pipeline.models.probe import UntrainedTeacherError
 from pipeline.streaming import AlignedRows, StreamConfig
-from pipeline.training.command import main
+from pipeline.training.command import main, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import bits_per_byte
 from pipeline.training.loop import train
@@ -575,6 +575,22 @@ def test_command_line_has_an_option_for_every_field(
     assert parse_config([*needed, "--stored-losses", ""]).stored_losses == "", "the only ones"
     assert main([*needed, "--method", "teacher"]) == 2
     assert "--method teacher needs --teacher" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("exit_after", "said"),
+    [
+        (None, "next: vocag evaluate 'a run/model' --output evaluated"),
+        (5, "leave out --exit-after"),
+    ],
+)
+def test_a_run_ends_with_what_to_do_next(exit_after: int | None, said: str) -> None:
+    config = TrainConfig(
+        data="d", student="s", teacher="t", output=Path("a run"), exit_after=exit_after
+    )
+    lines = list(what_next(config))
+    assert said in lines[-1]
+    assert ("a run/model" in lines[0]) == (exit_after is None)
 
 
 def _documents(folder: Path) -> list[AlignedDocument]:
