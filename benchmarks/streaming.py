@@ -115,9 +115,8 @@ def workers(options: argparse.Namespace) -> None:
 
 def padding(options: argparse.Namespace) -> None:
     """Report padding at several teacher lengths."""
-    dataset = open_dataset(options.dataset)
-    config = StreamConfig(path=options.dataset, seq_length=options.seq_length)
-    suggested = config.rules(dataset.manifest).teacher_seq_length
+    manifest = open_dataset(options.dataset).manifest
+    suggested = suggest_teacher_seq_length(manifest, options.seq_length)
     for teacher_seq_length in sorted({suggested, options.seq_length}):
         rows = AlignedRows(
             StreamConfig(

@@ -71,7 +71,7 @@ def _sequence(steps: Sequence[Definition]) -> Definition | None:
 
 def _model(joined: Sequence[bytes]) -> Definition:
     """Return a BPE of single bytes and of whatever may stand side by side, made by any merge."""
-    pieces = [bytes([byte]) for byte in range(256)] + joined
+    pieces = [*(bytes([byte]) for byte in range(256)), *joined]
     known = set(pieces)
     merges = [
         [_spell(piece[:cut]), _spell(piece[cut:])]

@@ -162,7 +162,7 @@ class TrainConfig:
         )
 
     def _check_teacher(self) -> None:
-        name, needs = self.method.name, self.method.kind.needs
+        name, needs = self.method.name, METHODS[self.method.name].needs
         if self.stored_losses is not None and needs != "losses":
             served = " and ".join(kind.name for kind in METHODS.values() if kind.needs == "losses")
             raise ValueError(

@@ -1,91 +1,17 @@
-"""A micro-batch through the student: what its method's loss is made of, and that loss."""
+"""A micro-batch's loss by each method."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.guidance import LossResult, SelectionRule
-from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.models.hf_models import hidden_states
+from pipeline.guidance import LossResult
 from pipeline.models.output_layer import output_layer
 from pipeline.streaming import Rows
 from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
 from pipeline.training.sources import losses_by_source
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudentPass:
-    """A micro-batch that the student has read; the teacher reads it when a method asks.
-
-    Attributes:
-        method: whose loss is computed.
-        student: trained.
-        teacher: frozen; for rho1 the reference model; None also where rows hold its losses.
-        batch: rows of `pipeline.streaming`, on the models' device.
-        hidden: of the student, [rows, seq_length, H], with a gradient.
-        scores: the labels' losses, with a gradient, and entropies where the rule ranks by them.
-        rule: which tokens count, in a scope that `group` can serve.
-        group: the processes that choose together; scope "group" only.
-        step: of training; random choices are drawn anew for each.
-        vocab_size: of the tokenizer that kld's models share; their further rows are padding.
-    """
-
-    method: Method
-    student: PreTrainedModel
-    teacher: PreTrainedModel | None
-    batch: Rows
-    hidden: Tensor
-    scores: TokenScores
-    rule: SelectionRule
-    group: dist.ProcessGroup | None
-    step: int
-    vocab_size: int | None
-
-    @property
-    def layer(self) -> OutputLayer:
-        """The student's output layer."""
-        return output_layer(self.student)
-
-    @property
-    def teacher_layer(self) -> OutputLayer:
-        """The teacher's output layer."""
-        assert self.teacher is not None
-        return output_layer(self.teacher)
-
-    def teacher_losses(self) -> Tensor | None:
-        """Return the losses that rows hold, or the teacher's own; NaN for padding.
-
-        None where the method does without.
-        """
-        if self.method.kind.needs != "losses":
-            return None
-        if "teacher_losses" in self.batch:
-            return self.batch["teacher_losses"].masked_fill(~self.batch.teacher_has_loss, torch.nan)
-        assert self.teacher is not None
-        return compute_teacher_losses(self.teacher, self.batch)
-
-    @torch.no_grad()
-    def teacher_states(self) -> Tensor:
-        """Return the teacher's hidden states of its own tokens."""
-        assert self.teacher is not None
-        return _teacher_states(self.teacher, self.batch)
-
-    @torch.no_grad()
-    def reference_states(self) -> Tensor:
-        """Return the hidden states that a teacher of the student's vocabulary has of its tokens."""
-        assert self.teacher is not None
-        return _student_states(self.teacher, self.batch)
-
-    @torch.no_grad()
-    def reference_scores(self, *, with_entropy: bool = False) -> TokenScores:
-        """Return what a teacher of the student's vocabulary makes of the same labels."""
-        return _score_labels(
-            self.reference_states(), self.teacher_layer, self.batch, with_entropy=with_entropy
-        )
+from pipeline.training.student_pass import StudentPass, score_labels, student_states
 
 
 def batch_loss(
@@ -102,18 +28,20 @@ def batch_loss(
 
     Args:
         method: what to compute.
-        student: as in `StudentPass`, like all that follow.
-        teacher: or None.
-        batch: rows.
-        step: of training.
-        group: None: this process alone, whose micro-batch is then the group's.
-        vocab_size: for kld.
+        student: trained.
+        teacher: frozen; None where the method runs none, or rows hold its losses.
+        batch: rows of `pipeline.streaming`, on the models' device.
+        step: of training; random choices are drawn anew for each.
+        group: the processes that choose together where the method's scope is "group"; None: this
+            one alone, whose micro-batch is then the group's.
+        vocab_size: of the tokenizer that kld's models share; their further rows are padding.
 
     Example:
         >>> batch_loss(Method("full"), student, None, batch, 0).loss_sum.backward()
     """
-    rule, hidden = method.rule, _student_states(student, batch)
-    scores = _score_labels(hidden, output_layer(student), batch, with_entropy=rule.ranks_by_entropy)
+    kind = METHODS[method.name]
+    rule, hidden = kind.rule(method), student_states(student, batch)
+    scores = score_labels(hidden, output_layer(student), batch, with_entropy=rule.ranks_by_entropy)
     alone = rule.scope == "group" and group is None
     given = StudentPass(
         method=method,
@@ -125,41 +53,9 @@ def batch_loss(
         rule=replace(rule, scope="microbatch") if alone else rule,
         group=group if rule.scope == "group" else None,
         step=step,
+        weight=kind.weight if method.weight is None else method.weight,
         vocab_size=vocab_size,
     )
-    result = method.kind.loss(given)
+    result = kind.loss(given)
     by_source = losses_by_source(scores.losses.detach(), batch)
     return replace(result, metrics=result.metrics | by_source)
-
-
-@torch.no_grad()
-def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
-    return score_tokens(
-        _teacher_states(teacher, batch),
-        output_layer(teacher),
-        batch["teacher_input_ids"].long(),
-        teacher_loss_mask=batch.teacher_has_loss,
-    )
-
-
-def _score_labels(
-    hidden: Tensor, layer: OutputLayer, batch: Rows, *, with_entropy: bool
-) -> TokenScores:
-    return linear_cross_entropy(
-        hidden,
-        layer,
-        batch["labels"].long(),
-        loss_mask=batch["loss_mask"],
-        with_entropy=with_entropy,
-    )
-
-
-def _student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
-    return hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"])
-
-
-def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    return hidden_states(
-        teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
-    )

@@ -1,14 +1,17 @@
 """How a student's loss is made: the selectors of the paper and the systems it compares with."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.guidance import PAPER_RULE, SelectionRule
 from pipeline.guidance.baselines.chunking import ChunkOf
 from pipeline.guidance.baselines.kld import Direction
-from pipeline.guidance.selection import Scope, UnmappedStrategy
-from pipeline.training.methods import METHODS, MethodName
-from pipeline.training.methods.interface import MethodKind
+from pipeline.guidance.selection import Scope, Selector, UnmappedStrategy
+
+MethodName = Literal[
+    Selector, "alm", "kld", "uld", "rho1", "rho1_self", "chunks", "chunks_random",
+]  # fmt: skip
+"""Those that `pipeline.training.methods` lists."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +49,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Check the name and the rule; the rest is checked where it is used."""
-        if self.name not in METHODS:
-            raise ValueError(f"--method {self.name}: choose of {', '.join(METHODS)}")
-        _ = self.rule
-
-    @property
-    def kind(self) -> MethodKind:
-        """What the method needs, its own defaults and its loss."""
-        return METHODS[self.name]
-
-    @property
-    def rule(self) -> SelectionRule:
-        """The selection rule."""
-        share = self.kind.keep_fraction if self.keep_fraction is None else self.keep_fraction
-        return SelectionRule(self.kind.selector, share, self.unmapped, self.scope, self.seed)
-
-    @property
-    def divergence_weight(self) -> float:
-        """λ: the option, or the method's own."""
-        return self.kind.weight if self.weight is None else self.weight
+        if self.name not in get_args(MethodName):
+            raise ValueError(f"--method {self.name}: choose of {', '.join(get_args(MethodName))}")
+        share = PAPER_RULE.keep_fraction if self.keep_fraction is None else self.keep_fraction
+        SelectionRule(keep_fraction=share, unmapped=self.unmapped, scope=self.scope)

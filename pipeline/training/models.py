@@ -16,7 +16,8 @@ from pipeline.models.probe import require_trained
 from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
-from pipeline.training.losses import compute_teacher_losses
+from pipeline.training.methods import METHODS
+from pipeline.training.student_pass import compute_teacher_losses
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
 
@@ -61,7 +62,7 @@ def load_teacher(
         ForeignTokenizerError: it comes with another tokenizer than the data's.
         ValueError: it can't have given losses for this data, or its weights did not load.
     """
-    manifest, kind = rows.manifest, config.method.kind
+    manifest, kind = rows.manifest, METHODS[config.method.name]
     if kind.needs == "nothing" or config.stored_losses is not None:
         return None
     if kind.one_vocabulary and manifest.student.sha256 != manifest.teacher.sha256:
@@ -97,7 +98,7 @@ def require_context(config: TrainConfig, rows: AlignedRows) -> None:
     Raises:
         ValueError: a document's first token, or a part's, stands behind nothing.
     """
-    own, kind = rows.rules.student, config.method.kind
+    own, kind = rows.rules.student, METHODS[config.method.name]
     if kind.every_token and None in (own.first_token_id, own.continued_token_id):
         raise ValueError(
             f"--method {kind.name} compares the likelihoods of whole texts, but without a token "

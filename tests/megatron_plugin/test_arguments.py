@@ -20,6 +20,7 @@ from megatron_plugin.models.shape import shape_of_config
 from megatron_plugin.worlds import enter_world
 from pipeline.guidance import PAPER_RULE
 from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
 from schemas.errors import ForeignTokenizerError
 from tests.megatron_plugin.accepted_arguments import WORKING
 from tests.megatron_plugin.launch import ROOT, job_environment
@@ -36,7 +37,9 @@ def test_defaults_are_the_papers():
     assert read.rule.selector == "teacher"
     assert read.rule.keep_fraction == 0.4
     assert read.rule.unmapped == "include"
-    assert read.rule == PAPER_RULE == Method().rule, "the two trainers choose alike"
+    assert read.rule == PAPER_RULE == METHODS["teacher"].rule(Method()), (
+        "the two trainers choose alike"
+    )
     assert read.aggregation == "max"
     assert read.teacher.world_size == 0
 

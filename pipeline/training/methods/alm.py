@@ -11,7 +11,7 @@ from pipeline.training.methods.interface import MethodKind
 from pipeline.training.methods.selecting import select
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
@@ -29,7 +29,7 @@ def _loss(given: StudentPass) -> LossResult:
         losses,
         divergences,
         loss_mask=batch["loss_mask"],
-        weight=given.method.divergence_weight,
+        weight=given.weight,
         kept=select(given, teacher_losses).kept,
     )
 

@@ -11,7 +11,7 @@ from pipeline.guidance.baselines.chunking import row_chunk_ids, select_chunks
 from pipeline.training.methods.interface import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.guidance import PAPER_RULE, LossResult
+from pipeline.guidance import PAPER_RULE, LossResult, SelectionRule
 from pipeline.guidance.selection import Selector
+from pipeline.training.method import Method
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,8 @@ class MethodKind:
     every_token: bool = False
     keep_fraction: float = PAPER_RULE.keep_fraction
     weight: float = 1.0
+
+    def rule(self, method: Method) -> SelectionRule:
+        """Return the rule by which tokens are chosen, under these options."""
+        share = self.keep_fraction if method.keep_fraction is None else method.keep_fraction
+        return SelectionRule(self.selector, share, method.unmapped, method.scope, method.seed)

@@ -12,7 +12,7 @@ from pipeline.guidance.cross_entropy import map_token_chunks
 from pipeline.training.methods.interface import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
@@ -33,7 +33,7 @@ def _loss(given: StudentPass) -> LossResult:
         given.scores.losses,
         place_at(values, places, counted.numel()).view(counted.shape),
         loss_mask=mask,
-        weight=given.method.divergence_weight,
+        weight=given.weight,
     )
 
 

@@ -14,7 +14,7 @@ from pipeline.guidance.baselines.rho1 import (
 from pipeline.training.methods.interface import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:

@@ -18,7 +18,7 @@ from pipeline.guidance.selection import RANKED_BY_TEACHER, Selector
 from pipeline.training.methods.interface import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 def select(given: StudentPass, teacher_losses: Tensor | None) -> Selection:

@@ -14,7 +14,7 @@ from pipeline.guidance.cross_entropy import map_token_chunks
 from pipeline.training.methods.interface import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.training.losses import StudentPass
+    from pipeline.training.student_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
@@ -32,7 +32,7 @@ def _loss(given: StudentPass) -> LossResult:
         given.scores.losses,
         place_at(values, student_places, mask.numel()).view(mask.shape),
         loss_mask=mask,
-        weight=given.method.divergence_weight,
+        weight=given.weight,
     )
 
 

@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from pipeline.guidance.selection import Selector
+from pipeline.guidance.selection import SelectionRule, Selector
 from pipeline.training import options
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS, MethodName
+from pipeline.training.method import Method, MethodName
+from pipeline.training.methods import METHODS
 
 # Of each: what tokens are ranked by, what is needed of the teacher, the share and λ.
 PAPER = {
@@ -39,15 +39,16 @@ def test_the_command_line_and_its_help_name_the_listed_methods() -> None:
 def test_each_method_has_its_needs_and_its_defaults() -> None:
     found = {}
     for name in get_args(MethodName):
-        method = Method(name)
-        rule = method.rule
-        needs = method.kind.needs
-        found[name] = (rule.selector, needs, rule.keep_fraction, method.divergence_weight)
+        kind = METHODS[name]
+        rule = kind.rule(Method(name))
+        found[name] = (rule.selector, kind.needs, rule.keep_fraction, kind.weight)
     assert found == PAPER
     assert [n for n, kind in METHODS.items() if kind.one_vocabulary] == ["kld", "rho1", "rho1_self"]
     assert [n for n, kind in METHODS.items() if kind.every_token] == ["alm"]
-    given = Method("rho1", keep_fraction=0.0, weight=0.0)
-    assert given.rule.keep_fraction == given.divergence_weight == 0.0
+    given = METHODS["rho1"].rule(Method("rho1", keep_fraction=0.0, scope="row", seed=3))
+    assert given == SelectionRule("full", keep_fraction=0.0, scope="row", seed=3)
+    with pytest.raises(ValueError, match=r"keep_fraction must lie in 0\.\.1, got 40"):
+        Method(keep_fraction=40)
     with pytest.raises(ValueError, match="--method best: choose of teacher, full, random, "):
         Method("best")  # type: ignore[arg-type]
 

@@ -23,12 +23,13 @@ from pipeline.training.command import main, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import bits_per_byte
 from pipeline.training.loop import train
-from pipeline.training.losses import batch_loss, compute_teacher_losses
+from pipeline.training.losses import batch_loss
 from pipeline.training.method import Method
 from pipeline.training.models import mean_teacher_loss
 from pipeline.training.options import parse_config
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
+from pipeline.training.student_pass import compute_teacher_losses
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
