@@ -95,7 +95,9 @@ def line_chart(
             for n, (name, values) in enumerate(lines.items())
         }
         names = sorted(lines, key=lambda name: lines[name][-1], reverse=True)
-        _legend(axes, {name: drawn[name] for name in names}, "center left", 1, 0.5, columns=1)
+        _legend(
+            axes, {name: drawn[name] for name in names}, loc="center left", bbox_to_anchor=(1, 0.5)
+        )
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label), ylim=y_range)
         if not isinstance(x[0], str):
             axes.xaxis.set_major_formatter(EngFormatter())
@@ -142,7 +144,7 @@ def bar_chart(
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label))
         if len(series) > 1:
-            _legend(axes, drawn, "lower left", 0, 1, columns=4)
+            _legend(axes, drawn, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     return figure
 
 
@@ -190,7 +192,7 @@ def interval_chart(
         axes.set(xlabel=clean(x_label), ylim=(len(groups) - 0.5, -0.5))  # the first is the highest
         axes.tick_params("y", length=0)
         axes.grid(visible=False, axis="y")
-        _legend(axes, drawn, "lower left", 0, 1, columns=4)
+        _legend(axes, drawn, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     return figure
 
 
@@ -276,10 +278,10 @@ def _chart(title: str, height: float, *, width: float = 9) -> "Iterator[tuple[Fi
         yield figure, figure.subplots()
 
 
-def _legend(axes: "Axes", drawn: Mapping[str, Any], loc: str, *at: float, columns: int) -> None:
+def _legend(axes: "Axes", drawn: Mapping[str, Any], **place: Any) -> None:
     # With their names, because matplotlib leaves out a label that starts with an underscore.
     names = [clean(name) for name in drawn]
-    axes.legend(list(drawn.values()), names, loc=loc, bbox_to_anchor=at, ncols=columns)
+    axes.legend(list(drawn.values()), names, **place)
 
 
 def _title(figure: "Figure") -> str:
