@@ -95,6 +95,9 @@ _TOKENIZERS = ("tokenizers", "gigatoken", "sentencepiece")
 LOADS_NO = {
     # Beam's workers start with this one: each module more is paid by every worker.
     "beam_jobs.align.steps": ("beam_jobs.align.command", "torch"),
+    # Only what draws needs the extra `figures`.
+    "beam_jobs.report.page": ("matplotlib",),
+    "pipeline.figures.command": ("matplotlib",),
     "pipeline.streaming": _TOKENIZERS,
     "pipeline.dataset.reading": (*_TOKENIZERS, "torch"),
     "pipeline.scoring.contexts": (*_TOKENIZERS, "torch"),

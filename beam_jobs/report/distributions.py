@@ -1,7 +1,6 @@
 """The report's histograms: a picture of the shares, and under it a table of the exact values."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from xml.etree.ElementTree import Element
 
@@ -16,26 +15,6 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr));
   gap: .8rem; }
 """
-
-
-@dataclass(frozen=True)
-class Counts:
-    """One set of bars.
-
-    Attributes:
-        name: "student" or "teacher".
-        counts: one count per bar.
-        total: what shares are of, where the bars are not all there is; 0 for the bars' sum.
-    """
-
-    name: str
-    counts: Sequence[int]
-    total: int = 0
-
-    @property
-    def whole(self) -> int:
-        """What the shares are of."""
-        return self.total or sum(self.counts)
 
 
 def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
@@ -55,16 +34,17 @@ def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
         _figure(
             "Teacher tokens per student token",
             widths,
-            [Counts("student", spans)],
+            {"student": spans},
             x_label=width_label,
             what="student tokens",
         ),
         _figure(
             "The same, without spans of one",
             [widths[0], *widths[2:]],
-            [Counts("student", [spans[0], *spans[2:]], sum(spans))],
+            {"student": [spans[0], *spans[2:]]},
             x_label=width_label,
             what="student tokens",
+            left_out=spans[1],
         ),
         _figure(
             "Bytes per token",
@@ -79,28 +59,31 @@ def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
 
 
 def _figure(
-    title: str, labels: Sequence[str], series: Sequence[Counts], *, x_label: str, what: str
+    title: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[int]],
+    *,
+    x_label: str,
+    what: str,
+    left_out: int = 0,
 ) -> Element:
+    """Return bars, as shares of all that was counted, `left_out` without a bar included."""
+    wholes = {name: sum(counts) + left_out for name, counts in series.items()}
     labels, series = _trim(labels, series)
-    values = _values(labels, series, x_label, what)
+    heading = [x_label, *(cell for name in series for cell in (f"{name} {what}", "share"))]
+    body = [[label] for label in labels]
+    for name, counts in series.items():
+        for cells, count in zip(body, counts, strict=True):
+            cells += [format_count(count), format_share(count, wholes[name])]
+    rows = [_row(cells, "td") for cells in body]
+    table = tag("table", tag("thead", _row(heading, "th")), tag("tbody", *rows))
+    values = tag("div", table, class_="scroll")
     if not can_draw():
         return tag("figure", tag("figcaption", title), values, class_="card")
-    shares = {one.name: [count / (one.whole or 1) for count in one.counts] for one in series}
+    shares = {name: [n / (wholes[name] or 1) for n in counts] for name, counts in series.items()}
     chart = bar_chart(title, labels, shares, x_label=x_label, y_label=f"share of {what}")
-    table = tag("details", tag("summary", "values"), values)
-    return tag("figure", draw_svg(chart), table, class_="card")
-
-
-def _values(labels: Sequence[str], series: Sequence[Counts], x_label: str, what: str) -> Element:
-    heading = [x_label, *(part for one in series for part in (f"{one.name} {what}", "share"))]
-    body = []
-    for i, label in enumerate(labels):
-        cells = [label]
-        for one in series:
-            cells += [format_count(one.counts[i]), format_share(one.counts[i], one.whole)]
-        body.append(_row(cells, "td"))
-    table = tag("table", tag("thead", _row(heading, "th")), tag("tbody", *body))
-    return tag("div", table, class_="scroll")
+    hidden = tag("details", tag("summary", "values"), values)
+    return tag("figure", draw_svg(chart), hidden, class_="card")
 
 
 def _row(cells: Sequence[str], kind: str) -> Element:
@@ -108,20 +91,17 @@ def _row(cells: Sequence[str], kind: str) -> Element:
 
 
 def _trim(
-    labels: Sequence[str], series: Sequence[Counts]
-) -> tuple[Sequence[str], Sequence[Counts]]:
+    labels: Sequence[str], series: Mapping[str, Sequence[int]]
+) -> tuple[Sequence[str], dict[str, Sequence[int]]]:
     """Drop empty bars at both ends; the bar of zero stays where it leads."""
-    used = [i for i in range(len(labels)) if any(one.counts[i] for one in series)]
-    first, last = (used[0], used[-1] + 1) if used else (0, min(1, len(labels)))
-    if first <= 2:
-        first = 0
-    return labels[first:last], [
-        replace(one, counts=one.counts[first:last], total=one.whole) for one in series
-    ]
+    used = [bar for bar, counts in enumerate(zip(*series.values(), strict=True)) if any(counts)]
+    first, last = (used[0], used[-1] + 1) if used else (0, 1)
+    shown = slice(first if first > 2 else 0, last)
+    return labels[shown], {name: counts[shown] for name, counts in series.items()}
 
 
-def _both(student: Iterable[int], teacher: Iterable[int]) -> list[Counts]:
-    return [Counts("student", list(map(int, student))), Counts("teacher", list(map(int, teacher)))]
+def _both(student: Iterable[int], teacher: Iterable[int]) -> dict[str, list[int]]:
+    return {"student": list(map(int, student)), "teacher": list(map(int, teacher))}
 
 
 def _up_to(num_bars: int) -> list[str]:
