@@ -28,7 +28,7 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.packing.opening import open_run
 from pipeline.packing.plan import plan_rows
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
 from pipeline.packing.saved_plans import load_plan, plan_folder
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
 from schemas.document import AlignedDocument

@@ -134,7 +134,7 @@ def test_a_dataset_written_anew_costs_no_teacher_pass(
     remove_documents(old / "data", TEXTS[3][0])
     new = old / "new"
     given = (str(old / "data"),)
-    align(AlignOptions(input=given, output=str(new), run=RunOptions(quiet=True)))  # type: ignore[call-arg]
+    align(AlignOptions(input=given, output=str(new), run=RunOptions(quiet=True)))
     reuse(old, new)
     assert told(capsys) == (23, 0)
     assert not seen(new) - seen(old / "data")
