@@ -35,7 +35,7 @@ GROUPS = {
         "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
         "remove": ("beam_jobs.remove.command", "beam", "remove documents by their ids"),
         "overlap": ("pipeline.evaluation.overlap_command", "", "find test questions in a dataset"),
-        "compare-scores": ("pipeline.scoring.compare_command", "", "compare two teachers' losses"),
+        "compare-scores": ("beam_jobs.score.compare_command", "", "compare two teachers' losses"),
     },
 }
 """What commands are for: by its name each command's module, its extras, and what it does."""

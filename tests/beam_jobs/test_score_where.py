@@ -10,9 +10,9 @@ import torch
 
 from beam_jobs.remove.command import RemoveOptions, remove
 from beam_jobs.score.command import main
+from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
-from pipeline.scoring.compare_command import main as compare
 from pipeline.scoring.stored_losses import ScoreFiles, find_scores, list_scores
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.validate.scores import check_scores
