@@ -35,7 +35,13 @@ def that_merges_what_follows(name: str) -> dict[str, Any]:
     return byte_level(SPLIT_PATTERNS[name], model=model)
 
 
-@pytest.mark.parametrize("name", SPLIT_PATTERNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "llama3" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SPLIT_PATTERNS
+    ],
+)
 def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) -> None:
     path = str(write_definition(that_merges_what_follows(name), tmp_path))
     copy = show_splits(that_merges_what_follows(name))
