@@ -29,7 +29,7 @@ ALLOWED = {
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "pipeline.compiled",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
-    "pipeline.packing.mixed_datasets": "pipeline.packing pipeline.dataset",
+    "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
     "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote",
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
@@ -63,7 +63,8 @@ ALLOWED = {
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"
     " pipeline.drawing vocag_cli",
     "beam_jobs.score": "beam_jobs beam_jobs.running pipeline.scoring pipeline.models"
-    " pipeline.packing.mixture_file pipeline.packing.mixed_datasets pipeline.dataset"
+    " pipeline.packing.mixture_file pipeline.packing.opening pipeline.packing.reading"
+    " pipeline.dataset"
     " pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli pipeline.models megatron_plugin.models megatron_plugin.teacher"
     " megatron_plugin.student"

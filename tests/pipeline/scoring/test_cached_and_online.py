@@ -307,8 +307,8 @@ def test_losses_of_all_documents_serve_some_of_them(world: Path) -> None:
     """Without the long ones a shard has fewer contexts; those that are left are the same."""
     pytest.importorskip("duckdb")
     whole, some = open_rows(world), open_rows(world, where=f"num_student_tokens < {SEQ_LENGTH}")
-    assert some.plan.segments["flags"].min() == STARTS | ENDS
-    assert whole.plan.segments["flags"].min() < STARTS | ENDS
+    assert some.datasets[0].plan.segments["flags"].min() == STARTS | ENDS
+    assert whole.datasets[0].plan.segments["flags"].min() < STARTS | ENDS
     batch = all_rows(some)
     has_context = batch["teacher_position_ids"] > 0
     is_text = has_context & (batch["teacher_input_ids"] != 0)

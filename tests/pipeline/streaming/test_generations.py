@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -146,3 +147,43 @@ def test_the_length_of_rows_stays(tmp_path: Path) -> None:
     assert AlignedRows(config(folder)).rules.teacher_seq_length == suggest_teacher_seq_length(
         manifest, 64
     )
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_run_opens_each_dataset_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    """Fresh, resumed where it stands, or resumed after its datasets have grown."""
+    names = ("a", "b") if mixed else ("a",)
+    for seed, name in enumerate(names):
+        build_dataset(tmp_path / name, make_texts(24, seed=seed))
+    path = tmp_path / names[0]
+    if mixed:
+        path = tmp_path / "mixture.toml"
+        path.write_text(
+            '[datasets.a]\npath = "a"\n[datasets.b]\npath = "b"\n'
+            "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
+        )
+    opened: Counter[str] = Counter()
+
+    def read_whole(url: str) -> bytes:
+        opened[url.removeprefix(f"{tmp_path}/")] += 1
+        return Path(url).read_bytes()
+
+    monkeypatch.setattr("pipeline.dataset.reading.read_whole", read_whole)
+
+    def manifests_read(saved: StreamState | None = None) -> set[str]:
+        opened.clear()
+        rows = AlignedRows(config(path, num_epochs=1), saved)
+        assert rows.restore(saved or kept(rows, BATCH)) == BATCH
+        assert set(opened.values()) == {1}
+        return set(opened)
+
+    now = {f"{name}/manifest.json" for name in names}
+    assert manifests_read() == now
+    saved = kept(AlignedRows(config(path, num_epochs=1)), BATCH)
+    assert manifests_read(saved) == now
+    take_out(tmp_path / "a", "doc-0-3")
+    found = manifests_read(saved)
+    assert now < found
+    assert len(found) == len(names) + 1, "and the older generation's own"

@@ -422,7 +422,7 @@ def test_plans_are_made_once_and_found_by_what_they_depend_on(dataset, caplog):
     assert [record.getMessage().split()[0] for record in caplog.records] == ["planned"]
     second = open_rows(dataset, **options)
     assert len(caplog.records) == 1
-    assert np.array_equal(first.plan.segments, second.plan.segments)
+    assert np.array_equal(first.datasets[0].plan.segments, second.datasets[0].plan.segments)
     open_rows(dataset, **options, student=Convention())
     assert len(caplog.records) == 2
 

@@ -186,11 +186,12 @@ def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:
     mixture.write_text(
         f'[datasets.pair]\npath = "{world}/pair"\n[[stages]]\nweights = {{ pair = 1.0 }}\n'
     )
-    config = _config(world, tmp_path / "run", Method("full"), data=str(mixture))
+    changes = {"data": str(mixture), "num_epochs": 1}
+    config = _config(world, tmp_path / "run", Method("full"), **changes)
     with pytest.raises(ValueError, match=r"--num-epochs 4: a mixture's file says how often"):
-        train(config)
-    with pytest.raises(ValueError, match=r"900 steps need 3600 rows, .*toml has \d+: raise max_ep"):
-        train(replace(config, num_epochs=1, num_steps=900))
+        replace(config, num_epochs=4)
+    with pytest.raises(ValueError, match=r"900 steps need 3600 rows, .*toml has \d+ .* max_epochs"):
+        train(replace(config, num_steps=900))
     with pytest.raises(ValueError, match=r"--heldout mixture.toml=.* is a mixture: name its datas"):
         replace(config, heldout=(str(mixture),))
 
@@ -465,7 +466,7 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
     (small / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="teacher tokens up to 479"):
         train(_config(world, tmp_path, Method("teacher"), teacher=str(small)))
-    with pytest.raises(ValueError, match="raise --num-epochs or lower --num-steps"):
+    with pytest.raises(ValueError, match=r"raise --num-epochs, .* or lower --num-steps"):
         train(_config(world, tmp_path, Method("full"), num_steps=10**6))
 
 
