@@ -132,7 +132,7 @@ def test_a_document_with_a_differing_character_takes_the_reference(name: str) ->
 def test_every_character_gives_the_reference_s_tokens(name: str) -> None:
     """Each by itself, in another context than those that the sweep tries."""
     differing = load(name).differing
-    assert len(differing) < 1000
+    assert len(differing) < 6000
     texts = [f"x {chr(c)}y".encode() for start, end in SWEPT for c in range(start, end, 97)]
     found, expected = (load(name, fast=fast).tokenize_batch(texts) for fast in (True, False))
     assert found.input_ids.tolist() == expected.input_ids.tolist()
