@@ -155,7 +155,7 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
         ValueError: from the dataclass.
 
     Example:
-        >>> read_options(RunOptions, {"vocag_workers": 2, …}, prefix="vocag_")
+        >>> read_options(RunOptions, values, prefix="vocag_")  # doctest: +SKIP
         RunOptions(workers=2, quiet=False, verbose=False)
     """
     return _build(kind, values, prefix=prefix)

@@ -38,7 +38,7 @@ def what_next(config: TrainConfig) -> Iterator[str]:
     """Yield where a run's student is, and what to do with it.
 
     Example:
-        >>> list(what_next(TrainConfig(output=Path("runs/guided"), …)))  # doctest: +SKIP
+        >>> list(what_next(config))  # doctest: +SKIP
         ['the student is in runs/guided/model, a Hugging Face folder with its tokenizer',
          'next: vocag evaluate runs/guided/model --output evaluated']
     """

@@ -208,7 +208,7 @@ def test_one_dataset_is_added_to_another(tmp_path: Path) -> None:
     grow(tmp_path / "two", "b", FIRST[15:40], keep_text=True)
     one, two = tmp_path / "one/aligned", tmp_path / "two/aligned"
     grown = align(from_dataset(two, one, append=True, max_dead_letters=1.0))
-    assert (grown.generation, grown.dead_letters.by_reason) == (1, {"duplicate_id": 5})
+    assert (grown.generation, grown.dead_letters.by_reason) == (1, {"known_id": 5})
     grow(tmp_path / "all", "c", FIRST[:40])
     assert documents(one) == documents(tmp_path / "all/aligned")
     with pytest.raises(OptionsError, match=r"keep_text is \S+ there and True here"):
@@ -429,7 +429,7 @@ def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> Non
     ("module", "function", "call"),
     [
         ("align.command", "count_lost_texts", 1),
-        ("align.lost_texts", "read_piece", 1),
+        ("align.inputs.lost_texts", "read_piece", 1),
         ("align.steps", "read_piece", 1),
         ("align.buckets", "shard_record", 3),
         ("align.steps", "number_shards", 1),

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.align.inputs.listing import InputError
 from beam_jobs.score import steps as scoring
 from beam_jobs.score.command import main as score
 from pipeline.dataset.files import Dataset, open_dataset
@@ -37,8 +36,7 @@ def test_what_remains_is_as_if_it_alone_was_aligned(
         taken, left, generation = set(first), set(first), 0
         for number, (is_append, ids) in enumerate(steps, 1):
             if is_append and ids <= taken:
-                with pytest.raises(InputError, match="no document that"):
-                    grow(root / "grown", str(number), sorted(ids))
+                grow(root / "grown", str(number), sorted(ids))  # nothing new, nothing to do
                 continue
             known = ids & taken
             if is_append:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core import config
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 SOURCE = """
@@ -18,8 +19,10 @@ def double(number):
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a module with one compiled function, whose code is kept beside it."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(config, "CACHE_DIR", "")
     path = tmp_path / "doubling.py"
     path.write_text(SOURCE)
     return path

@@ -70,7 +70,8 @@ def test_the_console_script_starts_in_the_same_module() -> None:
 def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "noted, so that what is set below goes again")
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     provide_kernel_cache()
     assert "NUMBA_CACHE_DIR" not in os.environ  # the home, or the folder of the package, will do

@@ -98,9 +98,9 @@ def test_means_of_nothing_are_zero() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 5, 6, 1000, 1 << 24, 1 << 26])
 def test_documents_are_counted_by_length(num_tokens: int) -> None:
-    from pipeline.alignment.quality import _count_lengths
+    from pipeline.alignment.quality import count_lengths
 
-    place = int(np.flatnonzero(_count_lengths(np.array([num_tokens])))[0])
+    place = int(np.flatnonzero(count_lengths(np.array([num_tokens])))[0])
     assert LENGTH_EDGES[place] <= num_tokens
     assert place + 1 == len(LENGTH_EDGES) or num_tokens < LENGTH_EDGES[place + 1]
 

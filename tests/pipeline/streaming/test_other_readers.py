@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "streaming.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("aligned")
+    folder = tmp_path_factory.mktemp("data")
     build_dataset(folder, num_shards=4)
     return folder
 
@@ -45,9 +45,9 @@ def run(package: str, folder: Path) -> dict[str, Any]:
     """Run the page's example on a dataset; return the names that it leaves."""
     pytest.importorskip(package)
     code = example(package)
-    assert "OUTPUT" in code
+    assert "aligned" in code
     names: dict[str, Any] = {}
-    exec(code.replace("OUTPUT", str(folder)), names)
+    exec(code.replace("aligned", str(folder)), names)
     return names
 
 
@@ -74,7 +74,7 @@ def test_samples_in_datasets(folder: Path, manifest: Manifest, tmp_path: Path) -
         "decoded = [decode_document(row['safetensors']) for row in documents]\n"
         "print(len(decoded), sum(len(document.student) for document in decoded))"
     )
-    found = run_apart(example("datasets").replace("OUTPUT", str(folder)) + decode, tmp_path)
+    found = run_apart(example("datasets").replace("aligned", str(folder)) + decode, tmp_path)
     totals = manifest.totals
     assert found == f"{totals['num_documents']} {totals['num_student_tokens']}"
 
