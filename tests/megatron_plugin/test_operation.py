@@ -148,10 +148,10 @@ def test_a_checkpoint_is_evaluated_by_one_command(interrupted, tmp_path, capfd):
 
     data = ROOT / "tests" / "data" / "evaluation"
     command = [str(interrupted / "checkpoint"), "--data", str(data), "--output", str(tmp_path)]
-    command += ["--tasks", "gsm8k", "mmlu_stem", "--limit", "1", "--device", "cpu"]
+    command += ["--tasks", "svamp", "mmlu_stem", "--limit", "1", "--device", "cpu"]
     assert evaluate(command) == 0
     text = capfd.readouterr().out
-    assert "GSM8K, text, 1 items: text b/B" in text
+    assert "SVAMP, text, 1 items: text b/B" in text
     (exported,) = tmp_path.glob("*/exported-*/config.json")
     written = exported.stat().st_mtime_ns
     assert evaluate(command) == 0
