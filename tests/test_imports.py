@@ -17,7 +17,7 @@ ALLOWED = {
     "schemas": "",
     "vocag_cli": "",
     "pipeline": "",
-    "pipeline.drawing": "",
+    "pipeline.drawing": "vocag_cli",
     "pipeline.remote": "vocag_cli",
     "pipeline.guidance": "pipeline.fractions",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",

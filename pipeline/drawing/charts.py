@@ -18,14 +18,13 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from pipeline.drawing.web_page import clean, render_page, tag
+from vocag_cli import install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOT_DRAWN: Final = (
-    "Charts are drawn by matplotlib, which isn't installed: pip install 'vocag[figures]'."
-)
+NOT_DRAWN: Final = f"Charts are drawn by matplotlib, which isn't installed: {install('figures')}."
 """What a report says in place of its charts where matplotlib isn't installed."""
 
 _INK: Final = "#1d2127"
