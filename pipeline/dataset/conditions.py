@@ -138,7 +138,7 @@ class ConditionQuery:
             name,
         )
         if not rows:
-            raise WhereError(f"where {where}: {name} is no function of one document's values")
+            raise WhereError(f"where {where}: {name} isn't a function of one document's values")
         for stability, definition, parameters in rows:
             if definition is not None:
                 yield definition, {each.lower(): each for each in parameters}
