@@ -26,7 +26,7 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 	  --input $(DEMO)/corpus.jsonl --output $(DEMO)/aligned --name docstrings --keep-text \
 	  --student "$$($(BIN)/python examples/packaged_tokenizer.py mistral)" \
 	  --teacher "$$($(BIN)/python examples/packaged_tokenizer.py deepseek)"
-	$(BIN)/python -m pipeline.validate $(DEMO)/aligned --tokenizers
+	$(BIN)/python -m vocag_cli validate $(DEMO)/aligned --tokenizers
 	@echo "Aligned shards: $(DEMO)/aligned   Report: $(DEMO)/aligned/report.html"
 
 # SEEDS="0 1" repeats every run with another order, other weights and other random choices.

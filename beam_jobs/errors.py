@@ -7,3 +7,11 @@ class JobError(RuntimeError):
 
 class OptionsError(ValueError):
     """An option, or a combination of them, can't be used."""
+
+
+class TooManyDeadLettersError(RuntimeError):
+    """The dataset is written, but more of the input is left out than was allowed."""
+
+
+class InputError(ValueError):
+    """The input can't be read as asked for: a mistake to correct before the job starts."""

@@ -9,11 +9,9 @@ from typing import Any
 import orjson
 
 from beam_jobs import storage
+from beam_jobs.errors import TooManyDeadLettersError
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import Manifest, totals_of
-
-EXIT_STATUS = 3
-"""What `vocag align` ends with where too many documents are dead letters."""
 
 _PLACE = re.compile(r"(?:#| line )\d+$")
 
@@ -23,10 +21,6 @@ DUPLICATE_OF = "the id was first used at "
 
 EXPECTED = frozenset({"overlap", "known_id"})
 """Reasons that are no loss: the user listed the document, or the dataset that grows has its id."""
-
-
-class TooManyDeadLettersError(RuntimeError):
-    """The dataset is written, but more of the input is left out than was allowed."""
 
 
 @dataclass

@@ -66,12 +66,6 @@ def require_disk(
         logger.warning("%s; it may run out of space", told)
 
 
-def address_space() -> int | None:
-    """Return the bytes of address space that `ulimit -v` leaves a process; None for no limit."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
 def explain_shortage(text: str, folder: str, need: int | None = None) -> str | None:
     """Return in a sentence what a failure was short of, None where it was nothing of the kind.
 
@@ -91,7 +85,8 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
     if _TOO_LARGE.search(text):
         return f"a file in {folder} would exceed the size that ulimit -f allows; raise it"
     if _NO_MEMORY.search(text):
-        limit = address_space()
-        limited = f" (ulimit -v allows {format_bytes(limit)} a process)" if limit else ""
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        allowed = f" (ulimit -v allows {format_bytes(limit)} a process)"
+        limited = "" if limit == resource.RLIM_INFINITY else allowed
         return f"memory ran out{limited}; use fewer --workers or a smaller --shard-bytes"
     return None

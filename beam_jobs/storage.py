@@ -2,30 +2,38 @@
 
 Local files go through `os` (fast, and a rename is atomic); everything with a scheme such as gs://
 or s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it.
+Beam is imported once a store is met: that takes two seconds, which local files don't need.
 """
 
 import errno
 import glob
 import io
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Buffer, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import batched
-from typing import Any, BinaryIO
-
-from apache_beam.io.filesystem import BeamIOError, CompressionTypes
-from apache_beam.io.filesystems import FileSystems
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.remote import first_contact
+
+if TYPE_CHECKING:
+    from apache_beam.io.filesystems import FileSystems
 
 _BUFFER_BYTES = 1 << 20
 _NOT_FOUND = 404
 _STORE_THREADS = 16
 _OBJECTS_AT_ONCE = 100
 """Deleted by one call: Beam makes a client for each, which for Amazon's store takes 0.1 s."""
+_AS_STORED = "uncompressed"
+"""Beam's `CompressionTypes.UNCOMPRESSED`: nothing is compressed or decompressed on the way."""
+
+_SCHEME = re.compile(r"([a-zA-Z][-a-zA-Z0-9+.]*)://")
+"""As Beam recognises it."""
+
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
 
 
@@ -36,7 +44,7 @@ def is_local(path: str) -> bool:
         >>> is_local("gs://bucket/out")
         False
     """
-    return FileSystems.get_scheme(path) is None
+    return _SCHEME.match(path) is None
 
 
 def absolute(path: str) -> str:
@@ -47,7 +55,7 @@ def absolute(path: str) -> str:
 
 def join(folder: str, *names: str) -> str:
     """Return the path of a file below a folder."""
-    return os.path.join(folder, *names) if is_local(folder) else FileSystems.join(folder, *names)
+    return os.path.join(folder, *names) if is_local(folder) else _stores().join(folder, *names)
 
 
 def require_answer(path: str) -> None:
@@ -78,7 +86,7 @@ def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
     try:
-        file: BinaryIO = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+        file: BinaryIO = _stores().open(path, compression_type=_AS_STORED)
     except Exception as error:  # each store's client has types of its own
         if getattr(error, "code", None) != _NOT_FOUND:
             raise
@@ -90,8 +98,8 @@ def open_to_write(path: str) -> BinaryIO:
     """Return a new file to write from start to end."""
     if is_local(path):
         return open(path, "wb", buffering=_BUFFER_BYTES)
-    file: BinaryIO = FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
-    return _S3Writer(file) if FileSystems.get_scheme(path) == "s3" else file
+    file: BinaryIO = _stores().create(path, compression_type=_AS_STORED)
+    return _S3Writer(file) if path.startswith("s3://") else file
 
 
 def open_shard_to_write(path: str) -> BinaryIO:
@@ -131,9 +139,9 @@ def num_bytes_of(path: str) -> int | None:
     """Return a file's size in bytes, None where there is no such file."""
     if is_local(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
-    if not FileSystems.exists(path):
+    if not _stores().exists(path):
         return None
-    size: int = FileSystems.get_filesystem(path).metadata(path).size_in_bytes
+    size: int = _stores().get_filesystem(path).metadata(path).size_in_bytes
     return size
 
 
@@ -165,9 +173,9 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
 def list_folder(folder: str) -> Mapping[str, int]:
     """Return the size in bytes of every file directly in a folder, by name."""
     if not is_local(folder):
-        pattern = FileSystems.join(glob.escape(folder), "*")
-        found = FileSystems.match([pattern])[0].metadata_list
-        return {FileSystems.split(m.path)[1]: m.size_in_bytes for m in found}
+        pattern = join(glob.escape(folder), "*")
+        found = _stores().match([pattern])[0].metadata_list
+        return {_stores().split(m.path)[1]: m.size_in_bytes for m in found}
     if not os.path.isdir(folder):
         return {}
     return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
@@ -197,16 +205,24 @@ def remove_folder(folder: str) -> None:
         delete_files(folder, list_folder(folder))
 
 
+def _stores() -> "type[FileSystems]":
+    from apache_beam.io.filesystems import FileSystems
+
+    return FileSystems
+
+
 def _look_at(path: str) -> None:
+    from apache_beam.io.filesystem import BeamIOError
+
     with suppress(BeamIOError):  # an answer; what it means is for the next call to say
-        FileSystems.exists(path)
+        _stores().exists(path)
 
 
 def _delete_objects(paths: Sequence[str]) -> None:
     # Beam's client of Google's store (2.77) takes a path for a pattern here, no other one does.
-    is_pattern = FileSystems.get_scheme(paths[0]) == "gs"
+    is_pattern = paths[0].startswith("gs://")
     with _unless_gone(*paths):
-        FileSystems.delete([glob.escape(path) if is_pattern else path for path in paths])
+        _stores().delete([glob.escape(path) if is_pattern else path for path in paths])
 
 
 @contextmanager
@@ -220,7 +236,7 @@ def _unless_gone(*paths: str) -> Iterator[None]:
 
 def _copy_object(source: str, destination: str) -> None:
     # Google's client raises. Beam's of S3 (2.77) returns what went wrong, of each pair.
-    for *_, error in FileSystems.copy([source], [destination]) or ():
+    for *_, error in _stores().copy([source], [destination]) or ():
         if error is not None:
             raise OSError(f"{source} could not be copied to {destination}: {error}") from error
 

@@ -5,14 +5,11 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
 
 from beam_jobs import storage
-from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
 from pipeline.tokenization.sweep import DifferingCharacters, library_versions
 from schemas.errors import ForeignTokenizerError
-
-SpecialStrings = Literal["plain", "honoured"]
 
 
 @dataclass(frozen=True)

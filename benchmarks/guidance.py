@@ -234,7 +234,7 @@ def overhead(options: argparse.Namespace, report: Report) -> None:
     def guide(losses: Tensor) -> Tensor:
         guidance = aggregate_teacher_losses(teacher, spans, "max")
         result = guided_loss(losses, select_tokens(losses, guidance, loss_mask=mask))
-        return result.loss_sum / result.count
+        return result.loss_sum / result.num_tokens
 
     def step(loss_of: Callable[[Tensor], Tensor]) -> None:
         hidden = student(input_ids=input_ids).last_hidden_state

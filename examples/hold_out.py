@@ -63,7 +63,7 @@ def group_documents(texts: Sequence[str]) -> list[int]:
 
     first_with: dict[int, int] = {}
     for number, text in enumerate(texts):
-        for run in _runs(text):
+        for run in word_runs(text):
             other = root(first_with.setdefault(run, number))
             own = root(number)
             parents[max(own, other)] = min(own, other)
@@ -86,11 +86,11 @@ def choose_groups(groups: Sequence[int], *, every: int) -> set[int]:
     return held
 
 
-def _runs(text: str) -> Iterator[int]:
-    """Yield a number for every run of 13 words; a shorter text is one run."""
+def word_runs(text: str, num_words: int = RUN_WORDS) -> Iterator[int]:
+    """Yield a number for every run of words; a shorter text is one run."""
     words = _WORD.findall(text.lower())
-    for start in range(max(1, len(words) - RUN_WORDS + 1)):
-        yield hash(tuple(words[start : start + RUN_WORDS]))
+    for start in range(max(1, len(words) - num_words + 1)):
+        yield hash(tuple(words[start : start + num_words]))
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --stan
   --calculate-per-token-loss --eval-iters 0 --log-interval 1 --num-workers 0 \
   --save "$demo/checkpoint" --save-interval 30 --tensorboard-dir "$demo/tensorboard" \
   2>&1 | tee "$demo/train.log" | show_steps || { tail -n 40 "$demo/train.log"; exit 1; }
-$python -m megatron_plugin.export_hf "$demo/checkpoint" "$demo/student"
+$python -m megatron_plugin.export_command "$demo/checkpoint" "$demo/student"
 $python - "$demo" <<'PYTHON'
 import sys
 from pathlib import Path

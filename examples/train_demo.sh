@@ -46,10 +46,9 @@ for seed in ${seeds:-0}; do
   done
 done
 
-$python -m pipeline.figures runs "${runs[@]}" --output "$demo/selectors.html"
-$python -m pipeline.figures runs "${runs[@]}" --output "$demo/selectors.svg" | tail -n 1
+$python -m vocag_cli figures runs "${runs[@]}" --output "$demo/selectors.svg"
 # What the teacher would choose in a text that neither has seen, for the student that it guided.
-$python -m pipeline.figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
+$python -m vocag_cli figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
   --output "$demo/kept.html" \
   "Compute the eigenvalues of a real symmetric matrix. The matrix is first reduced to tridiagonal \
 form, then the QR algorithm finds the eigenvalues in ascending order. If the matrix is not \

@@ -8,17 +8,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.guidance import PAPER_RULE, Aggregation, Expectation, SelectionRule
-from pipeline.guidance.selection import RANKED_BY_TEACHER, Scope, Selector, UnmappedStrategy
+from pipeline.guidance.rule import SelectionRule, Selector
+from pipeline.packing.reading import Reading
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
+from pipeline.training.methods.interface import MethodKind
 from vocag_cli import options
-from vocag_cli.options import Condition, ModelSource, Option, TokenName
+from vocag_cli.options import ModelSource, Option
 
 _PREFIX = "vocag_"
+_WEEK_MINUTES = 7 * 24 * 60
 _GROUPS = {
     "vocag_data": "vocag: data and student",
     "vocag_teacher": "vocag: teacher",
-    "vocag_aggregation": "vocag: guidance",
+    "vocag_method": "vocag: guidance",
 }
+
+# `Method`'s own name is --vocag-method here, with another default; the rest is for methods that
+# need the teacher's distributions, which don't leave its ranks.
+_OTHER_METHODS_OPTIONS = ("name", "num_chunks", "chunk_of", "weight", "kld_direction")
+PAPER_METHOD = Method()
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -39,19 +48,16 @@ class TeacherOptions:
         tensor_model_parallel_size: tensor-parallel ranks of each copy of the teacher.
         pipeline_model_parallel_size: pipeline-parallel ranks of each copy of the teacher.
         expert_model_parallel_size: expert-parallel ranks of each copy of the teacher.
-        layers_per_stage: layers on each pipeline stage of the teacher (default: the cut that makes
-            the slowest stage fastest, counting the output layer on the last).
         micro_batch_size: rows per forward pass of the teacher.
         dtype: of the teacher's weights.
         timeout_minutes: minutes that the student waits for losses before the job ends.
     """
 
-    name: ModelSource = ""
+    name: Annotated[str, Option("MODEL", form="itself")] = ""
     world_size: int = 0
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
     expert_model_parallel_size: int = 1
-    layers_per_stage: tuple[int, ...] | None = None
     micro_batch_size: int = 1
     dtype: Dtype = "bfloat16"
     timeout_minutes: float = 10.0
@@ -76,10 +82,10 @@ class TeacherOptions:
         for name in (*sizes, "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"the teacher's {name} is {getattr(self, name)}, below 1")
-        if not self.timeout_minutes > 0:
+        if not 0 < self.timeout_minutes <= _WEEK_MINUTES:
             raise ArgumentError(
-                f"--vocag-teacher-timeout-minutes {self.timeout_minutes} is not above 0: a student "
-                "would never wait for its teacher"
+                f"--vocag-teacher-timeout-minutes {self.timeout_minutes:g} isn't above 0 and at "
+                f"most {_WEEK_MINUTES}, a week"
             )
         ranks = self.ranks_of_replica
         if self.world_size % ranks:
@@ -89,13 +95,6 @@ class TeacherOptions:
                 f"{self.pipeline_model_parallel_size} pipeline-parallel by "
                 f"{self.expert_model_parallel_size} expert-parallel ranks: use a multiple of "
                 f"{ranks}"
-            )
-        if not self.world_size and ranks > 1:
-            raise ArgumentError(
-                "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "
-                "student's parallelism: leave out --vocag-teacher-tensor-model-parallel-size, "
-                "--vocag-teacher-pipeline-model-parallel-size and "
-                "--vocag-teacher-expert-model-parallel-size"
             )
 
 
@@ -107,14 +106,7 @@ class VocagOptions:
     """Everything that --vocag-* says.
 
     Attributes:
-        data: aligned dataset, folder or URL, or a mixture's FILE.toml (required).
-        where: train only on those documents of --vocag-data that match, such as "language == 'en'
-            and score > 0.5"; any condition of DuckDB over their metadata (default: all documents).
-        generation: state of a growing --vocag-data to train on, by its number, or latest, to which
-            a resumed run then moves (default: the newest, and a resumed run keeps its own).
-        student_bos: token before a student's text, its id, or none (default: the dataset's).
-        student_eos: token after a student's document, its id, or none (default: the dataset's).
-        teacher_context: token before a teacher's text, its id, or none (default: the dataset's).
+        data: what to train on.
         validation_data: aligned dataset for --eval-iters (default: none; then --eval-iters must be
             0).
         student: Hugging Face folder or repository to start from; it also sets Megatron's model
@@ -129,22 +121,11 @@ class VocagOptions:
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
             teacher's name; "" if there is only one (default: none).
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
-        aggregation: Φ over the teacher tokens of a student token.
         method: what ranks the tokens (default: teacher, or full without a teacher).
-        keep_fraction: share of the competing tokens that count, 0..1.
-        unmapped: tokens that no teacher token covers.
-        scope: where the share is counted: each row, each rank's micro-batch, or the micro-batches
-            of all data-parallel ranks together.
-        seed: seed of method random's choices; Megatron's --seed orders the rows.
-        expectation: divide the loss by the kept tokens or by all.
+        method_options: how tokens are chosen and losses divided, as in `vocag train`.
     """
 
-    data: Annotated[str, Option("DATASET")]
-    where: Condition = ""
-    generation: Annotated[str, Option("N")] = ""
-    student_bos: TokenName | None = None
-    student_eos: TokenName | None = None
-    teacher_context: TokenName | None = None
+    data: Reading
     validation_data: Annotated[str, Option("DATASET")] | None = None
     student: ModelSource | None = None
     # `OnDamage` by its values: its wing's kernels, which an export doesn't use, take half a second.
@@ -156,21 +137,18 @@ class VocagOptions:
     allow_untrained_teacher: bool = False
     stored_losses: Annotated[str, Option("NAME")] | None = None
     teacher_seq_length: int | None = None
-    aggregation: Aggregation = "max"
     method: Selector | None = None
-    keep_fraction: float = PAPER_RULE.keep_fraction
-    unmapped: UnmappedStrategy = PAPER_RULE.unmapped
-    scope: Scope = PAPER_RULE.scope
-    seed: int = 0
-    expectation: Expectation = "kept"
+    method_options: Annotated[Method, Option(without=_OTHER_METHODS_OPTIONS)] = PAPER_METHOD
+
+    @property
+    def kind(self) -> MethodKind:
+        """What the method is, as in `vocag train`."""
+        return METHODS[self.method or ("teacher" if self._has_losses else "full")]
 
     @property
     def rule(self) -> SelectionRule:
         """Which student tokens count."""
-        default: Selector = "teacher" if self._has_losses else "full"
-        return SelectionRule(
-            self.method or default, self.keep_fraction, self.unmapped, self.scope, self.seed
-        )
+        return self.kind.rule(self.method_options)
 
     def __post_init__(self) -> None:
         """Check what concerns more than the teacher alone; find the user's home."""
@@ -181,10 +159,14 @@ class VocagOptions:
             )
         if not self.teacher.name:
             self._require_no_teacher_options()
-        selector = self.rule.selector
-        if selector in RANKED_BY_TEACHER and not self._has_losses:
+        if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
             raise ArgumentError(
-                f"--vocag-method {selector} needs --vocag-teacher or --vocag-stored-losses; "
+                "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "
+                "student's parallelism: leave out its own tensor, pipeline and expert parallelism"
+            )
+        if self.kind.needs != "nothing" and not self._has_losses:
+            raise ArgumentError(
+                f"--vocag-method {self.kind.name} needs --vocag-teacher or --vocag-stored-losses; "
                 "without them use --vocag-method full, random, student_loss or student_entropy"
             )
 
@@ -194,17 +176,17 @@ class VocagOptions:
 
     def _require_no_teacher_options(self) -> None:
         """Refuse what only a running teacher reads: it would be left out without a word."""
-        given = {f"teacher_{name}": value for name, value in asdict(self.teacher).items()}
-        unset = {f"teacher_{name}": value for name, value in asdict(NO_TEACHER).items()}
-        given["allow_untrained_teacher"] = self.allow_untrained_teacher
-        unset["allow_untrained_teacher"] = False
-        for name in given:
-            if given[name] != unset[name]:
-                option = "--vocag-" + name.replace("_", "-")
-                raise ArgumentError(
-                    f"{option} {given[name]} needs --vocag-teacher, which is missing: name the "
-                    f"teacher, or leave {option} out to train without one"
-                )
+        given = asdict(self.teacher).items() - asdict(NO_TEACHER).items()
+        unread = {f"teacher_{name}": value for name, value in given}
+        if self.allow_untrained_teacher:
+            unread["allow_untrained_teacher"] = True
+        if unread:
+            name, value = min(unread.items())
+            option = "--vocag-" + name.replace("_", "-")
+            raise ArgumentError(
+                f"{option} {value} needs --vocag-teacher, which is missing: name the teacher, or "
+                f"leave {option} out to train without one"
+            )
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:

@@ -7,7 +7,7 @@ token. Requests and replies of a pair keep their order.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
-    reply     `TeacherReply.pack`: fp32, one loss per place, then what the reply cost
+    reply     float32 [rows, places], nats; NaN for a token without context
 
 Tensor- and context-parallel ranks of a student pass the same message on among them.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,6 @@ Role = Literal["student", "teacher"]
 _ENDS: tuple[Role, Role] = ("student", "teacher")
 _HEADER, _REQUEST, _REPLY = 0, 1, 2
 _STOP, _SCORE = 0, 1
-_TRAILER = 3  # numbers of a packed reply after the losses
 IDLE_TIMEOUT = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
 START_TIMEOUT = timedelta(minutes=30)  # the other world loads its weights
 _GRACE_SECONDS = 5.0
@@ -63,66 +62,6 @@ class TeacherRows:
         size = len(self) // num_parts
         rows = slice(part * size, (part + 1) * size)
         return TeacherRows(self.input_ids[rows], self.cu_seqlens[rows])
-
-
-@dataclass(frozen=True)
-class TeacherReply:
-    """What the teacher says of some rows.
-
-    Attributes:
-        losses: fp32 [rows, teacher_seq_length], nats; NaN for a token without context.
-        num_tokens: that were scored.
-        seconds: that scoring took.
-        waited_seconds: that the student stood still for it.
-    """
-
-    losses: Tensor
-    num_tokens: float = 0.0
-    seconds: float = 0.0
-    waited_seconds: float = 0.0
-
-    @staticmethod
-    def packed_size(num_rows: int, places: int) -> int:
-        """Return the numbers of a packed reply of so many rows."""
-        return num_rows * places + _TRAILER
-
-    def pack(self) -> Tensor:
-        """Return the reply as one message, fp32 [rows * teacher_seq_length + 3], on its device.
-
-        Example:
-            >>> TeacherReply(torch.zeros(2, 4), num_tokens=6.0).pack().shape
-            torch.Size([11])
-        """
-        trailer = self.losses.new_tensor([self.num_tokens, self.seconds, self.waited_seconds])
-        return torch.cat((self.losses.flatten(), trailer))
-
-    @classmethod
-    def unpack(cls, message: Tensor, *, places: int) -> TeacherReply:
-        """Return what `pack` was given.
-
-        Args:
-            message: of `pack`.
-            places: of a row, teacher_seq_length.
-
-        Example:
-            >>> TeacherReply.unpack(reply.pack(), places=4).losses.shape
-            torch.Size([2, 4])
-        """
-        trailer = message[-_TRAILER:].tolist()
-        return cls(message[:-_TRAILER].view(-1, places), *trailer)
-
-    def split(self, sizes: list[int]) -> list[TeacherReply]:
-        """Return the replies for so many rows each, which share tokens and time by their rows.
-
-        Example:
-            >>> [len(part.losses) for part in reply.split([4, 2])]
-            [4, 2]
-        """
-        shares = [size / len(self.losses) for size in sizes]
-        return [
-            TeacherReply(losses, s * self.num_tokens, s * self.seconds, s * self.waited_seconds)
-            for losses, s in zip(self.losses.split(sizes), shares, strict=True)
-        ]
 
 
 @dataclass(frozen=True)
@@ -232,10 +171,10 @@ class StudentBridge:
             with self._peer("asked"):
                 self._sends.append((link.send(header, _HEADER), header))
                 self._sends.append((link.send(payload, _REQUEST), payload))
-                reply = torch.empty(TeacherReply.packed_size(num_rows, places))
+                reply = torch.empty(num_rows, places)
                 replies.append((link.receive(reply, _REPLY), reply))
         waited = f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"
-        return PendingReply(replies, rows.input_ids.shape[1], self._timeout, self._peer(waited))
+        return PendingReply(replies, self._timeout, self._peer(waited))
 
     def close(self) -> None:
         """Tell the teachers that no request follows."""
@@ -250,27 +189,19 @@ class PendingReply:
     """A request that is under way, each teacher replica's part by itself."""
 
     parts: list[tuple[dist.Work, Tensor]]
-    places: int
     timeout: timedelta
     peer: AbstractContextManager[None]
 
-    def wait(self) -> TeacherReply:
-        """Return the reply, with how long this took.
+    def wait(self) -> Tensor:
+        """Return the reply, float32 [rows, teacher_seq_length], nats.
 
         Raises:
             BridgeError: the teacher is gone or silent for too long.
         """
-        start = time.perf_counter()
         with self.peer:
             for work, _ in self.parts:
                 work.wait(self.timeout)
-        parts = [TeacherReply.unpack(message, places=self.places) for _, message in self.parts]
-        return TeacherReply(
-            torch.cat([part.losses for part in parts]),
-            num_tokens=sum(part.num_tokens for part in parts),
-            seconds=sum(part.seconds for part in parts) / len(parts),
-            waited_seconds=time.perf_counter() - start,
-        )
+        return torch.cat([losses for _, losses in self.parts])
 
 
 class TeacherBridge:
@@ -308,10 +239,10 @@ class TeacherBridge:
             self._asking.append(student)
         return requests
 
-    def reply(self, replies: list[TeacherReply]) -> None:
-        """Answer the requests that `receive` gave, in their order."""
-        for student, reply in zip(self._asking, replies, strict=True):
-            message = reply.pack().cpu()
+    def reply(self, replies: Sequence[Tensor]) -> None:
+        """Answer the requests that `receive` gave, in their order, each with its rows' losses."""
+        for student, losses in zip(self._asking, replies, strict=True):
+            message = losses.contiguous().cpu()
             with peer("the student", f"the teacher answered student replica {student};"):
                 self._links[student].send(message, _REPLY).wait(IDLE_TIMEOUT)
 

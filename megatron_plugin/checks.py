@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
-from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing
+from megatron_plugin.bridge import Pairing
 from megatron_plugin.models.shape import ModelShape
-from pipeline.models.fit import Side, require_room, require_tokenizer
-from pipeline.packing.opening import open_run
-from pipeline.packing.reading import Reading
+from pipeline.models.fit import require_room, require_tokenizer
+from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
-from schemas.manifest import Manifest, TokenizerRecord
+from schemas.manifest import Manifest
 
 # Attribute of Megatron's arguments, the value that works, why no other does.
 _UNSUPPORTED = (
@@ -42,15 +40,13 @@ _UNSUPPORTED = (
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How many micro-batches a step has on each replica.
+    """How many micro-batches a step has on each data-parallel replica of the student.
 
     Attributes:
-        replicas: data-parallel replicas of the student.
-        training: micro-batches of a training step.
-        validation: micro-batches of a validation step.
+        training: of a training step.
+        validation: of a validation step.
     """
 
-    replicas: int
     training: int
     validation: int
 
@@ -60,7 +56,6 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
 
     Raises:
         ArgumentError: names the argument, its value and the remedy.
-        ForeignTokenizerError: the validation data was made with other tokenizers.
     """
     if not args.calculate_per_token_loss:
         raise ArgumentError(
@@ -83,8 +78,6 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
             f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned "
             "dataset that isn't trained on, or pass --eval-iters 0"
         )
-    if options.validation_data is not None:
-        _require_same_tokenizers(options.validation_data, manifest)
 
 
 def step_sizes(args: Namespace) -> StepSizes:
@@ -93,7 +86,7 @@ def step_sizes(args: Namespace) -> StepSizes:
     validation = args.eval_global_batch_size // (
         args.eval_micro_batch_size * args.data_parallel_size
     )
-    return StepSizes(args.data_parallel_size, training, validation)
+    return StepSizes(training, validation)
 
 
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:
@@ -105,8 +98,7 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
     sizes = step_sizes(args)
     parts = 1
     if teacher.world_size:
-        _require_timeouts(args, teacher)
-        pairing = Pairing(sizes.replicas, teacher.num_replicas)
+        pairing = Pairing(args.data_parallel_size, teacher.num_replicas)
         parts = len(pairing.teachers_of(0))
     elif args.virtual_pipeline_model_parallel_size is not None:
         raise ArgumentError(
@@ -126,34 +118,18 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
             )
 
 
-def _require_timeouts(args: Namespace, teacher: TeacherOptions) -> None:
-    """Check that a teacher doesn't give its student up while the student's ranks still meet."""
-    together = teacher.timeout_minutes + args.distributed_timeout_minutes
-    limit = IDLE_TIMEOUT / timedelta(minutes=1)
-    if together > limit:
-        raise ArgumentError(
-            f"--vocag-teacher-timeout-minutes {teacher.timeout_minutes:g} and "
-            f"--distributed-timeout-minutes {args.distributed_timeout_minutes:g}: the student's "
-            f"ranks wait for losses as long as both together, a teacher gives its student up after "
-            f"{limit:g}: lower them"
-        )
-
-
 def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: int) -> int:
     """Return the teacher tokens of a row, given or from the dataset."""
     return options.teacher_seq_length or suggest_teacher_seq_length(manifest, seq_length)
 
 
-def require_teacher(
-    shape: ModelShape, folder: Path, manifest: Manifest, *, data: str, seq_length: int
-) -> None:
-    """Check that a teacher fits the dataset's teacher tokens.
+def require_teacher(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_length: int) -> None:
+    """Check that a teacher fits the run's teacher tokens.
 
     Args:
         shape: of the teacher.
         folder: of its files; a tokenizer among them must be the dataset's.
-        manifest: the dataset's.
-        data: the dataset.
+        opened: what the run reads.
         seq_length: teacher tokens per row.
 
     Raises:
@@ -161,7 +137,7 @@ def require_teacher(
         ForeignTokenizerError: it comes with another tokenizer.
     """
     require_room(
-        manifest.teacher,
+        opened.manifest.teacher,
         str(folder),
         side="teacher",
         vocab_size=shape.vocab_size,
@@ -170,32 +146,18 @@ def require_teacher(
         remedy="lower --seq-length or the teacher's",
     )
     shape.require_window(seq_length, what="teacher")
-    require_own_tokenizer(folder, manifest, data=data, side="teacher")
+    require_tokenizer(folder, opened.dataset, side="teacher")
 
 
-def require_own_tokenizer(folder: Path, manifest: Manifest, *, data: str, side: Side) -> None:
-    """Check that a model's folder holds the tokenizer of one side of a dataset, or none.
-
-    Args:
-        folder: the model's.
-        manifest: the dataset's.
-        data: the dataset.
-        side: which of its two models this is.
+def require_same_tokenizers(path: str, held_out: Manifest, manifest: Manifest) -> None:
+    """Check that validation data was made with the training data's tokenizers.
 
     Raises:
-        ForeignTokenizerError: it holds another.
+        ForeignTokenizerError: it was not.
     """
-    require_tokenizer(folder, open_run(Reading(path=data)).dataset, side=side)
-
-
-def _require_same_tokenizers(path: str, manifest: Manifest) -> None:
-    held_out = open_run(Reading(path=path)).dataset.manifest
-    for side in ("student", "teacher"):
-        own: TokenizerRecord = getattr(held_out, side)
-        training: TokenizerRecord = getattr(manifest, side)
-        if own.sha256 != training.sha256:
-            raise ForeignTokenizerError(
-                f"--vocag-validation-data {path} was made with {side} tokenizer {own.source} "
-                f"({own.sha256[:16]}…), --vocag-data with {training.source} "
-                f"({training.sha256[:16]}…): align both with the same tokenizers"
-            )
+    try:
+        held_out.require_tokenizers(
+            student_sha256=manifest.student.sha256, teacher_sha256=manifest.teacher.sha256
+        )
+    except ForeignTokenizerError as error:
+        raise ForeignTokenizerError(f"--vocag-validation-data {path}: {error}") from error

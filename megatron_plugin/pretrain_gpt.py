@@ -26,6 +26,7 @@ from megatron_plugin.arguments import VocagOptions, add_arguments, read_options
 from megatron_plugin.models.arguments import installed_arguments, model_arguments
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.student.run import StudentRun
+from megatron_plugin.student.run_identity import read_checkpoint, saved_stream
 from megatron_plugin.teacher.world import serve
 from megatron_plugin.upstream import (
     ModelType,
@@ -37,7 +38,6 @@ from megatron_plugin.upstream import (
 )
 from megatron_plugin.worlds import enter_world
 from pipeline.packing.opening import open_run
-from pipeline.packing.reading import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -73,22 +73,16 @@ def enter() -> StudentRun:
     if options is None:
         print_help()
         sys.exit(0)
-    manifest = open_run(
-        Reading(
-            path=options.data,
-            student_bos=options.student_bos,
-            student_eos=options.student_eos,
-            teacher_context=options.teacher_context,
-        )
-    ).manifest
+    # Arguments of a user's own script are unknown here; the student's ranks check them.
+    parsed = parse_args(extra_args_provider=add_arguments, ignore_unknown_args=True)
+    checkpoint = read_checkpoint(parsed)
+    opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
     world = enter_world(options.teacher.world_size)
     sys.argv[1:1] = _derived_arguments(options)
     if world.role == "teacher":
-        # Arguments of a user's own script are unknown here; the student's ranks check them.
-        parsed = parse_args(extra_args_provider=add_arguments, ignore_unknown_args=True)
-        serve(options, world, manifest, parsed)
+        serve(options, world, opened, parsed)
         sys.exit(0)
-    return StudentRun(options, world, manifest)
+    return StudentRun(options, world, opened, checkpoint)
 
 
 def print_help() -> None:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from megatron_plugin.arguments import ArgumentError, Dtype, TeacherOptions
+from megatron_plugin.arguments import ArgumentError, TeacherOptions
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.replica import (
@@ -37,13 +38,15 @@ from megatron_plugin.teacher.replica import (
     replica_ranks,
 )
 from megatron_plugin.teacher.score_rows import pack_pieces, place_losses
-from megatron_plugin.teacher.setup import load_teacher
-from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
-from pipeline.dataset.conventions import choose_conventions
-from pipeline.dataset.files import Dataset, open_dataset
+from megatron_plugin.teacher.setup import load_teacher, start_ranks
+from megatron_plugin.worlds import enter_world
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
+from pipeline.scoring.sidecars import ShardToScore
 from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,
@@ -52,7 +55,7 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
-from vocag_cli.options import DatasetSource, ModelSource, TokenName, parse_options
+from vocag_cli.options import Option, parse_options
 
 logger = logging.getLogger(__name__)
 
@@ -62,34 +65,18 @@ class ScoreOptions:
     """Score a dataset with a teacher that needs several GPUs: `vocag score` under torchrun.
 
     Attributes:
-        dataset: folder of a finished dataset, seen by all ranks.
-        teacher: Hugging Face folder or repository.
+        dataset: what to score, in a folder that all ranks see.
+        teacher: the model, and how its ranks share it.
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
-        student_bos: token before a student's text, its id, or none (default: the dataset's).
-        student_eos: token after a student's document, its id, or none (default: the dataset's).
-        teacher_context: token before a teacher's text, its id, or none (default: the dataset's).
-        tensor_model_parallel_size: tensor-parallel ranks of each copy of the teacher.
-        pipeline_model_parallel_size: pipeline-parallel ranks of each copy of the teacher.
-        expert_model_parallel_size: expert-parallel ranks of each copy of the teacher.
-        micro_batch_size: rows per forward pass.
-        dtype: of the teacher's weights.
         distributed_backend: library by which ranks exchange tensors.
         allow_untrained_teacher: accept a teacher that predicts a probe text no better than chance.
     """
 
-    dataset: DatasetSource
-    teacher: ModelSource
+    dataset: Annotated[Reading, Option(form="positional", without=("generation", "where"))]
+    teacher: Annotated[TeacherOptions, Option(without=("world_size", "timeout_minutes"))]
     seq_length: int
     teacher_seq_length: int | None = None
-    student_bos: TokenName | None = None
-    student_eos: TokenName | None = None
-    teacher_context: TokenName | None = None
-    tensor_model_parallel_size: int = 1
-    pipeline_model_parallel_size: int = 1
-    expert_model_parallel_size: int = 1
-    micro_batch_size: int = 1
-    dtype: Dtype = "bfloat16"
     distributed_backend: Literal["nccl", "gloo"] = "nccl"
     allow_untrained_teacher: bool = False
 
@@ -99,44 +86,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank of the job."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = parse_options(ScoreOptions, argv, prog="megatron_plugin.score")
-    dataset = open_dataset(options.dataset)
-    manifest = choose_conventions(
-        dataset,
-        student_bos=options.student_bos,
-        student_eos=options.student_eos,
-        teacher_context=options.teacher_context,
-    )
-    dataset = replace(dataset, manifest=manifest)
+    opened = open_run(options.dataset)
+    if opened.mixture.names:
+        raise ArgumentError(f"{options.dataset.path} is a mixture: name its datasets instead")
+    dataset = replace(opened.dataset, manifest=opened.manifest)
     if not dataset.is_local:
         raise ArgumentError(
-            f"{options.dataset} isn't a folder that all ranks see: mount it, or run vocag score"
+            f"{dataset.location} isn't a folder that all ranks see: mount it, or run vocag score"
         )
-    found = find_teacher(options.teacher)
+    if not options.teacher.name:
+        raise ArgumentError("--teacher is missing")
+    found = find_teacher(options.teacher.name)
     if found.is_gguf:
-        raise ArgumentError(f"{options.teacher}: a GGUF file is scored with by vocag score only")
-    context = ContextRule.of_dataset(
-        dataset.manifest,
-        seq_length=options.seq_length,
-        teacher_seq_length=options.teacher_seq_length,
+        raise ArgumentError(f"{found.source}: a GGUF file is scored with by vocag score only")
+    context = ContextRule.of_rows(
+        opened.rules(seq_length=options.seq_length, teacher_seq_length=options.teacher_seq_length)
     )
-    _initialise(options)
+    _require_ranks(options.teacher)
+    # Replicas meet at the end only, and one may have longer shards.
+    start_ranks(options.teacher, options.distributed_backend, timedelta(days=1))
     tokenizer = dataset.manifest.teacher.sha256
-    rule = TeacherRule(_common_digest(found), options.dtype, tokenizer, context.to_json())
+    rule = TeacherRule(_common_digest(found), options.teacher.dtype, tokenizer, context.to_json())
     teacher = load_teacher(
-        # No ranks: `_initialise` has made the process groups.
-        TeacherOptions(
-            str(found.path), micro_batch_size=options.micro_batch_size, dtype=options.dtype
-        ),
-        dataset.manifest,
-        data=options.dataset,
+        options.teacher,
+        opened,
         seq_length=context.teacher_seq_length,
-        device=torch.device("cuda"),
         allow_untrained=options.allow_untrained_teacher,
         accepted_by="--allow-untrained-teacher",
     )
     records = _score_shards(teacher, dataset, rule, context)
     if dist.get_rank() == 0:
-        scores = ScoreManifest(dataset.manifest.fingerprint, rule, options.teacher, records)
+        scores = ScoreManifest(dataset.manifest.fingerprint, rule, found.source, records)
         path = Path(dataset.location, score_manifest_name(rule.fingerprint))
         _write(path, encode_score_manifest(scores))
         logger.info("next: train with --vocag-stored-losses %s", path)
@@ -149,8 +129,9 @@ def _score_shards(
 ) -> tuple[SidecarRecord, ...]:
     """Score this replica's shards; return the records of all, on every rank."""
     own: dict[int, SidecarRecord] = {}
+    documents = select_documents(dataset)
     for shard in range(replica_index(), len(dataset.manifest.shards), num_replicas()):
-        scored = _score_shard(teacher, dataset, shard, rule, context)
+        scored = _score_shard(teacher, documents, shard, rule, context)
         if scored is not None:
             own[shard] = scored
     gathered: list[dict[int, SidecarRecord] | None] = [None] * dist.get_world_size()
@@ -160,67 +141,51 @@ def _score_shards(
 
 
 def _score_shard(
-    teacher: Teacher, dataset: Dataset, shard: int, rule: TeacherRule, context: ContextRule
+    teacher: Teacher,
+    documents: ChosenDocuments,
+    number: int,
+    rule: TeacherRule,
+    context: ContextRule,
 ) -> SidecarRecord | None:
     """Score a shard and write its sidecar; return its record on the rank that has the losses."""
-    shard_record, fingerprint = dataset.manifest.shards[shard], rule.fingerprint
-    index = dataset.read_index(shard, with_names=True)
-    pieces = context.pieces(index)
-    path = Path(dataset.location, sidecar_name(shard_record.file, fingerprint))
-    earlier = None
-    if path.is_file():
-        earlier = accept_sidecar(
-            path.read_bytes(),
-            shard_record=shard_record,
-            index=index,
-            pieces=pieces,
-            teacher=fingerprint,
-        )
+    fingerprint, shard = rule.fingerprint, ShardToScore.open(documents, number, context)
+    path = Path(documents.dataset.location, sidecar_name(shard.record.file, fingerprint))
+    earlier = shard.accept_sidecar(path.read_bytes(), fingerprint) if path.is_file() else None
     # One rank decides for all that score together: a file may appear while they look.
     decided = [earlier]
     ranks = replica_ranks()
     dist.broadcast_object_list(decided, src=ranks[0], group=replica_group())
     if decided[0] is not None:
         return decided[0]
-    tokens = read_teacher_tokens(dataset, shard, index)
-    rows = pack_pieces(tokens, pieces, context, num_rows=teacher.micro_batch_size)
-    scores = teacher.score(
+    tokens = shard.read_tokens()
+    rows = pack_pieces(tokens, shard.pieces, context, num_rows=teacher.micro_batch_size)
+    start = time.perf_counter()
+    of_rows = teacher.score(
         TeacherRows(torch.from_numpy(rows.input_ids), torch.from_numpy(rows.cu_seqlens))
     )
-    if scores is None or dist.get_rank() != ranks[-1]:
+    if of_rows is None or dist.get_rank() != ranks[-1]:
         return None
     losses: NDArray[np.float32] = place_losses(
-        scores.losses.float().cpu().numpy(), rows, num_tokens=len(tokens.input_ids)
+        of_rows.float().cpu().numpy(), rows, num_tokens=len(tokens.input_ids)
     )
-    data, made = make_sidecar(
-        losses, tokens.starts, shard_record=shard_record, pieces=pieces, teacher=fingerprint
-    )
+    seconds = time.perf_counter() - start
+    data, made = shard.make_sidecar(losses, fingerprint)
     _write(path, data)
-    speed = scores.num_tokens / max(scores.seconds, 1e-9)
-    logger.info("%s: %d tokens, %.0f tokens/s", path.name, made.num_tokens, speed)
+    logger.info(
+        "%s: %d tokens, %.0f tokens/s", path.name, made.num_tokens, made.num_tokens / seconds
+    )
     return made
 
 
-def _initialise(options: ScoreOptions) -> None:
-    """Start this job's process groups; all ranks are the teacher's."""
-    tensor, pipeline, expert = (
-        options.tensor_model_parallel_size,
-        options.pipeline_model_parallel_size,
-        options.expert_model_parallel_size,
-    )
-    if "RANK" not in os.environ:
-        raise ArgumentError("RANK isn't set: start with torchrun, also for one process")
-    if int(os.environ["WORLD_SIZE"]) % (tensor * pipeline * expert):
+def _require_ranks(teacher: TeacherOptions) -> None:
+    """Check that torchrun has started whole copies of the teacher."""
+    num_ranks = enter_world(0).size
+    if num_ranks % teacher.ranks_of_replica:
         raise ArgumentError(
-            f"{os.environ['WORLD_SIZE']} ranks are no multiple of {tensor} tensor-parallel by "
-            f"{pipeline} pipeline-parallel by {expert} expert-parallel ranks: change torchrun's "
-            "--nproc-per-node or the sizes"
+            f"{num_ranks} ranks are no multiple of the {teacher.ranks_of_replica} "
+            "that hold a copy of the teacher together: change torchrun's --nproc-per-node or the "
+            "parallel sizes"
         )
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    # Replicas meet at the end only, and one may have longer shards.
-    dist.init_process_group(options.distributed_backend, timeout=timedelta(days=1))
-    parallel_state.initialize_model_parallel(tensor, pipeline, expert_model_parallel_size=expert)
-    model_parallel_cuda_manual_seed(1)
 
 
 def _common_digest(found: TeacherFiles) -> str:

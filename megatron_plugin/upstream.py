@@ -36,7 +36,6 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.utils import get_te_version
 
 # The trainer, and the builders that it brings.
 from megatron.training import get_args, pretrain, training
@@ -50,41 +49,3 @@ from megatron.training.arguments import (
     parse_args,
 )
 from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec
-
-__all__ = [
-    "AttnMaskType",
-    "Float16Module",
-    "GPTModel",
-    "GPTModelBuilder",
-    "GPTModelConfig",
-    "LayerNormImpl",
-    "MegatronModule",
-    "ModelType",
-    "PackedSeqParams",
-    "ProcessGroupCollection",
-    "SelfAttentionSubmodules",
-    "TransformerBlockSubmodules",
-    "TransformerConfig",
-    "TransformerLayerSubmodules",
-    "WrappedTorchNorm",
-    "add_megatron_arguments",
-    "dataset_utils",
-    "default_layer_spec",
-    "forward_backward_no_pipelining",
-    "forward_backward_pipelining_without_interleaving",
-    "gather_from_sequence_parallel_region",
-    "get_args",
-    "get_num_layers_to_build",
-    "get_num_microbatches",
-    "get_rerun_state_machine",
-    "get_te_version",
-    "gpt_config_from_args",
-    "load_common_state_dict",
-    "model_parallel_cuda_manual_seed",
-    "parallel_state",
-    "parse_and_validate_args",
-    "parse_args",
-    "pretrain",
-    "pretrain_cfg_container_from_args",
-    "training",
-]

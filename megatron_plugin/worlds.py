@@ -66,15 +66,12 @@ def enter_world(num_teacher_ranks: int) -> World:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
     shared = dist.PrefixStore(f"vocag/{attempt}", store)
-    role: Role = "student" if rank < num_student_ranks else "teacher"
-    first, own_size = {
-        "student": (0, num_student_ranks),
-        "teacher": (num_student_ranks, num_teacher_ranks),
-    }[role]
-    own = dist.PrefixStore(role, shared)
-    world = World(role, rank - first, own_size, size, own, shared)
-    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
-    return world
+    role: Role = "student"
+    if rank >= num_student_ranks:
+        role, rank = "teacher", rank - num_student_ranks
+    own_size = num_student_ranks if role == "student" else num_teacher_ranks
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(own_size)
+    return World(role, rank, own_size, size, dist.PrefixStore(role, shared), shared)
 
 
 def _job_place(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -83,5 +80,5 @@ def _job_place(environment: Mapping[str, str]) -> tuple[int, int]:
     except KeyError as error:
         raise ArgumentError(
             f"{error.args[0]} isn't set: start with torchrun, also for one process (torchrun "
-            "--nproc-per-node 1 -m megatron_plugin.pretrain_gpt …)"
+            "--nproc-per-node 1 -m megatron_plugin.…)"
         ) from error

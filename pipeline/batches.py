@@ -136,3 +136,17 @@ def without_failures(batch: TokenBatch) -> TokenBatch:
         tiles=batch.tiles & kept,
         failures=batch.failures,
     )
+
+
+def find_unusable(texts: Sequence[bytes]) -> dict[int, str]:
+    """Return why texts can't be tokenized, too long or not UTF-8, by their place."""
+    failures: dict[int, str] = {}
+    for document, text in enumerate(texts):
+        if len(text) > MAX_TEXT_BYTES:
+            failures[document] = f"{len(text)} bytes of text, more than {MAX_TEXT_BYTES}: split it"
+        elif not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                failures[document] = f"not valid UTF-8 at byte {error.start}"
+    return failures

@@ -2,10 +2,12 @@ import ctypes
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -18,20 +20,41 @@ settings.register_profile("tests", deadline=None, derandomize=True, print_blob=T
 settings.register_profile("search", deadline=None)  # other examples each time: for finding bugs
 settings.load_profile("tests")
 
+ENOUGH_BYTES = 3 << 29
+"""What a process may hold at the end of a module, so that it stays below 2 GB in the next."""
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).parents[1]
 
 
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset, the teacher that has scored it, and a student: to read; `copied` is to change."""
+    from tests.support.scored_data import run_score, write_world  # Beam and torch: seconds
+
+    root = write_world(tmp_path_factory.mktemp("world"))
+    run_score(root)
+    return root
+
+
+@pytest.fixture
+def copied(world: Path, tmp_path: Path) -> Path:
+    """A world of the test's own."""
+    return shutil.copytree(world, tmp_path / "world", ignore=shutil.ignore_patterns("plans"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _let_go_of_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forget after each module the tokenizers that its caches hold, and give memory back.
+    """Forget the tokenizers that caches hold once memory is short, and give it back.
 
-    The large ones take 40 to 400 MB each; and glibc keeps what was freed: 1,050 of 1,900 MB after
-    all of them were forgotten.
+    What the tests import takes 1.1 GB; the large tokenizers take 40 to 400 MB and one or two
+    seconds each, and glibc keeps what was freed: 1,050 of 1,900 MB after all were forgotten.
     """
     yield
+    if psutil.Process().memory_info().rss < ENOUGH_BYTES:
+        return
     own = [each for each in vars(request.module).values() if _is_cache_of(each, request.module)]
     zoo = sys.modules.get("tests.support.tokenizer_zoo")
     for cached in (*own, *([zoo.load] if zoo else [])):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "make": {
         "align": (
-            "beam_jobs.align.command",
+            "beam_jobs.align.__main__",
             "beam",
             "turn documents into aligned shards",
         ),
@@ -26,9 +26,9 @@ GROUPS = {
     },
     "train": {
         "train": ("pipeline.training.command", "hf", "train a student on a dataset"),
-        "export": ("megatron_plugin.export_hf", "megatron", "convert a Megatron checkpoint"),
+        "export": ("megatron_plugin.export_command", "megatron", "convert a Megatron checkpoint"),
         "evaluate": ("pipeline.evaluation.command", "evaluate", "measure a student on nine sets"),
-        "figures": ("pipeline.figures.command", "", "draw the paper's figures, and compare runs"),
+        "figures": ("pipeline.figures.command", "hf", "draw the paper's figures, and compare runs"),
     },
     "maintain": {
         "explore": ("pipeline.explore.command", "", "show totals, documents and rows of a dataset"),

@@ -11,10 +11,10 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,19 @@ class Option:
             type does.
         show: writes the default as a user would.
         form: an option by its name; the same, once for each value; a value without a name; what is
-            no option of this command; or a dataclass whose options begin with the field's name.
+            no option of this command; a dataclass whose options begin with the field's name; or, in
+            a dataclass that another one holds, the option that is named like the holder's field:
+            `data: Reading` with `Reading.path` is --data.
         once: what to do instead of giving the option twice; by default the last one holds.
+        without: fields of a held dataclass that are no options of this command.
     """
 
     metavar: str | None = None
     read: Callable[[str], Any] | None = None
     show: Callable[[Any], str] = str
-    form: Literal["named", "repeated", "positional", "rest", "prefix"] = "named"
+    form: Literal["named", "repeated", "positional", "rest", "prefix", "itself"] = "named"
     once: str = ""
+    without: tuple[str, ...] = ()
 
 
 Condition = Annotated[str, Option("CONDITION")]
@@ -131,7 +135,7 @@ def add_options(
         >>> add_options(parser, RunOptions, prefix="vocag_")
     """
     place: argparse._ActionsContainer = parser
-    for entry in _entries(kind, prefix=prefix):
+    for entry in _entries(kind, _Holder(prefix=prefix)):
         if entry.name in (groups or {}):
             place = parser.add_argument_group((groups or {})[entry.name])
         if entry.option.form == "positional":
@@ -158,7 +162,7 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
         >>> read_options(RunOptions, values, prefix="vocag_")  # doctest: +SKIP
         RunOptions(workers=2, quiet=False, verbose=False)
     """
-    return _build(kind, values, prefix=prefix)
+    return _build(kind, values, _Holder(prefix=prefix))
 
 
 def option_names(kind: type) -> list[str]:
@@ -184,8 +188,10 @@ class _Entry:
 
     @property
     def help(self) -> str:
-        """What --help says: the docstring's line, and the default unless the line tells it."""
+        """What --help says: the docstring's line, and the default unless the line says it."""
         text, default = self.text.rstrip("."), self.default
+        if default is MISSING and self.option.form != "positional":
+            text += " (required)"
         told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
         if not told:
             values = default if isinstance(default, tuple) else (default,)
@@ -193,31 +199,46 @@ class _Entry:
         return text.replace("%", "%%")
 
 
-def _entries(
-    kind: type, *, prefix: str = "", name: str = "", taken: Sequence[str] = ()
-) -> Iterator[_Entry]:
-    """Yield the fields of a dataclass and of those that it holds.
+@dataclass(frozen=True)
+class _Holder:
+    """The field that holds a dataclass, and what the dataclass's options begin with."""
 
-    A name that both have is one option. Where the inner one has a `name`, it bears that of the
-    outer one's field: `method: Method` with `Method.name` is --method.
-    """
+    name: str = ""
+    option: Option = Option()
+    prefix: str = ""
+
+    def of(self, name: str, option: Option) -> "_Holder":
+        """Return the holder of a dataclass one level deeper."""
+        return _Holder(name, option, f"{name}_" if option.form == "prefix" else self.prefix)
+
+
+_NOBODY = _Holder()
+
+
+def _named_fields(kind: type, holder: _Holder) -> Iterator[tuple[Field[Any], str, Any, Option]]:
+    """Yield a dataclass's fields with their names, types and marks as options."""
     hints = get_type_hints(kind, include_extras=True)
-    texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(kind) or "", re.M))
-    names = [prefix + entry.name for entry in fields(kind)]
     for entry in fields(kind):
         hint, option = _unwrap(hints[entry.name])
-        own_name = prefix + entry.name
+        name = holder.prefix + entry.name
+        if option.form == "itself":
+            name = holder.name or name
+            positional = holder.option.form == "positional"
+            option = replace(option, form="positional" if positional else "named")
+        yield entry, name, hint, option
+
+
+def _entries(kind: type, holder: _Holder = _NOBODY, taken: Sequence[str] = ()) -> Iterator[_Entry]:
+    """Yield the options of a dataclass and of those that it holds; a name that both have is one."""
+    texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(kind) or "", re.M))
+    named = list(_named_fields(kind, holder))
+    own = [name for _, name, hint, _ in named if not is_dataclass(hint)]
+    for entry, name, hint, option in named:
         if is_dataclass(hint):
-            yield from _entries(hint, **_naming(own_name, prefix, option), taken=names)  # type: ignore[arg-type]
-        elif own_name not in taken:
-            own_name = name if name and entry.name == "name" else own_name
+            yield from _entries(cast(type, hint), holder.of(name, option), own)
+        elif name not in taken and entry.name not in holder.option.without:
             text = " ".join(texts.get(entry.name, "").split())
-            yield _Entry(own_name, hint, option, entry.default, text)
-
-
-def _naming(name: str, prefix: str, option: Option) -> dict[str, str]:
-    """Return how the options of a field's dataclass are named."""
-    return {"name": name, "prefix": f"{name}_" if option.form == "prefix" else prefix}
+            yield _Entry(name, hint, option, entry.default, text)
 
 
 def _unwrap(hint: Any) -> tuple[Any, Option]:
@@ -236,7 +257,7 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     hint, option = entry.hint, entry.option
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction if entry.default is None else "store_true"}
-    if get_origin(hint) is Literal:
+    if get_origin(hint) is Literal and option.read is None:
         # "" is what a program gives where a user leaves the option out.
         return {"choices": [choice for choice in get_args(hint) if choice]}
     several: dict[str, Any] = {}
@@ -250,16 +271,14 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     return {"type": option.read or hint, "metavar": metavar, **several}
 
 
-def _build[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "", name: str = "") -> T:
+def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBODY) -> T:
     given: dict[str, Any] = {}
-    for field, annotated in get_type_hints(kind, include_extras=True).items():
-        hint, option = _unwrap(annotated)
-        own_name = prefix + field
+    for entry, name, hint, option in _named_fields(kind, holder):
         if is_dataclass(hint):
-            given[field] = _build(hint, values, **_naming(own_name, prefix, option))  # type: ignore[arg-type]
-        else:
-            value = values[name if name and field == "name" else own_name]
-            given[field] = tuple(value) if isinstance(value, list) else value
+            given[entry.name] = _build(cast(type, hint), values, holder.of(name, option))
+        elif entry.name not in holder.option.without:
+            value = values[name]
+            given[entry.name] = tuple(value) if isinstance(value, list) else value
     return kind(**given)
 
 

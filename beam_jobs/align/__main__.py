@@ -1,7 +1,28 @@
-"""`python -m beam_jobs.align`."""
+"""`vocag align`: the command. Help needs neither Beam nor the job."""
 
-from beam_jobs.align.command import main
+from collections.abc import Sequence
+
+from beam_jobs.align.options import parse_options
+from beam_jobs.running.exits import exit_status
+from beam_jobs.running.run_options import configure_logging
 from vocag_cli import leave
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status, see `exit_status`."""
+
+    def work() -> None:
+        options = parse_options(arguments)
+        configure_logging("align", options.run)
+        from beam_jobs.align.command import align, describe
+
+        if options.dry_run:
+            print(describe(options))
+        else:
+            align(options)
+
+    return exit_status("align", work)
+
 
 if __name__ == "__main__":
     leave(main())

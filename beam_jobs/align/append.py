@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from beam_jobs.align.inputs.metadata import MetadataField
-from beam_jobs.align.inputs.reading import ReadingRules
+from beam_jobs.align.inputs.documents import MetadataField, ReadingRules
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import read_newest
 from beam_jobs.runs import describe_differences, require_all_files

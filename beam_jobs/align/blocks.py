@@ -6,21 +6,21 @@ runner, whose in-memory shuffle would otherwise hold the corpus in RAM.
 """
 
 import json
-import mmap
-import struct
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+
+import msgspec
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.metadata import encode_values
-from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument, Reason
+from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
+from beam_jobs.align.options import Shuffle
 from beam_jobs.runs import BLOCKS_PREFIX
 from schemas.document import document_key
 
-Shuffle = Literal["files", "runner"]
+Record = PlacedDocument | DeadLetter | TakenId
+"""What travels to a bucket."""
 
 BLOCK_BYTES = 8 << 20
 """A bucket's block is handed over once it is this large."""
@@ -28,62 +28,15 @@ BLOCK_BYTES = 8 << 20
 BUFFER_BYTES = 64 << 20
 """All blocks are handed over once a reader holds this much."""
 
-MOST_MAPPED_FILES = 128
-"""Of so many files a bucket's blocks are mapped, and of more they are read.
+_RECORD_BYTES = 64
+"""About what a record takes besides its text and id."""
 
-A map keeps its file open, and many systems let a process have 1,024 open: a reading task has a file
-of blocks, so that 64 GB of text have that many.
-"""
+_READ_BYTES = 4096
+"""What a larger buffer would read beyond a block belongs to other buckets."""
 
-_SMALL_BUFFER_BYTES = 4096
 _INLINE, _REFERENCE = b"B", b"R"
-_DOCUMENT, _DEAD_LETTER, _TAKEN_ID = 0, 1, 2
-_LAYOUT = struct.Struct("<16sQQBIIII")
-
-
-class Record(NamedTuple):
-    """A document, dead letter or taken id on its way to its bucket; `body` is a view of its block.
-
-    `kind` says which of them, `metadata` is what `encode_values` made of the document's, `line` is
-    0 where there is none.
-    """
-
-    key: bytes
-    source: bytes
-    position: int
-    kind: int
-    document_id: bytes
-    metadata: bytes
-    body: memoryview
-    line: int = 0
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it is a dead letter."""
-        return self.kind == _DEAD_LETTER
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether it is an id that the dataset has already."""
-        return self.kind == _TAKEN_ID
-
-    @property
-    def order(self) -> tuple[bytes, bool, bytes, int]:
-        """The order of a shard: one id together, a taken one first, then as in the input."""
-        return self.key, not self.is_taken, self.source, self.position
-
-    @property
-    def place(self) -> str:
-        """Where the document came from, for messages."""
-        return f"{self.source.decode()}#{self.position}"
-
-    def dead_letter(self) -> DeadLetter:
-        """Return the dead letter that a reader made of this document."""
-        reason, detail = json.loads(bytes(self.body))
-        document_id = self.document_id.decode() or None
-        line = self.line or None
-        source, reason = self.source.decode(), Reason(reason)
-        return DeadLetter(source, self.position, document_id, reason, detail, line)
+_TAKEN_IDS, _OTHERS = b"T", b"D"
+_records = msgspec.msgpack.Decoder(list[Record])
 
 
 @dataclass(frozen=True)
@@ -113,37 +66,34 @@ class BlockStore:
         for bucket, reference in references:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
 
-    def fetch(self, elements: Iterable[bytes]) -> Iterator[memoryview]:
+    def fetch(self, elements: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the blocks that elements hold or refer to, in no particular order.
 
         Raises:
             FileNotFoundError: a block's file is gone or cut.
         """
-        references: list[tuple[str, int, int]] = []
+        references: dict[str, list[tuple[int, int]]] = {}
         for element in elements:
             if element[:1] == _INLINE:
-                yield memoryview(element)[1:]
+                yield element[1:]
             else:
-                references.append(tuple(json.loads(element[1:])))
-        by_name: dict[str, list[tuple[int, int]]] = {}
-        for name, offset, num_bytes in sorted(references):
-            by_name.setdefault(name, []).append((offset, num_bytes))
-        mapped = storage.is_local(self.folder) and len(by_name) <= MOST_MAPPED_FILES
-        take = _map_ranges if mapped else _read_ranges
-        for name, ranges in by_name.items():
+                name, offset, num_bytes = json.loads(element[1:])
+                references.setdefault(name, []).append((offset, num_bytes))
+        for name, ranges in references.items():
             path = storage.join(self.folder, name)
-            for (offset, num_bytes), block in zip(ranges, take(path, ranges), strict=True):
-                if len(block) != num_bytes:
-                    raise FileNotFoundError(
-                        f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was cut "
-                        "while the job ran; run the same command again"
-                    )
-                yield block
+            with storage.open_to_read(path, buffer_bytes=_READ_BYTES) as file:
+                for offset, num_bytes in sorted(ranges):
+                    file.seek(offset)
+                    block = file.read(num_bytes)
+                    if len(block) != num_bytes:
+                        raise FileNotFoundError(
+                            f"{path} holds {len(block)} of {num_bytes} bytes at {offset}: it was "
+                            "cut while the job ran; run the same command again"
+                        )
+                    yield block
 
 
-def pack_blocks(
-    outcomes: Iterable[PlacedDocument | DeadLetter | TakenId], num_buckets: int
-) -> Iterator[tuple[int, bytes]]:
+def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[int, bytes]]:
     """Yield (bucket, block): what was read, packed by the bucket that it hashes to.
 
     Taken ids are read by themselves, so that a block holds nothing else if it holds one.
@@ -152,90 +102,54 @@ def pack_blocks(
         >>> [bucket for bucket, _ in pack_blocks([document], num_buckets=1)]
         [0]
     """
-    parts: dict[int, list[bytes]] = {}
+    buckets: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     buffered = 0
-    for outcome in outcomes:
-        key, packed = _pack(outcome)
-        bucket = int.from_bytes(key[:4], "big") * num_buckets >> 32
-        parts.setdefault(bucket, []).extend(packed)
-        num_bytes = sum(map(len, packed))
+    for record in records:
+        bucket = int(key_of(record)[:8], 16) * num_buckets >> 32
+        num_bytes = estimate_bytes(record)
+        buckets.setdefault(bucket, []).append(record)
         sizes[bucket] = sizes.get(bucket, 0) + num_bytes
         buffered += num_bytes
         if sizes[bucket] >= BLOCK_BYTES:
             buffered -= sizes.pop(bucket)
-            yield bucket, b"".join(parts.pop(bucket))
+            yield bucket, _pack(buckets.pop(bucket))
         elif buffered >= BUFFER_BYTES:
-            yield from _drain(parts)
+            yield from _drain(buckets)
             sizes.clear()
             buffered = 0
-    yield from _drain(parts)
+    yield from _drain(buckets)
 
 
-def holds_taken_ids(block: memoryview) -> bool:
+def key_of(record: Record) -> str:
+    """Return what a record is sorted by: its id's key; a dead letter's is that of its place."""
+    if isinstance(record, DeadLetter):
+        return document_key(f"{record.source}#{record.position}")
+    return document_key(record.document_id)
+
+
+def estimate_bytes(record: Record) -> int:
+    """Return about how many bytes of a block a record takes."""
+    text = record.text if isinstance(record, PlacedDocument) else b""
+    return _RECORD_BYTES + len(record.document_id or "") + len(text)
+
+
+def holds_taken_ids(block: bytes) -> bool:
     """Whether a block is one of taken ids."""
-    kind: int = _LAYOUT.unpack_from(block)[3]
-    return kind == _TAKEN_ID
+    return block.startswith(_TAKEN_IDS)
 
 
-def unpack_block(block: memoryview) -> Iterator[Record]:
-    """Yield the records of a block in the order they were packed."""
-    start, end = 0, len(block)
-    while start < end:
-        key, position, line, kind, *lengths = _LAYOUT.unpack_from(block, start)
-        source_start = start + _LAYOUT.size
-        id_start = source_start + lengths[0]
-        metadata_start = id_start + lengths[1]
-        body_start = metadata_start + lengths[2]
-        start = body_start + lengths[3]
-        yield Record(
-            key,
-            bytes(block[source_start:id_start]),
-            position,
-            kind,
-            bytes(block[id_start:metadata_start]),
-            bytes(block[metadata_start:body_start]),
-            block[body_start:start],
-            line,
-        )
+def unpack_block(block: bytes) -> list[Record]:
+    """Return the records of a block in the order they were packed."""
+    return _records.decode(memoryview(block)[1:])
 
 
-def _pack(outcome: PlacedDocument | DeadLetter | TakenId) -> tuple[bytes, tuple[bytes, ...]]:
-    source = outcome.source.encode()
-    if isinstance(outcome, PlacedDocument):
-        kind, name, body = _DOCUMENT, outcome.document_id, outcome.text
-        metadata = encode_values(outcome.metadata)
-        key, line = bytes.fromhex(document_key(name)), outcome.line
-    elif isinstance(outcome, TakenId):
-        kind, name, metadata, body = _TAKEN_ID, outcome.document_id, b"", b""
-        key, line = bytes.fromhex(document_key(name)), None
-    else:
-        kind, name, metadata = _DEAD_LETTER, outcome.document_id or "", b""
-        body = json.dumps([outcome.reason, outcome.detail]).encode()
-        key = bytes.fromhex(document_key(f"{outcome.source}#{outcome.position}"))
-        line = outcome.line
-    encoded = name.encode()
-    lengths = len(source), len(encoded), len(metadata), len(body)
-    header = _LAYOUT.pack(key, outcome.position, line or 0, kind, *lengths)
-    return key, (header, source, encoded, metadata, body)
+def _pack(records: list[Record]) -> bytes:
+    kind = _TAKEN_IDS if isinstance(records[0], TakenId) else _OTHERS
+    return kind + msgspec.msgpack.encode(records)
 
 
-def _drain(parts: dict[int, list[bytes]]) -> Iterator[tuple[int, bytes]]:
-    while parts:
-        bucket, pieces = parts.popitem()
-        yield bucket, b"".join(pieces)
-
-
-def _map_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-    """Yield ranges of a local file; it costs no copy, and the pages are not this process's."""
-    with storage.open_to_read(path) as file:
-        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    yield from (data[offset : offset + num_bytes] for offset, num_bytes in ranges)
-
-
-def _read_ranges(path: str, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-    # What a larger buffer would read beyond a range belongs to other buckets.
-    with storage.open_to_read(path, buffer_bytes=_SMALL_BUFFER_BYTES) as file:
-        for offset, num_bytes in ranges:
-            file.seek(offset)
-            yield memoryview(file.read(num_bytes))
+def _drain(buckets: dict[int, list[Record]]) -> Iterator[tuple[int, bytes]]:
+    while buckets:
+        bucket, records = buckets.popitem()
+        yield bucket, _pack(records)

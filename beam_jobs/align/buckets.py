@@ -4,18 +4,19 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from hashlib import sha256
 from typing import BinaryIO, Self
 
+import msgspec
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.blocks import BlockStore, Record, holds_taken_ids, unpack_block
-from beam_jobs.align.inputs.metadata import columns_of, decode_values
-from beam_jobs.align.inputs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
-from beam_jobs.align.inputs.reading import DeadLetter, Reason
-from beam_jobs.align.job import BucketRecord, Job, Part
+from beam_jobs.align.blocks import BlockStore, Record, holds_taken_ids, key_of, unpack_block
+from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, Reason
+from beam_jobs.align.inputs.metadata import columns_of
+from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
+from beam_jobs.align.inputs.taken_ids import TakenId
+from beam_jobs.align.job import BucketRecord, BucketTar, Job
 from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import read_commit
@@ -24,6 +25,7 @@ from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import ShardWriter, shard_record
 from schemas.index import encode_index
+from schemas.records import write_record
 
 BATCH_BYTES = 2 << 20
 """Text of one call to the library; twice as much is 5 % faster, for twice the memory."""
@@ -43,14 +45,14 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
         The bucket's commit record, which is also written to the run's folder.
     """
     store = BlockStore(job.shuffle, job.run_folder)
-    records = _unpack(list(store.fetch(elements)))
-    records.sort(key=lambda record: record.order)
+    records = unpack(store.fetch(elements))
+    records.sort(key=_order)
     digest = _digest(records)
     record = find_commit(bucket, digest, job)
     if record is None:
         record = _write_bucket(bucket, digest, records, job)
         path = storage.join(job.run_folder, _commit_name(bucket))
-        storage.write_atomically(path, record.to_json().encode(), scratch=job.run_folder)
+        storage.write_atomically(path, write_record(record).encode(), scratch=job.run_folder)
     else:
         worker_progress(job.run_folder).add(aligned_documents=len(records))
     return record
@@ -68,10 +70,27 @@ def find_commit(bucket: int, digest: str, job: Job) -> BucketRecord | None:
 
 def encode_dead_letter(letter: DeadLetter) -> bytes:
     """Return a bucket's line of what becomes `dead_letters.jsonl`."""
-    return orjson.dumps(asdict(letter), option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(msgspec.structs.asdict(letter), option=orjson.OPT_APPEND_NEWLINE)
 
 
-class _Parts:
+def unpack(blocks: Iterable[bytes]) -> list[Record]:
+    """Return a bucket's records, and of the taken ids those that one of its documents meets.
+
+    A dataset may have a million ids for each of a few new documents.
+    """
+    records: list[Record] = []
+    of_taken_ids: list[bytes] = []
+    for block in blocks:
+        if holds_taken_ids(block):
+            of_taken_ids.append(block)
+        else:
+            records += unpack_block(block)
+    met = {record.document_id for record in records}
+    taken = (record for block in of_taken_ids for record in unpack_block(block))
+    return records + [record for record in taken if record.document_id in met]
+
+
+class _Tars:
     """The temporary tars of one bucket.
 
     A new one starts once the last is large enough, unless so little text is left that the new one
@@ -79,11 +98,12 @@ class _Parts:
     """
 
     def __init__(self, bucket: int, job: Job) -> None:
-        self.finished: list[Part] = []
+        self.finished: list[BucketTar] = []
         self._job = job
         self._stem = f"bucket-{bucket:06d}-{uuid.uuid4().hex}"
         self._file: BinaryIO | None = None
         self._writer: ShardWriter | None = None
+        self._rest = 0
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +115,8 @@ class _Parts:
     def add(self, batch: AlignedBatch, bytes_left: int) -> None:
         if not batch.documents:
             return
+        if self._is_full():
+            self.finish()
         if self._writer is None:
             self._file = storage.open_shard_to_write(self._path("tar"))
             self._writer = ShardWriter(
@@ -103,9 +125,7 @@ class _Parts:
                 metadata=columns_of(self._job.rules.metadata),
             )
         self._writer.add(batch)
-        rest = bytes_left * SAMPLE_BYTES_PER_TEXT_BYTE
-        if self._writer.num_bytes >= self._job.shard_bytes and rest >= self._job.shard_bytes // 4:
-            self.finish()
+        self._rest = bytes_left * SAMPLE_BYTES_PER_TEXT_BYTE
 
     def finish(self) -> None:
         if self._writer is None or self._file is None:
@@ -118,23 +138,24 @@ class _Parts:
             file.write(index)
         tar_name, index_name = (path.rsplit("/", 1)[1] for path in (tar, index_path))
         shard = shard_record(written, tar_name, index_name, index)
-        self.finished.append(Part(tar_name, index_name, shard, written.statistics.to_json()))
+        statistics = written.statistics.to_json()
+        self.finished.append(BucketTar(tar_name, index_name, shard, statistics))
         self._file = self._writer = None
+
+    def _is_full(self) -> bool:
+        """Return whether what is left goes into another shard; asked late, for it waits."""
+        if self._writer is None or self._rest < self._job.shard_bytes // 4:
+            return False
+        return self._writer.num_bytes >= self._job.shard_bytes
 
     def _path(self, suffix: str) -> str:
         part = len(self.finished)
         return storage.join(self._job.run_folder, f"{self._stem}-{part:04d}.{suffix}")
 
 
-def _unpack(blocks: Sequence[memoryview]) -> list[Record]:
-    """Return a bucket's records, and of the taken ids those that one of its documents meets.
-
-    A dataset may have a million ids for each of a few new documents.
-    """
-    records = [r for block in blocks if not holds_taken_ids(block) for r in unpack_block(block)]
-    keys = {record.key for record in records}
-    taken = (r for block in blocks if holds_taken_ids(block) for r in unpack_block(block))
-    return records + [record for record in taken if record.key in keys]
+def _order(record: Record) -> tuple[str, bool, str, int]:
+    """Return what a shard is sorted by: one id together, a taken one first, as in the input."""
+    return key_of(record), not isinstance(record, TakenId), record.source, record.position
 
 
 def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job) -> BucketRecord:
@@ -142,23 +163,23 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
     progress = worker_progress(job.run_folder)
     progress.add(aligned_documents=len(letters))
     by_reference = (0, 0)
-    bytes_left = sum(len(record.body) for record in documents)
-    with _Parts(bucket, job) as parts:
+    bytes_left = sum(len(document.text) for document in documents)
+    with _Tars(bucket, job) as tars:
         for batch in _batches(documents, min(BATCH_BYTES, job.shard_bytes // 16)):
             aligned, counts = _align(batch, job)
-            bytes_left -= sum(len(record.body) for record in batch)
-            parts.add(aligned, bytes_left)
+            bytes_left -= sum(len(document.text) for document in batch)
+            tars.add(aligned, bytes_left)
             letters += _failures(aligned, batch)
             by_reference = (by_reference[0] + counts[0], by_reference[1] + counts[1])
             progress.add(
                 aligned_documents=len(batch), student_tokens=len(aligned.student.input_ids)
             )
-        parts.finish()
+        tars.finish()
         name, num_bytes = _write_letters(bucket, letters, job)
         return BucketRecord(
             bucket,
             digest,
-            tuple(parts.finished),
+            tuple(tars.finished),
             name,
             num_bytes,
             dict(sorted(Counter(letter.reason.value for letter in letters).items())),
@@ -167,34 +188,36 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
         )
 
 
-def _separate(records: Sequence[Record]) -> tuple[list[Record], list[DeadLetter]]:
+def _separate(records: Iterable[Record]) -> tuple[list[PlacedDocument], list[DeadLetter]]:
     """Return the usable documents, and dead letters for the others; of one id the first stays."""
-    documents: list[Record] = []
+    documents: list[PlacedDocument] = []
     letters: list[DeadLetter] = []
-    first: Record | None = None  # that has the id, in the dataset or in the input
+    first: PlacedDocument | TakenId | None = None  # that has the id
     for record in records:
-        if record.is_dead:
-            letters.append(record.dead_letter())
-        elif first is not None and first.key == record.key:
-            source, name = record.source.decode(), record.document_id.decode()
-            if first.is_taken:
-                reason, detail = Reason.KNOWN_ID, f"the dataset has the id already: {first.place}"
-            else:
-                reason, detail = Reason.DUPLICATE_ID, f"{DUPLICATE_OF}{first.place}"
-            lines = record.line or None, first.line or None
-            letters.append(DeadLetter(source, record.position, name, reason, detail, *lines))
-        else:
+        if isinstance(record, DeadLetter):
+            letters.append(record)
+        elif isinstance(record, TakenId):
             first = record
-            documents += [] if record.is_taken else [record]
+        elif first is None or first.document_id != record.document_id:
+            first = record
+            documents.append(record)
+        elif isinstance(first, TakenId):
+            detail = f"the dataset has the id already: {first.source}#{first.position}"
+            letters.append(record.refuse(Reason.KNOWN_ID, detail))
+        else:
+            detail = f"{DUPLICATE_OF}{first.source}#{first.position}"
+            letters.append(record.refuse(Reason.DUPLICATE_ID, detail, first_line=first.line))
     return documents, letters
 
 
-def _batches(documents: Iterable[Record], batch_bytes: int) -> Iterator[list[Record]]:
-    batch: list[Record] = []
+def _batches(
+    documents: Iterable[PlacedDocument], batch_bytes: int
+) -> Iterator[list[PlacedDocument]]:
+    batch: list[PlacedDocument] = []
     num_bytes = 0
     for document in documents:
         batch.append(document)
-        num_bytes += len(document.body)
+        num_bytes += len(document.text)
         if num_bytes >= batch_bytes:
             yield batch
             batch, num_bytes = [], 0
@@ -202,14 +225,9 @@ def _batches(documents: Iterable[Record], batch_bytes: int) -> Iterator[list[Rec
         yield batch
 
 
-def _align(batch: Sequence[Record], job: Job) -> tuple[AlignedBatch, tuple[int, int]]:
+def _align(batch: Sequence[PlacedDocument], job: Job) -> tuple[AlignedBatch, tuple[int, int]]:
     """Return the aligned batch, and how many documents took each side's reference path."""
-    documents = [
-        SourceDocument(
-            record.document_id.decode(), bytes(record.body), decode_values(record.metadata)
-        )
-        for record in batch
-    ]
+    documents = [SourceDocument(each.document_id, each.text, each.metadata) for each in batch]
     student, teacher = load_stored(job.student), load_stored(job.teacher)
     with _align_lock:  # the tokenizers of a process are shared by its threads, and so is the count
         before = student.num_reference_documents, teacher.num_reference_documents
@@ -221,17 +239,12 @@ def _align(batch: Sequence[Record], job: Job) -> tuple[AlignedBatch, tuple[int, 
     return aligned, counts
 
 
-def _failures(aligned: AlignedBatch, batch: Sequence[Record]) -> list[DeadLetter]:
-    if not aligned.failures:
-        return []
-    by_id = {record.document_id: record for record in batch}
-    letters = []
-    for document, detail in aligned.failures:
-        record = by_id[document.document_id.encode()]
-        source, name = record.source.decode(), document.document_id
-        reason, line = Reason.TOKENIZATION_FAILED, record.line or None
-        letters.append(DeadLetter(source, record.position, name, reason, detail, line))
-    return letters
+def _failures(aligned: AlignedBatch, batch: Sequence[PlacedDocument]) -> list[DeadLetter]:
+    by_id = {document.document_id: document for document in batch}
+    return [
+        by_id[failed.document_id].refuse(Reason.TOKENIZATION_FAILED, detail)
+        for failed, detail in aligned.failures
+    ]
 
 
 def _write_letters(bucket: int, letters: list[DeadLetter], job: Job) -> tuple[str, int]:
@@ -248,14 +261,7 @@ def _write_letters(bucket: int, letters: list[DeadLetter], job: Job) -> tuple[st
 def _digest(records: Iterable[Record]) -> str:
     digest = sha256()
     for record in records:
-        lengths = (
-            *(len(record.source), len(record.document_id)),
-            *(len(record.metadata), len(record.body)),
-        )
-        digest.update(repr((record.position, record.kind, *lengths)).encode())
-        digest.update(record.source + record.document_id)
-        digest.update(record.metadata)
-        digest.update(record.body)
+        digest.update(msgspec.msgpack.encode(record))
     return digest.hexdigest()
 
 

@@ -4,21 +4,24 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 
-from beam_jobs.align.blocks import pack_blocks
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.pieces import InputFile, count_buckets
-from beam_jobs.align.inputs.probes import PROBE_BYTES, require_fields, settle_metadata
-from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument
-from beam_jobs.align.inputs.sampling import SampledPiece, sample_input
-from beam_jobs.align.options import AlignOptions
+import msgspec
+
+from beam_jobs.align.blocks import estimate_bytes
+from beam_jobs.align.inputs import sampling
+from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument
+from beam_jobs.align.inputs.parts import InputFile, count_buckets
+from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
+from beam_jobs.align.inputs.sampling import SampledPart, sample_input
+from beam_jobs.align.opened import OpenedInput
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
+from beam_jobs.errors import InputError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room
 from pipeline.alignment import align_batch
-from pipeline.batches import SourceDocument
+from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import END_OF_TAR, ShardWriter
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -32,9 +35,6 @@ from pipeline.tokenization import Tokenizer
 from schemas.index import encode_index
 
 SHOWN_LETTERS = 5
-PROBED_BYTES = 1 << 20
-"""About how much text both paths of a tokenizer are compared on."""
-
 MEASURED_BYTES = 1 << 20
 """Of a longer document only the start is aligned."""
 
@@ -72,25 +72,23 @@ class Estimate:
     num_shard_bytes: float
 
 
-def describe_job(
-    options: AlignOptions, files: Sequence[InputFile], tokenizers: tuple[Tokenizer, Tokenizer]
-) -> str:
+def describe_job(opened: OpenedInput) -> str:
     """Return what the job would read, write, take and leave out, in lines.
 
     Raises:
         InputError: none of the sampled documents can be used, or has the id field asked for.
     """
-    sample = sample_input(files, options.rules)
-    outcomes = [outcome for part in sample for outcome in part.outcomes]
-    require_fields([(part.piece, part.outcomes) for part in sample], options.rules)
-    columns = settle_metadata(options.rules, outcomes).metadata
+    files, tokenizers = opened.files, opened.tokenizers
+    sample = sample_input(files, opened.rules, sampling.ESTIMATE)
+    require_fields(sample, opened.rules)
+    columns = settle_metadata(opened.rules, sample).metadata
     documents = [document for part in sample for document in part.documents]
     letters = _describe_letters(sample)
     if not documents:
         raise InputError("\n".join([_nothing_usable(files, sample), *letters]))
     for tokenizer in tokenizers:
-        tokenizer.check_fast_path(_probe_texts(documents))
-    estimate = estimate_volume(sample, tokenizers, options=options, files=files)
+        tokenizer.check_fast_path(probe_texts(sample))
+    estimate = estimate_volume(sample, opened)
     whole = estimate.input
     sampled = format_bytes(estimate.num_sampled_bytes)
     lines = [
@@ -100,7 +98,7 @@ def describe_job(
         f"  sample          {format_plural(len(documents), 'document')} of "
         f"{format_plural(len(sample), 'place')}, {sampled} of text",
         *_describe_tokens(whole, tokenizers),
-        *_describe_needs(options, estimate, tokenizers),
+        *_describe_needs(opened, estimate),
     ]
     if columns:
         told = ", ".join(f"{column.name} {column.type}" for column in columns)
@@ -108,72 +106,64 @@ def describe_job(
     return "\n".join(lines + letters)
 
 
-def estimate_volume(
-    sample: Sequence[SampledPiece],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    *,
-    options: AlignOptions,
-    files: Sequence[InputFile],
-) -> Estimate:
+def estimate_volume(sample: Sequence[SampledPart], opened: OpenedInput) -> Estimate:
     """Align and encode a sample as the job would, and return what that means for the input."""
+    options, tokenizers = opened.options, opened.tokenizers
+    keep_text = bool(options.keep_text)
     documents = [document for part in sample for document in part.documents]
-    align_batch([_source(document) for document in documents[:8]], *tokenizers)  # loads kernels
+    _align(_starts(documents[:8]), tokenizers)  # loads kernels
     for tokenizer in tokenizers:
         tokenizer.num_reference_documents = 0
     whole = sampled = Volume()
-    writer = ShardWriter(io.BytesIO(), keep_text=bool(options.keep_text))
+    writer = ShardWriter(io.BytesIO(), keep_text=keep_text)
     for part in sample:
         volume, num_bytes = _measure(part, tokenizers, writer)
         if volume.num_text_bytes:
             sampled = sampled.plus(volume, times=1)
-            cut = num_bytes / volume.num_text_bytes
-            whole = whole.plus(volume, times=part.scale * cut)
-            num_documents = len(part.documents) * part.scale
+            cut, scale = num_bytes / volume.num_text_bytes, part.measure_scale()
+            whole = whole.plus(volume, times=scale * cut)
+            num_documents = len(part.documents) * scale
             whole = replace(whole, num_documents=whole.num_documents + num_documents)
     index = len(encode_index(writer.close().index))
     empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
-    buckets = count_buckets(
-        files, shard_bytes=options.shard_bytes, keep_text=bool(options.keep_text)
-    )
+    buckets = count_buckets(opened.files, shard_bytes=options.shard_bytes, keep_text=keep_text)
     shards = min(float(buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
     of_tars = 1 + (index - empty) / max(1, sampled.num_tar_bytes)
     return Estimate(whole, round(sampled.num_text_bytes), shards + whole.num_tar_bytes * of_tars)
 
 
 def _measure(
-    part: SampledPiece, tokenizers: tuple[Tokenizer, Tokenizer], writer: ShardWriter
+    part: SampledPart, tokenizers: tuple[Tokenizer, Tokenizer], writer: ShardWriter
 ) -> tuple[Volume, int]:
     """Return what a sample's documents give, cut where they are long, and the bytes of all text."""
-    documents = [_source(document) for document in part.documents]
+    documents = _starts(part.documents)
     started, before = time.perf_counter(), writer.num_bytes
-    batch = align_batch(documents, *tokenizers)
+    batch = _align(documents, tokenizers)
     writer.add(batch)
     volume = Volume(
         num_text_bytes=sum(len(document.text) for document in batch.documents),
         num_student_tokens=int(batch.student.cu_tokens[-1]),
         num_teacher_tokens=int(batch.teacher.cu_tokens[-1]),
         num_tar_bytes=writer.num_bytes - before,
-        num_block_bytes=sum(len(block) for _, block in pack_blocks(part.documents, 1)),
+        num_block_bytes=sum(map(estimate_bytes, documents)),
         seconds=time.perf_counter() - started,
     )
     return volume, sum(len(document.text) for document in part.documents)
 
 
-def _source(document: PlacedDocument) -> SourceDocument:
-    return SourceDocument(document.document_id, _cut(document.text, MEASURED_BYTES))
+def _starts(documents: Iterable[PlacedDocument]) -> list[PlacedDocument]:
+    """Return the documents, the long ones cut."""
+    replace_text = msgspec.structs.replace
+    return [replace_text(each, text=start_of(each.text, MEASURED_BYTES)) for each in documents]
 
 
-def _cut(text: bytes, most: int) -> bytes:
-    return text if len(text) <= most else text[:most].decode(errors="ignore").encode()
+def _align(
+    documents: Iterable[PlacedDocument], tokenizers: tuple[Tokenizer, Tokenizer]
+) -> AlignedBatch:
+    return align_batch([SourceDocument(d.document_id, d.text) for d in documents], *tokenizers)
 
 
-def _probe_texts(documents: Sequence[PlacedDocument]) -> list[bytes]:
-    """Return the starts of some documents, few enough for the reference path."""
-    texts = [_cut(document.text, PROBE_BYTES) for document in documents]
-    return texts[:: 1 + sum(map(len, texts)) // PROBED_BYTES]
-
-
-def _nothing_usable(files: Sequence[InputFile], sample: Sequence[SampledPiece]) -> str:
+def _nothing_usable(files: Sequence[InputFile], sample: Sequence[SampledPart]) -> str:
     return (
         "--dry-run can't tell tokens, disk, memory or time: no document could be used in the "
         f"{format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
@@ -216,9 +206,8 @@ def _describe_path(tokenizer: Tokenizer) -> str:
     return f"fast path{f', {slow} of the documents by the reference' if slow else ''}"
 
 
-def _describe_needs(
-    options: AlignOptions, estimate: Estimate, tokenizers: tuple[Tokenizer, Tokenizer]
-) -> list[str]:
+def _describe_needs(opened: OpenedInput, estimate: Estimate) -> list[str]:
+    options, tokenizers = opened.options, opened.tokenizers
     whole, shards = estimate.input, estimate.num_shard_bytes
     on_their_way = whole.num_block_bytes if choose_shuffle(options) == "files" else 0
     disk = shards + on_their_way + sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
@@ -244,11 +233,11 @@ def _describe_needs(
     ]
 
 
-def _describe_letters(sample: Sequence[SampledPiece]) -> list[str]:
+def _describe_letters(sample: Sequence[SampledPart]) -> list[str]:
     num_outcomes = sum(len(part.outcomes) for part in sample)
     letters = [
-        # Lines of a piece within a file are counted from the piece's start.
-        replace(outcome, line=None) if part.piece.start else outcome
+        # Lines of a part within a file are counted from the part's start.
+        msgspec.structs.replace(outcome, line=None) if part.part.start else outcome
         for part in sample
         for outcome in part.outcomes
         if isinstance(outcome, DeadLetter)
@@ -258,7 +247,7 @@ def _describe_letters(sample: Sequence[SampledPiece]) -> list[str]:
         f"documents ({format_share(len(letters), num_outcomes)}); doubled ids don't show here"
     ]
     lines += [
-        f"    {describe_place(asdict(letter))}: {letter.reason}: {letter.detail}"
+        f"    {describe_place(msgspec.structs.asdict(letter))}: {letter.reason}: {letter.detail}"
         for letter in letters[:SHOWN_LETTERS]
     ]
     return lines

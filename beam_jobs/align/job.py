@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
-from beam_jobs.align.blocks import Shuffle
-from beam_jobs.align.inputs.reading import ReadingRules
+from beam_jobs.align.inputs.documents import ReadingRules
+from beam_jobs.align.options import Shuffle
 from beam_jobs.tokenizer_files import StoredTokenizer
 from schemas.manifest import DEAD_LETTERS_FILE, ShardRecord, TokenizerRecord
-from schemas.records import Count, read_record, write_record
+from schemas.records import Count
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Part:
+class BucketTar:
     """One finished tar of a bucket.
 
     Attributes:
@@ -90,7 +91,7 @@ class BucketRecord:
     Attributes:
         bucket: its number.
         digest: SHA-256 over everything that went into it; another digest means other documents.
-        parts: its tars, in order.
+        tars: in order.
         dead_letters: name of its dead letters' file in the run's folder, "" where it has none.
         dead_letters_bytes: that file's size.
         by_reason: count of each dead letter reason.
@@ -101,7 +102,7 @@ class BucketRecord:
 
     bucket: Count
     digest: str
-    parts: tuple[Part, ...]
+    tars: tuple[BucketTar, ...]
     dead_letters: str
     dead_letters_bytes: Count
     by_reason: Mapping[str, Count]
@@ -113,22 +114,9 @@ class BucketRecord:
     def files(self) -> dict[str, int]:
         """Size in bytes of each of its temporary files, by name."""
         sizes = {self.dead_letters: self.dead_letters_bytes} if self.dead_letters else {}
-        for part in self.parts:
-            sizes |= {part.tar: part.shard.num_bytes, part.index: part.shard.index_num_bytes}
+        for tar in self.tars:
+            sizes |= {tar.tar: tar.shard.num_bytes, tar.index: tar.shard.index_num_bytes}
         return sizes
-
-    def to_json(self) -> str:
-        """Return the record as one line of JSON."""
-        return write_record(self)
-
-    @staticmethod
-    def from_json(data: str | bytes) -> "BucketRecord":
-        """Return the record that `to_json` wrote.
-
-        Raises:
-            RecordError: another release, with other fields, wrote it.
-        """
-        return read_record(data, BucketRecord)
 
 
 def number_shards(records: Iterable[BucketRecord], prefix: str) -> list[BucketRecord]:
@@ -139,15 +127,15 @@ def number_shards(records: Iterable[BucketRecord], prefix: str) -> list[BucketRe
         'corpus-000000-of-000012.tar'
     """
     ordered = sorted(records, key=lambda record: record.bucket)
-    total = sum(len(record.parts) for record in ordered)
-    number = 0
-    numbered = []
-    for record in ordered:
-        parts = []
-        for part in record.parts:
-            stem = f"{prefix}-{number:06d}-of-{total:06d}"
-            shard = replace(part.shard, file=f"{stem}.tar", index_file=f"{stem}.index.parquet")
-            parts.append(replace(part, shard=shard))
-            number += 1
-        numbered.append(replace(record, parts=tuple(parts)))
-    return numbered
+    total = sum(len(record.tars) for record in ordered)
+    number = count()
+    return [
+        replace(record, tars=tuple(_name(tar, prefix, next(number), total) for tar in record.tars))
+        for record in ordered
+    ]
+
+
+def _name(tar: BucketTar, prefix: str, number: int, total: int) -> BucketTar:
+    stem = f"{prefix}-{number:06d}-of-{total:06d}"
+    shard = replace(tar.shard, file=f"{stem}.tar", index_file=f"{stem}.index.parquet")
+    return replace(tar, shard=shard)

@@ -11,13 +11,14 @@ from beam_jobs.align.inputs.datasets import (
     find_dataset,
     open_dataset_as_input,
 )
+from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.files import find_inputs
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.pieces import DATASET, InputFile
+from beam_jobs.align.inputs.metadata import parse_metadata
+from beam_jobs.align.inputs.parts import DATASET, InputFile
 from beam_jobs.align.inputs.standard_input import is_spooled
+from beam_jobs.align.inputs.templates import parse_template
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.align.resources import require_address_space
-from beam_jobs.errors import OptionsError
+from beam_jobs.errors import InputError, OptionsError
 from beam_jobs.generations import read_newest
 from beam_jobs.tokenizer_files import load_stored
 from pipeline.dataset.conventions import NOTHING
@@ -36,6 +37,7 @@ class OpenedInput:
 
     Attributes:
         options: with a value for each that was not given.
+        rules: what counts as a document.
         metadata: the fields that travel, as the dataset's configuration names them.
         files: the input's.
         tokenizers: student's and teacher's.
@@ -43,6 +45,7 @@ class OpenedInput:
     """
 
     options: AlignOptions
+    rules: ReadingRules
     metadata: str
     files: Sequence[InputFile]
     tokenizers: tuple[Tokenizer, Tokenizer]
@@ -55,10 +58,10 @@ def open_input(options: AlignOptions) -> OpenedInput:
     Raises:
         ValueError: the input, a tokenizer or an option can't be used.
     """
-    require_address_space()  # before anything that starts threads
+    rules = reading_rules(options)
     location = find_dataset(options.input, options.format)
     if location is None:
-        return _open_files(options)
+        return _open_files(options, rules)
     _require_none_of_files(options, location)
     _require_other_folder(location, options.output)
     dataset = open_dataset_as_input(location, options.where)
@@ -73,20 +76,45 @@ def open_input(options: AlignOptions) -> OpenedInput:
     student, teacher = (_load(side, options, model) for side in ("student", "teacher"))
     options = _take_conventions(options, model.manifest, student, teacher)
     metadata = str(made.get("metadata", names))
-    return OpenedInput(options, metadata, dataset.files, (student, teacher), dataset)
+    tokenizers, rules = (student, teacher), reading_rules(options)
+    return OpenedInput(options, rules, metadata, dataset.files, tokenizers, dataset)
 
 
-def _open_files(options: AlignOptions) -> OpenedInput:
+def reading_rules(options: AlignOptions) -> ReadingRules:
+    """Return what counts as a document.
+
+    Raises:
+        OptionsError: the template or the metadata names no field, or something else.
+    """
+    try:
+        metadata = parse_metadata(options.metadata)
+    except ValueError as error:
+        raise OptionsError(f"--metadata {options.metadata}: {error}") from None
+    try:
+        if options.text_template:
+            parse_template(options.text_template)
+    except ValueError as error:
+        raise OptionsError(f"--text-template: {error}") from None
+    return ReadingRules(
+        options.text_field,
+        options.id_field,
+        options.max_document_bytes or ReadingRules.max_document_bytes,
+        options.text_template,
+        metadata,
+    )
+
+
+def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
     if options.where:
         raise OptionsError(
             f"--where {options.where}: only documents of a dataset can be chosen, and --input "
             f"{options.input[0]} is none: align it with --metadata, then choose of the result"
         )
     options = _fill(options, {})
-    files = find_inputs(options.input, fields=options.rules.text_fields, format=options.format)
+    files = find_inputs(options.input, fields=rules.text_fields, format=options.format)
     _require_separate(files, options.output)
     student, teacher = (_load(side, options, None) for side in ("student", "teacher"))
-    return OpenedInput(options, options.metadata, files, (student, teacher), None)
+    return OpenedInput(options, rules, options.metadata, files, (student, teacher), None)
 
 
 def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:

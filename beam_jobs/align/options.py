@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from beam_jobs.align.blocks import Shuffle
-from beam_jobs.align.inputs.files import Format
-from beam_jobs.align.inputs.metadata import parse_metadata
-from beam_jobs.align.inputs.pieces import DATASET
-from beam_jobs.align.inputs.reading import ReadingRules
-from beam_jobs.align.inputs.standard_input import STANDARD_INPUT
-from beam_jobs.align.inputs.templates import parse_template
+from beam_jobs.align.inputs.parts import DATASET, STANDARD_INPUT, Format
 from beam_jobs.errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
-from beam_jobs.tokenizer_files import SpecialStrings
 from vocag_cli import options
 from vocag_cli.options import Condition, Folder, Option, Rest, TokenizerSource, TokenName
+
+Shuffle = Literal["files", "runner"]
+"""How texts travel to their buckets: in files that all workers see, or through the runner."""
 
 MIN_SHARD_BYTES = 1 << 14
 MAX_DOCUMENT_BYTES = 1 << 30
@@ -207,7 +203,7 @@ class AlignOptions:
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
-    special_strings: SpecialStrings | Literal[""] = ""
+    special_strings: Literal["plain", "honoured", ""] = ""
     name: str = ""
     shard_bytes: Size = 0
     keep_text: bool | None = None
@@ -237,31 +233,8 @@ class AlignOptions:
             raise OptionsError("--format dataset: a dataset is a folder; give its path or URL")
         if not self.text_field:
             raise OptionsError("--text-field is empty; name the field that holds the text")
-        if self.text_template:
-            self._check_template()
-        try:
-            parse_metadata(self.metadata)
-        except ValueError as error:
-            raise OptionsError(f"--metadata {self.metadata}: {error}") from None
-
-    def _check_template(self) -> None:
-        if self.text_field != "text":
+        if self.text_template and self.text_field != "text":
             raise OptionsError("--text-field and --text-template say different things; give one")
-        try:
-            parse_template(self.text_template)
-        except ValueError as error:
-            raise OptionsError(f"--text-template: {error}") from None
-
-    @property
-    def rules(self) -> ReadingRules:
-        """What counts as a document."""
-        return ReadingRules(
-            self.text_field,
-            self.id_field,
-            self.max_document_bytes or ReadingRules.max_document_bytes,
-            self.text_template,
-            parse_metadata(self.metadata),
-        )
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:

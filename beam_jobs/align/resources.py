@@ -1,15 +1,8 @@
-"""What a job needs of the machine, checked before it starts, and named when it has run out."""
+"""What a job needs of the machine."""
 
 from beam_jobs import storage
-from beam_jobs.align.blocks import Shuffle
-from beam_jobs.align.inputs.pieces import SAMPLE_BYTES_PER_TEXT_BYTE
-from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import OptionsError
-from beam_jobs.shortages import address_space
-from pipeline.drawing.formatting import format_bytes
-
-LEAST_ADDRESS_SPACE = 1500 << 20
-"""Python, Beam and two tokenizers don't load with less, though they touch a third of it."""
+from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
+from beam_jobs.align.options import AlignOptions, Shuffle
 
 BASE_MEMORY = 850 * 10**6
 """Python, Beam, two tokenizers, their memory of words, and the batches under way."""
@@ -53,18 +46,3 @@ def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
         4000000000
     """
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))
-
-
-def require_address_space() -> None:
-    """Check that `ulimit -v` lets the libraries load; some of them end the process where not.
-
-    Raises:
-        OptionsError: it does not.
-    """
-    limit = address_space()
-    if limit is not None and limit < LEAST_ADDRESS_SPACE:
-        raise OptionsError(
-            f"ulimit -v allows {format_bytes(limit)} of address space, and the job needs "
-            f"{format_bytes(LEAST_ADDRESS_SPACE)} in each process: raise it (memory that is "
-            "reserved and never touched counts, too)"
-        )

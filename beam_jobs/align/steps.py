@@ -19,18 +19,19 @@ import orjson
 from apache_beam.metrics import Metrics
 
 from beam_jobs import storage
-from beam_jobs.align.blocks import BlockStore, pack_blocks
+from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.metadata import columns_of
 from beam_jobs.align.inputs.overlap import exclude_overlap
-from beam_jobs.align.inputs.pieces import decode_task
-from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument, ReadingRules, read_piece
-from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, TakenId, read_taken_ids
-from beam_jobs.align.job import BucketRecord, Job, Part, number_shards
+from beam_jobs.align.inputs.parts import decode_task
+from beam_jobs.align.inputs.reading import read_part, show_progress
+from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
+from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
 from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import SUMMARY_FILE, require_shared
+from beam_jobs.transforms import Gather, Spread
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (
     MANIFEST_FILE,
@@ -39,10 +40,29 @@ from schemas.manifest import (
     encode_manifest,
     next_generation,
 )
+from schemas.records import read_record, write_record
 
-_PROGRESS_DOCUMENTS = 1000
 
-Outcome = PlacedDocument | DeadLetter | TakenId
+def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
+    """Describe the job: one chain, no tagged outputs and no side inputs.
+
+    The shuffle carries text, not tensors, and the bucket of a document is a function of its id, so
+    what is in a shard depends neither on the runner nor on the number of workers.
+    """
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "SpreadTasks" >> Spread()
+        | "ReadDocuments" >> beam.ParDo(ReadBlocks(job)).with_output_types(tuple[int, bytes])
+        | "GroupByBucket" >> beam.GroupByKey()
+        | "AlignAndWrite" >> beam.ParDo(AlignBucket(job)).with_output_types(str)
+        | "GatherBuckets" >> Gather()
+        | "NumberShards" >> beam.ParDo(NumberShards(job)).with_output_types(str)
+        | "SpreadShards" >> Spread()
+        | "PublishShards" >> beam.ParDo(PublishShards(job)).with_output_types(str)
+        | "GatherShards" >> Gather()
+        | "WriteManifest" >> beam.ParDo(WriteManifest(job)).with_output_types(str)
+    )
 
 
 class _JobStep(beam.DoFn):
@@ -64,36 +84,23 @@ class ReadBlocks(_JobStep):
 
     def process(self, element: str) -> Iterator[tuple[int, bytes]]:
         """Yield what a reading task holds, packed by bucket."""
-        store = BlockStore(self._job.shuffle, self._job.run_folder)
-        outcomes = self._count(self._read(element, self._job.rules))
-        yield from store.hand_over(pack_blocks(outcomes, self._job.num_buckets))
+        run_folder, note = self._job.run_folder, self.num_documents.inc
+        store = BlockStore(self._job.shuffle, run_folder)
+        records = show_progress(self._read(element), run_folder, note=note)
+        yield from store.hand_over(pack_blocks(records, self._job.num_buckets))
 
     def finish_bundle(self) -> None:
         """Show the last counts."""
         worker_progress(self._job.run_folder).flush()
 
-    def _read(self, task: str, rules: ReadingRules) -> Iterator[Outcome]:
-        for piece in decode_task(task):
-            if piece.format == TAKEN_IDS:
-                yield from read_taken_ids(piece)
+    def _read(self, task: str) -> Iterator[Record]:
+        for part in decode_task(task):
+            if part.file.format == TAKEN_IDS:
+                yield from read_taken_ids(part)
             else:
-                count_lines = partial(keep_line_count, self._job.run_folder, piece)
-                outcomes = read_piece(piece, rules, count_lines=count_lines)
+                count_lines = partial(keep_line_count, self._job.run_folder, part)
+                outcomes = read_part(part, self._job.rules, count_lines=count_lines)
                 yield from exclude_overlap(outcomes, self._job.overlap)
-
-    def _count(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        progress = worker_progress(self._job.run_folder)
-        num_documents = num_bytes = 0
-        for outcome in outcomes:
-            num_documents += not isinstance(outcome, TakenId)
-            num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
-            if num_documents == _PROGRESS_DOCUMENTS:
-                progress.add(read_documents=num_documents, read_bytes=num_bytes)
-                self.num_documents.inc(num_documents)
-                num_documents = num_bytes = 0
-            yield outcome
-        progress.add(read_documents=num_documents, read_bytes=num_bytes)
-        self.num_documents.inc(num_documents)
 
 
 class AlignBucket(_JobStep):
@@ -106,10 +113,10 @@ class AlignBucket(_JobStep):
     def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[str]:
         """Yield one record."""
         record = align_bucket(*element, self._job)
-        self.num_documents.inc(sum(part.shard.num_documents for part in record.parts))
-        self.num_student_tokens.inc(sum(part.shard.num_student_tokens for part in record.parts))
+        self.num_documents.inc(sum(tar.shard.num_documents for tar in record.tars))
+        self.num_student_tokens.inc(sum(tar.shard.num_student_tokens for tar in record.tars))
         self.num_dead_letters.inc(sum(record.by_reason.values()))
-        yield record.to_json()
+        yield write_record(record)
 
     def finish_bundle(self) -> None:
         """Show the last counts."""
@@ -121,8 +128,8 @@ class NumberShards(_JobStep):
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
         """Yield the records in bucket order."""
-        records = number_shards(map(BucketRecord.from_json, element[1]), self._job.prefix)
-        yield from (record.to_json() for record in records)
+        records = (read_record(each, BucketRecord) for each in element[1])
+        yield from map(write_record, number_shards(records, self._job.prefix))
 
 
 class PublishShards(_JobStep):
@@ -130,10 +137,10 @@ class PublishShards(_JobStep):
 
     def process(self, element: str) -> Iterator[str]:
         """Publish a bucket's tars and indices."""
-        for part in BucketRecord.from_json(element).parts:
-            shard = part.shard
-            self._publish(part.tar, shard.file, shard.num_bytes)
-            self._publish(part.index, shard.index_file, shard.index_num_bytes)
+        for tar in read_record(element, BucketRecord).tars:
+            shard = tar.shard
+            self._publish(tar.tar, shard.file, shard.num_bytes)
+            self._publish(tar.index, shard.index_file, shard.index_num_bytes)
         yield element
 
     def _publish(self, temporary: str, final: str, num_bytes: int) -> None:
@@ -154,11 +161,11 @@ class WriteManifest(_JobStep):
 
         Without a new document there is no new generation: the manifest stays.
         """
-        records = [BucketRecord.from_json(record) for record in element[1]]
+        records = [read_record(record, BucketRecord) for record in element[1]]
         records.sort(key=lambda record: record.bucket)
         dead_letters = self._write_dead_letters(records)
         self._write(self._job.run_folder, SUMMARY_FILE, self._summary(records))
-        if not self._job.generation or any(record.parts for record in records):
+        if not self._job.generation or any(record.tars for record in records):
             manifest = make_manifest(records, dead_letters, self._job)
             self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
         yield storage.join(self._job.output, MANIFEST_FILE)
@@ -201,34 +208,20 @@ def make_manifest(
     It holds nothing that differs between runners, workers or attempts: no times, hosts or counts of
     retries.
     """
-    parts = [part for record in records for part in record.parts]
-    if job.generation:
-        return _extend_manifest(parts, dead_letters, job)
-    student, teacher = job.tokenizer_records
+    tars = [tar for record in records for tar in record.tars]
+    shards = tuple(tar.shard for tar in tars)
+    before = read_kept(job.output, job.generation - 1) if job.generation else None
+    known = [] if before is None else [before.statistics]
     statistics = AlignmentStatistics.merge(
-        AlignmentStatistics.from_json(part.statistics) for part in parts
+        AlignmentStatistics.from_json(each) for each in (*known, *(tar.statistics for tar in tars))
     )
-    return Manifest(
-        name=job.name,
-        student=student,
-        teacher=teacher,
-        shards=tuple(part.shard for part in parts),
-        dead_letters=dead_letters,
-        configuration=job.configuration,
-        statistics=statistics.to_json(),
-        metadata=columns_of(job.rules.metadata),
-    )
-
-
-def _extend_manifest(parts: Sequence[Part], dead_letters: DeadLetterRecord, job: Job) -> Manifest:
-    """Return the manifest of the generation before, and new shards behind its own."""
-    before = read_kept(job.output, job.generation - 1)
-    told = (before.statistics, *(part.statistics for part in parts))
-    statistics = AlignmentStatistics.merge(AlignmentStatistics.from_json(each) for each in told)
-    return next_generation(
-        before,
-        shards=(*before.shards, *(part.shard for part in parts)),
-        dead_letters=dead_letters,
-        configuration=job.configuration,
-        statistics=statistics.to_json(),
-    )
+    made: dict[str, Any] = {
+        "dead_letters": dead_letters,
+        "configuration": job.configuration,
+        "statistics": statistics.to_json(),
+    }
+    if before is not None:
+        return next_generation(before, shards=(*before.shards, *shards), **made)
+    student, teacher = job.tokenizer_records
+    metadata = columns_of(job.rules.metadata)
+    return Manifest(job.name, student, teacher, shards=shards, metadata=metadata, **made)

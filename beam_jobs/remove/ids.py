@@ -1,6 +1,5 @@
 """Lists of document ids, and where in a dataset these documents are."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,12 +37,14 @@ def read_ids(path: str) -> list[str]:
         lines = storage.read_bytes(path).splitlines()
     except FileNotFoundError as error:
         raise OptionsError(f"--ids {path} is not there; name a file of ids, one a line") from error
-    read = _read_json if path.endswith(_JSON_LINES) else _read_text
-    try:
-        ids = [read(line) for line in lines if line.strip()]
-    except (ValueError, TypeError) as error:
-        number = 1 + next(n for n, line in enumerate(lines) if line.strip() and _fails(read, line))
-        raise OptionsError(f"--ids {path}: line {number} holds no id ({error})") from error
+    read = _read_json if path.endswith(_JSON_LINES) else bytes.decode
+    ids = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                ids.append(read(line))
+            except (ValueError, TypeError) as error:
+                raise OptionsError(f"--ids {path}: line {number} holds no id ({error})") from error
     if not ids:
         raise OptionsError(f"--ids {path} lists no id; write one a line")
     return list(dict.fromkeys(ids))
@@ -59,33 +60,20 @@ def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, 
         >>> find_documents(open_dataset("aligned"), ["forum/7"])[1]  # doctest: +SKIP
         []
     """
-    wanted, found = pa.array(ids, pa.string()), [pa.array([], pa.string())]
-    shards, documents = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for shard_index, places, names in _matches(dataset, wanted):
-        shards.append(np.full(len(places), shard_index, np.int64))
-        documents.append(places)
-        found.append(names)
-    unknown = wanted.filter(pc.invert(pc.is_in(wanted, value_set=pa.concat_arrays(found))))
-    removed = RemovedDocuments(np.concatenate(shards), np.concatenate(documents))
-    return removed, unknown.to_pylist()
+    wanted = pa.array(ids, pa.string())
 
-
-def _matches(
-    dataset: Dataset, wanted: pa.Array
-) -> Iterator[tuple[int, NDArray[np.int64], pa.Array]]:
-    """Yield each shard's number, the places of wanted documents in it, and their ids."""
-
-    def match(shard_index: int) -> tuple[int, NDArray[np.int64], pa.Array]:
+    def match(shard_index: int) -> tuple[NDArray[np.int64], pa.Array]:
         names = dataset.read_ids(shard_index)
         places = np.flatnonzero(pc.is_in(names, value_set=wanted).to_numpy())
-        return shard_index, places, pa.array(names.take(places).to_pylist(), pa.string())
+        return places, pa.array(names.take(places).to_pylist(), pa.string())
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        yield from pool.map(match, range(len(dataset.manifest.shards)))
-
-
-def _read_text(line: bytes) -> str:
-    return line.decode()
+        matches = list(pool.map(match, range(len(dataset.manifest.shards))))
+    places = [np.empty(0, np.int64), *(own for own, _ in matches)]
+    shards = np.repeat(np.arange(len(places)) - 1, [len(own) for own in places])
+    found = pa.concat_arrays([pa.array([], pa.string()), *(names for _, names in matches)])
+    unknown = wanted.filter(pc.invert(pc.is_in(wanted, value_set=found)))
+    return RemovedDocuments(shards, np.concatenate(places)), unknown.to_pylist()
 
 
 def _read_json(line: bytes) -> str:
@@ -97,11 +85,3 @@ def _read_json(line: bytes) -> str:
     if not isinstance(value, str):
         raise TypeError("write a string, or an object with document_id or id")
     return value
-
-
-def _fails(read: Any, line: bytes) -> bool:
-    try:
-        read(line)
-    except (ValueError, TypeError):
-        return True
-    return False

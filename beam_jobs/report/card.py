@@ -1,9 +1,6 @@
 """`README.md` beside the manifest: a dataset card for people and for the Hugging Face Hub."""
 
-from collections.abc import Mapping, Sequence
-
 from pipeline.drawing.formatting import format_bytes, format_count, format_ratio, format_share
-from pipeline.drawing.group_table import GroupCounts, table_of_groups
 from schemas.manifest import Manifest
 
 CARD_FILE = "README.md"
@@ -16,15 +13,11 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 _LARGEST = "n>1B"
 
 
-def render_card(manifest: Manifest, groups: Mapping[str, Sequence[GroupCounts]]) -> str:
+def render_card(manifest: Manifest) -> str:
     """Return the card: front matter that the Hub reads, then what a person asks first.
 
-    Args:
-        manifest: the dataset's.
-        groups: by field of the metadata, its values and what has each.
-
     Example:
-        >>> (folder / "README.md").write_text(render_card(manifest, {}), "utf-8")
+        >>> (folder / "README.md").write_text(render_card(manifest), "utf-8")
     """
     totals, letters = manifest.totals, manifest.dead_letters
     documents, student = totals["num_documents"], totals["num_student_tokens"]
@@ -43,9 +36,6 @@ def render_card(manifest: Manifest, groups: Mapping[str, Sequence[GroupCounts]])
     }
     lines = [*_front_matter(manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
-    for name, own in groups.items():
-        rows, remark = table_of_groups(name, own)
-        lines += ["", f"## By {_cell(name)}", "", *_table(rows), *(["", remark] if remark else [])]
     return "\n".join([*lines, "", _USE])
 
 
@@ -88,11 +78,6 @@ def _front_matter(manifest: Manifest) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    heading, *body = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
-    return [heading, "|" + "---|" * len(rows[0]), *body]
-
-
 def _cell(text: str) -> str:
     """Return text that can't leave its cell."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
@@ -111,9 +96,9 @@ _USE = """\
 ## Use it
 
 ```python
-from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
 
-rows = AlignedRows(StreamConfig(path="this folder or its URL", seq_length=2048))
+rows = AlignedRows(StreamConfig(Reading("this folder or its URL"), seq_length=2048))
 ```
 
 Shards are plain WebDataset tars; `manifest.json` names every file with its SHA-256. The index is a

@@ -17,7 +17,6 @@ from pipeline.drawing.formatting import (
     format_share,
     format_short,
 )
-from pipeline.drawing.group_table import GroupCounts, table_of_groups
 from pipeline.drawing.web_page import Child, render_page, tag
 from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
 
@@ -53,6 +52,21 @@ details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); fo
 
 
 @dataclass(frozen=True)
+class SideSummary:
+    """What a run knows of the student's or the teacher's tokenizer.
+
+    Attributes:
+        convention: which tokens stand around a text, in words.
+        slow_reason: why the fast path was not taken, None where it was.
+        reference_documents: documents that took the reference path.
+    """
+
+    convention: str
+    slow_reason: str | None = None
+    reference_documents: int = 0
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """What only the run that made the dataset knows.
 
@@ -61,14 +75,8 @@ class RunSummary:
         elapsed_seconds: wall time, start to manifest.
         input_bytes: size of the input files as stored.
         num_input_files: input files read.
-        student_fast_path: whether the student's fast path was taken.
-        teacher_fast_path: whether the teacher's was.
-        student_slow_reason: why not, None where it was.
-        teacher_slow_reason: the same for the teacher.
-        student_reference_documents: documents that took the reference path, None where unknown.
-        teacher_reference_documents: the same for the teacher.
-        student_convention: which tokens stand around a student's text, in words.
-        teacher_convention: the same for the teacher.
+        student: of the student's tokenizer.
+        teacher: of the teacher's.
         reused_buckets: parts taken over from an interrupted run.
         versions: version of each library that shaped the result.
         left_out: what is left out, file by file.
@@ -78,28 +86,19 @@ class RunSummary:
     elapsed_seconds: float
     input_bytes: int
     num_input_files: int
-    student_fast_path: bool
-    teacher_fast_path: bool
-    student_slow_reason: str | None = None
-    teacher_slow_reason: str | None = None
-    student_reference_documents: int | None = None
-    teacher_reference_documents: int | None = None
-    student_convention: str = "unknown"
-    teacher_convention: str = "unknown"
+    student: SideSummary
+    teacher: SideSummary
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     left_out: LeftOut = field(default_factory=LeftOut)
 
 
-def render_report(
-    manifest: Manifest, run: RunSummary, groups: Mapping[str, Sequence[GroupCounts]] | None = None
-) -> str:
+def render_report(manifest: Manifest, run: RunSummary) -> str:
     """Return the page: self-contained HTML without scripts or requests.
 
     Args:
         manifest: the dataset's.
         run: what only the run knows.
-        groups: by field of the metadata, its values and what has each.
 
     Raises:
         ValueError: the manifest holds no statistics.
@@ -116,12 +115,14 @@ def render_report(
         *distributions.draw_distributions(statistics),
         tag("h2", "Quality and size"),
         _quality_tables(manifest, statistics),
-        *_groups(groups or {}),
         tag("h2", "Documents left out"),
         _dead_letters(manifest),
         *_left_out_by_file(run.left_out),
         tag("h2", "Tokenizers"),
-        _tokenizers(manifest, run),
+        _tables(
+            _panel("student", _tokenizer_facts(manifest.student, run.student), class_="student"),
+            _panel("teacher", _tokenizer_facts(manifest.teacher, run.teacher), class_="teacher"),
+        ),
         tag("h2", "Run"),
         _run_tables(manifest, run),
         tag("h2", "Shards"),
@@ -133,83 +134,71 @@ def render_report(
 def _heading(manifest: Manifest, run: RunSummary) -> Element:
     student = tag("span", _short_source(manifest.student), class_="student")
     teacher = tag("span", _short_source(manifest.teacher), class_="teacher")
+    fingerprint = tag("span", manifest.fingerprint, class_="mono")
     return tag(
         "header",
         tag("h1", manifest.name),
         tag("p", "Student ", student, " aligned with teacher ", teacher, f", by {run.runner}."),
-        tag(
-            "p",
-            "Fingerprint ",
-            tag("span", manifest.fingerprint, class_="mono"),
-            class_="soft small",
-        ),
+        tag("p", "Fingerprint ", fingerprint, class_="soft small"),
     )
 
 
 def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics) -> Element:
-    totals = manifest.totals
+    totals, added = manifest.totals, totals_of(manifest.newest_shards)
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
-    text = totals["num_text_bytes"]
-    stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
-    added = totals_of(manifest.newest_shards)
+    text, stored = totals["num_text_bytes"], _bytes_on_disk(manifest)
     speed = added["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
-    left_out = manifest.dead_letters.count
-    seen = added["num_documents"] + left_out
-    # The report is of what the shards hold; most of its figures can't be told without reading them.
-    gone = manifest.removed
-    removed = f", {format_count(gone.count)} of them removed and never read" if gone else ""
-    cards = [
-        (
-            "Documents",
-            format_count(totals["num_documents"]),
-            f"{format_plural(len(manifest.shards), 'shard')}{removed}",
+    unmapped, left_out = _num_unmapped(statistics), manifest.dead_letters.count
+    seen, shards = added["num_documents"] + left_out, format_plural(len(manifest.shards), "shard")
+    if manifest.removed:
+        # The report is of what the shards hold: what is left can't be told without reading them.
+        shards += f", {format_count(manifest.removed.count)} of them removed and never read"
+    cards = {
+        "Documents": (format_count(totals["num_documents"]), shards),
+        "Student tokens": (format_short(student), format_count(student)),
+        "Teacher tokens": (format_short(teacher), format_count(teacher)),
+        "Teacher / student tokens": (format_ratio(teacher, student), "token ratio"),
+        "Byte IoU": (f"{statistics.byte_iou:.3f}", f"IoS {statistics.byte_ios:.3f}"),
+        "Unmapped": (
+            format_share(unmapped, student),
+            f"{format_count(unmapped)} student tokens",
         ),
-        ("Student tokens", format_short(student), format_count(student)),
-        ("Teacher tokens", format_short(teacher), format_count(teacher)),
-        ("Teacher / student tokens", format_ratio(teacher, student), "token ratio"),
-        ("Byte IoU", f"{statistics.byte_iou:.3f}", f"IoS {statistics.byte_ios:.3f}"),
-        (
-            "Unmapped",
-            format_share(_num_unmapped(statistics), student),
-            f"{format_count(_num_unmapped(statistics))} student tokens",
-        ),
-        ("Text", format_bytes(text), f"{format_count(text)} bytes of UTF-8"),
-        ("On disk", format_bytes(stored), f"{format_ratio(stored, student)} B / student token"),
-        ("Throughput", f"{format_short(speed)}/s", "student tokens, start-up included"),
-        ("Left out", format_count(left_out), f"{format_share(left_out, seen)} of the input"),
-    ]
+        "Text": (format_bytes(text), f"{format_count(text)} bytes of UTF-8"),
+        "On disk": (format_bytes(stored), f"{format_ratio(stored, student)} B / student token"),
+        "Throughput": (f"{format_short(speed)}/s", "student tokens, start-up included"),
+        "Left out": (format_count(left_out), f"{format_share(left_out, seen)} of the input"),
+    }
     if manifest.generation:
         documents, tokens = added["num_documents"], added["num_student_tokens"]
         note = f"{format_count(documents)} documents, {format_short(tokens)} student tokens"
-        cards.append(("Generation", format_count(manifest.generation), f"added {note}"))
-    return tag("div", *(_card(*card) for card in cards), class_="cards")
+        cards["Generation"] = (format_count(manifest.generation), f"added {note}")
+    return tag("div", *(_card(label, *said) for label, said in cards.items()), class_="cards")
 
 
 def _card(label: str, value: str, note: str) -> Element:
-    return tag(
-        "div",
-        tag("div", label, class_="label"),
-        tag("div", value, class_="value"),
-        tag("div", note, class_="note"),
-        class_="card",
-    )
+    lines = {"label": label, "value": value, "note": note}
+    children = (tag("div", text, class_=kind) for kind, text in lines.items())
+    return tag("div", *children, class_="card")
 
 
 def _num_unmapped(statistics: AlignmentStatistics) -> int:
     return statistics.num_student_tokens - statistics.num_mapped
 
 
+def _bytes_on_disk(manifest: Manifest) -> int:
+    return sum(shard.num_bytes + shard.index_num_bytes for shard in manifest.shards)
+
+
 def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Element:
-    totals = manifest.totals
-    text = totals["num_text_bytes"]
+    totals, unmapped = manifest.totals, _num_unmapped(statistics)
+    text, stored = totals["num_text_bytes"], _bytes_on_disk(manifest)
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
-    index_bytes = sum(shard.index_num_bytes for shard in manifest.shards)
     quality = {
         "Byte IoU, mean over mapped tokens": f"{statistics.byte_iou:.4f}",
         "Byte IoS, mean over mapped tokens": f"{statistics.byte_ios:.4f}",
         "Mapped student tokens": format_count(statistics.num_mapped),
-        "Unmapped student tokens": format_count(_num_unmapped(statistics)),
-        "Unmapped share": format_share(_num_unmapped(statistics), student),
+        "Unmapped student tokens": format_count(unmapped),
+        "Unmapped share": format_share(unmapped, student),
         "Over-wide student tokens": format_count(statistics.num_student_over_wide),
         "Over-wide teacher tokens": format_count(statistics.num_teacher_over_wide),
         "Teacher / student token ratio": format_ratio(teacher, student),
@@ -219,30 +208,18 @@ def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Elem
         "Text bytes per teacher token": format_ratio(text, teacher),
         "Student tokens per document": format_ratio(student, totals["num_documents"]),
         "Bytes on disk, tars": format_count(totals["num_bytes"]),
-        "Bytes on disk, indices": format_count(index_bytes),
-        "Bytes on disk per student token": format_ratio(totals["num_bytes"] + index_bytes, student),
+        "Bytes on disk, indices": format_count(stored - totals["num_bytes"]),
+        "Bytes on disk per student token": format_ratio(stored, student),
     }
     note = (
         "IoS is 1 whenever the teacher's tokens cover the text without gaps: it says nothing about "
         "precision. IoU does. Over-wide tokens share bytes with a neighbour, where a normaliser "
         "reordered the text or made several tokens of a character."
     )
-    return tag(
-        "div",
-        _panel(None, _facts(quality, numbers=True), tag("p", note, class_="soft small")),
-        _panel(None, _facts(size, numbers=True)),
-        class_="tables",
+    return _tables(
+        _panel(None, _facts(quality, kind="number"), tag("p", note, class_="soft small")),
+        _panel(None, _facts(size, kind="number")),
     )
-
-
-def _groups(groups: Mapping[str, Sequence[GroupCounts]]) -> Iterable[Element]:
-    if not groups:
-        return
-    yield tag("h2", "By metadata")
-    for name, own in groups.items():
-        (heading, *rows), remark = table_of_groups(name, own)
-        table = tag("div", _table(heading, rows, num_text_columns=1), class_="scroll")
-        yield _panel(None, table, tag("p", remark, class_="soft small"))
 
 
 def _dead_letters(manifest: Manifest) -> Element:
@@ -252,9 +229,8 @@ def _dead_letters(manifest: Manifest) -> Element:
     ranked = sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0]))
     rows = [
         [reason, format_count(count), format_share(count, letters.count)]
-        for reason, count in ranked
+        for reason, count in (*ranked, ("all", letters.count))
     ]
-    rows.append(["all", format_count(letters.count), format_share(letters.count, letters.count)])
     return _panel(
         None,
         _table(["reason", "documents", "share"], rows, num_text_columns=1),
@@ -278,45 +254,13 @@ def _left_out_by_file(left_out: LeftOut) -> Iterable[Element]:
     heading = ["file", "reasons", "first place", "documents"]
     rest = len(ranked) - len(rows)
     note = f"and {format_plural(rest, 'more file')}" if rest else ""
-    yield _panel(
-        tag("h3", "By file"),
-        tag("div", _table(heading, rows, num_text_columns=2), class_="scroll"),
-        tag("p", note, class_="soft small"),
-    )
+    table = _table(heading, rows, num_text_columns=2)
+    yield _panel("By file", table, tag("p", note, class_="soft small"))
 
 
-def _tokenizers(manifest: Manifest, run: RunSummary) -> Element:
-    student = _tokenizer_facts(
-        manifest.student,
-        run.student_fast_path,
-        run.student_slow_reason,
-        run.student_reference_documents,
-        run.student_convention,
-    )
-    teacher = _tokenizer_facts(
-        manifest.teacher,
-        run.teacher_fast_path,
-        run.teacher_slow_reason,
-        run.teacher_reference_documents,
-        run.teacher_convention,
-    )
-    return tag(
-        "div",
-        _panel(tag("h3", "student", class_="student"), student),
-        _panel(tag("h3", "teacher", class_="teacher"), teacher),
-        class_="tables",
-    )
-
-
-def _tokenizer_facts(
-    record: TokenizerRecord,
-    fast: bool,
-    slow_reason: str | None,
-    reference_documents: int | None,
-    convention: str,
-) -> Element:
-    state = "taken: proven exact on the probe texts" if fast else f"not taken: {slow_reason}"
-    unknown = "not counted in this run"
+def _tokenizer_facts(record: TokenizerRecord, side: SideSummary) -> Element:
+    fast = side.slow_reason is None
+    state = "taken: proven exact on the probe texts" if fast else f"not taken: {side.slow_reason}"
     return _facts(
         {
             "Source": record.source,
@@ -326,11 +270,9 @@ def _tokenizer_facts(
             "Special strings": record.special_strings,
             "Begin of sequence": _special(record.bos_token_id, record.adds_bos),
             "End of document": _special(record.eos_token_id, record.adds_eos),
-            "In training rows": convention,
+            "In training rows": side.convention,
             "Fast path": tag("span", state, class_="good" if fast else "warn"),
-            "Documents on the reference path": (
-                unknown if reference_documents is None else format_count(reference_documents)
-            ),
+            "Documents on the reference path": format_count(side.reference_documents),
         }
     )
 
@@ -343,25 +285,22 @@ def _special(token_id: int | None, added: bool) -> str:
 
 def _run_tables(manifest: Manifest, run: RunSummary) -> Element:
     totals, seconds = manifest.totals, max(run.elapsed_seconds, 1e-9)
-    speeds = {
+    facts = {
+        "Runner": run.runner,
+        "Wall time": format_duration(run.elapsed_seconds),
         "Student tokens per second": format_short(totals["num_student_tokens"] / seconds),
         "Teacher tokens per second": format_short(totals["num_teacher_tokens"] / seconds),
         "Text per second": format_bytes(totals["num_text_bytes"] / seconds),
-    }
-    facts: dict[str, Child] = {
-        "Runner": run.runner,
-        "Wall time": format_duration(run.elapsed_seconds),
-        **speeds,
         "Input": f"{format_plural(run.num_input_files, 'file')}, {format_bytes(run.input_bytes)}",
         "Parts reused from an earlier run": format_count(run.reused_buckets),
         **dict(sorted(run.versions.items())),
     }
-    configuration = {name: _value(manifest.configuration[name]) for name in manifest.configuration}
-    return tag(
-        "div",
-        _panel(tag("h3", "This run"), _facts(facts)),
-        _panel(tag("h3", "Configuration"), _facts(dict(sorted(configuration.items())))),
-        class_="tables",
+    configuration = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in sorted(manifest.configuration.items())
+    }
+    return _tables(
+        _panel("This run", _facts(facts)), _panel("Configuration", _facts(configuration))
     )
 
 
@@ -378,20 +317,23 @@ def _shards(shards: Sequence[ShardRecord]) -> Element:
         ]
         for shard in shards
     ]
-    table = tag("div", _table(heading, rows, num_text_columns=1), class_="scroll")
+    table = _table(heading, rows, num_text_columns=1)
     if len(shards) <= OPEN_SHARDS:
         return _panel(None, table)
     summary = tag("summary", format_plural(len(shards), "shard"))
     return _panel(None, tag("details", summary, table))
 
 
-def _panel(title: Element | None, *contents: Element) -> Element:
-    children = contents if title is None else (title, *contents)
-    return tag("section", *children, class_="card panel")
+def _tables(*panels: Element) -> Element:
+    return tag("div", *panels, class_="tables")
 
 
-def _facts(facts: Mapping[str, Child], *, numbers: bool = False) -> Element:
-    kind = "number" if numbers else "fact"
+def _panel(title: str | None, *contents: Element, class_: str = "") -> Element:
+    heading = [] if title is None else [tag("h3", title, class_=class_)]
+    return tag("section", *heading, *contents, class_="card panel")
+
+
+def _facts(facts: Mapping[str, Child], *, kind: str = "fact") -> Element:
     rows = [
         tag("tr", tag("th", name, scope="row"), tag("td", value, class_=kind))
         for name, value in facts.items()
@@ -401,16 +343,13 @@ def _facts(facts: Mapping[str, Child], *, numbers: bool = False) -> Element:
 
 def _table(heading: list[str], rows: list[list[str]], *, num_text_columns: int) -> Element:
     def row(cells: list[str], kind: str) -> Element:
-        return tag(
-            "tr",
-            *(
-                tag(kind, cell, class_="fact" if i < num_text_columns else "number")
-                for i, cell in enumerate(cells)
-            ),
-        )
+        classes = ["fact"] * num_text_columns + ["number"] * (len(cells) - num_text_columns)
+        pairs = zip(cells, classes, strict=True)
+        return tag("tr", *(tag(kind, cell, class_=name) for cell, name in pairs))
 
-    body = [row(cells, "td") for cells in rows]
-    return tag("table", tag("thead", row(heading, "th")), tag("tbody", *body))
+    body = tag("tbody", *(row(cells, "td") for cells in rows))
+    table = tag("table", tag("thead", row(heading, "th")), body)
+    return tag("div", table, class_="scroll")
 
 
 def _short_source(record: TokenizerRecord) -> str:
@@ -418,7 +357,3 @@ def _short_source(record: TokenizerRecord) -> str:
     if parts and parts[-1] in ("tokenizer.json", "tokenizer.model"):
         parts = parts[:-1] or parts
     return parts[-1] if parts else record.source
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,20 +1,18 @@
 """What a run says at its end: lines for the terminal, and the page for the browser."""
 
 import platform
-from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.report.card import CARD_FILE, may_write, render_card
 from beam_jobs.report.page import RunSummary, render_report
-from beam_jobs.runs import read_left_file
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.groups import Group, count_by, count_read
+from pipeline.dataset.groups import count_read
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_plural,
     format_share,
     format_short,
 )
@@ -43,21 +41,19 @@ def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: s
     A `README.md` that a person wrote stays as it is.
     """
     path = storage.join(output, REPORT_FILE)
-    groups = _groups(manifest, output)
-    report = render_report(manifest, run, groups)
+    report = render_report(manifest, run)
     storage.write_atomically(path, report.encode(), scratch=scratch)
-    _write_card(manifest, groups, output=output, scratch=scratch)
+    write_card(manifest, output=output, scratch=scratch)
     return path
 
 
 def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
     """Write the dataset card, unless a person wrote a `README.md` of their own."""
-    _write_card(manifest, _groups(manifest, output), output=output, scratch=scratch)
-
-
-def read_summary(path: str) -> dict[str, Any]:
-    """Return what the pipeline's last step wrote about the run itself."""
-    return read_left_file(path)
+    path = storage.join(output, CARD_FILE)
+    existing = None if storage.num_bytes_of(path) is None else storage.read_bytes(path)
+    if may_write(existing):
+        card = render_card(count_read(Dataset(output, manifest)))
+        storage.write_atomically(path, card.encode(), scratch=scratch)
 
 
 def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) -> str:
@@ -71,12 +67,13 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
     speed = student_tokens / max(run.elapsed_seconds, 1e-9)
     lines = [
-        f"aligned {format_count(documents)} documents ({format_bytes(totals['num_text_bytes'])}) "
-        f"in {format_duration(run.elapsed_seconds)}: {format_short(speed)} student tokens/s",
+        f"aligned {format_plural(documents, 'document')} "
+        f"({format_bytes(totals['num_text_bytes'])}) in {format_duration(run.elapsed_seconds)}: "
+        f"{format_short(speed)} student tokens/s",
         f"  student tokens  {format_count(student_tokens)}",
         f"  teacher tokens  {format_count(totals['num_teacher_tokens'])}",
-        f"  student text    {run.student_convention}",
-        f"  teacher text    {run.teacher_convention}",
+        f"  student text    {run.student.convention}",
+        f"  teacher text    {run.teacher.convention}",
         f"  shards          {len(manifest.newest_shards)}, {format_bytes(totals['num_bytes'])}, "
         f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
         f"  dead letters    {_dead_letters(manifest)}",
@@ -94,21 +91,6 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
     return "\n".join(lines)
 
 
-def _groups(manifest: Manifest, output: str) -> dict[str, list[Group]]:
-    dataset = Dataset(output, manifest)
-    return {entry.name: count_by(dataset, entry.name) for entry in manifest.metadata}
-
-
-def _write_card(
-    manifest: Manifest, groups: Mapping[str, Sequence[Group]], *, output: str, scratch: str
-) -> None:
-    card = storage.join(output, CARD_FILE)
-    existing = None if storage.num_bytes_of(card) is None else storage.read_bytes(card)
-    if may_write(existing):
-        read = count_read(Dataset(output, manifest))
-        storage.write_atomically(card, render_card(read, groups).encode(), scratch=scratch)
-
-
 def _dead_letters(manifest: Manifest) -> str:
     reasons = [f"{name} {format_count(n)}" for name, n in manifest.dead_letters.by_reason.items()]
     details = f" ({', '.join(reasons)})" if reasons else ""
@@ -116,11 +98,8 @@ def _dead_letters(manifest: Manifest) -> str:
 
 
 def _reference_path(run: RunSummary, documents: int) -> str:
-    sides = (
-        ("student", run.student_reference_documents, run.student_slow_reason),
-        ("teacher", run.teacher_reference_documents, run.teacher_slow_reason),
-    )
     return ", ".join(
-        f"{side} {format_share(count or 0, documents)} of documents{f' ({why})' if why else ''}"
-        for side, count, why in sides
+        f"{name} {format_share(side.reference_documents, documents)} of documents"
+        + (f" ({side.slow_reason})" if side.slow_reason else "")
+        for name, side in (("student", run.student), ("teacher", run.teacher))
     )

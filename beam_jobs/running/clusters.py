@@ -43,18 +43,11 @@ def require_tried_runner(name: str | None) -> None:
     Example:
         >>> require_tried_runner("DirectRunner")
     """
-    short = (name or "").rsplit(".", 1)[-1].lower()
-    if short.startswith("spark"):
+    if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
             f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes Spark 3 "
             "alone, and was not tried), and a dataset whose bytes nobody has compared is no "
             "dataset; use FlinkRunner, DataflowRunner, Dask's or --workers"
-        )
-    if short.startswith("ray"):
-        raise OptionsError(
-            f"--runner {name}: Beam has no runner for Ray, and the only one there is, ray-beam "
-            "0.0.1 of 2022, was made for a Beam of that year; use FlinkRunner, DataflowRunner, "
-            "Dask's or --workers"
         )
 
 

@@ -11,10 +11,9 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
-from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -29,24 +28,6 @@ HEARTBEAT_SECONDS = 60.0
 """Between two lines where there is no terminal to draw a bar on."""
 
 
-@dataclass
-class Counts:
-    """What was done so far, by one worker or by all."""
-
-    read_bytes: int = 0  # of text
-    read_documents: int = 0
-    aligned_documents: int = 0
-    student_tokens: int = 0
-    scored_tokens: int = 0
-    scored_documents: int = 0
-    reused_tokens: int = 0  # of shards that an earlier run has scored
-
-    def add(self, other: "Counts") -> None:
-        """Add another worker's counts."""
-        for entry in fields(self):
-            setattr(self, entry.name, getattr(self, entry.name) + getattr(other, entry.name))
-
-
 class WorkerProgress:
     """One process's counts for one run, written to the run's folder now and then."""
 
@@ -54,29 +35,35 @@ class WorkerProgress:
         """Count for the run whose folder this is; only local folders get a file."""
         self._path = storage.join(folder, f"{PROGRESS_PREFIX}{uuid.uuid4().hex}.json")
         self._is_local = storage.is_local(folder)
-        self._counts = Counts()
+        self._counts: Counter[str] = Counter()
         self._next_write = 0.0
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to this process's counts."""
+        """Add to this process's counts.
+
+        Args:
+            counts: such as read_bytes (of text), read_documents, aligned_documents, student_tokens,
+                scored_tokens, scored_documents, reused_tokens (of losses that were there already).
+        """
         with self._lock:
-            self._counts.add(Counts(**counts))
-            if self._is_local and time.monotonic() >= self._next_write:
+            self._counts.update(counts)
+            if time.monotonic() >= self._next_write:
                 self._write()
                 self._next_write = time.monotonic() + _WRITE_SECONDS
 
     def flush(self) -> None:
         """Write the counts now, at the end of a bundle."""
         with self._lock:
-            if self._is_local:
-                self._write()
+            self._write()
 
     def _write(self) -> None:
+        if not self._is_local:
+            return
         partial = f"{self._path}.partial"
         try:
             with open(partial, "w") as file:
-                json.dump(asdict(self._counts), file)
+                json.dump(self._counts, file)
             os.replace(partial, self._path)
         except FileNotFoundError:  # the run has ended and its folder is gone
             self._is_local = False
@@ -101,20 +88,20 @@ def reset_progress(folder: str) -> None:
     )
 
 
-def total_counts(folder: str) -> Counts:
+def total_counts(folder: str) -> Counter[str]:
     """Add up the counts of all workers of a run."""
-    total = Counts()
+    total: Counter[str] = Counter()
     for entry in os.scandir(folder):
         if entry.name.startswith(PROGRESS_PREFIX) and entry.name.endswith(".json"):
             with open(entry.path) as file:
-                total.add(Counts(**json.load(file)))
+                total.update(json.load(file))
     return total
 
 
 def run_with_bar(
     folder: str, work: Callable[[], None], *, text_bytes: int, quiet: bool = False
 ) -> None:
-    """Run `work` while a thread shows the progress of the run's workers.
+    """Run `work` while a thread shows how much text is read, then how many documents are aligned.
 
     Args:
         folder: the run's folder, local.
@@ -122,59 +109,72 @@ def run_with_bar(
         text_bytes: roughly how much text the input holds.
         quiet: show nothing.
     """
-    _run_beside(partial(_draw, folder, text_bytes, _Screen(quiet)), work)
+
+    def stage(counts: Counter[str]) -> _Stage:
+        if done := counts["aligned_documents"]:
+            total, tokens = counts["read_documents"], counts["student_tokens"]
+            return _Stage("aligning", "aligned", done, total, "documents", tokens)
+        done = counts["read_bytes"]
+        return _Stage("reading", "read", done, max(text_bytes, done), _TEXT)
+
+    _run_beside(folder, stage, work, quiet)
 
 
 def run_with_token_bar(
-    folder: str,
-    work: Callable[[], None],
-    *,
-    num_tokens: int,
-    quiet: bool = False,
-    verbs: tuple[str, str] = ("scoring", "scored"),
-    side: str = "teacher",
+    folder: str, work: Callable[[], None], *, num_tokens: int, quiet: bool = False
 ) -> None:
-    """Run `work` while a thread shows how many of a dataset's tokens are done.
+    """Run `work` while a thread shows how many of a dataset's teacher tokens are scored.
 
     Args:
         folder: the run's folder, local.
         work: blocks until the job has ended.
         num_tokens: of the dataset.
         quiet: show nothing.
-        verbs: what is done with them, and was.
-        side: whose tokens they are.
     """
-    draw = partial(_draw_tokens, folder, num_tokens, _Screen(quiet), verbs, f"{side} tokens")
-    _run_beside(draw, work)
+
+    def stage(counts: Counter[str]) -> _Stage:
+        total = num_tokens - min(num_tokens, counts["reused_tokens"])
+        # Bundles that run twice count twice; the bar must not overflow.
+        done = min(total, counts["scored_tokens"])
+        return _Stage("scoring", "scored", done, total, "teacher tokens")
+
+    _run_beside(folder, stage, work, quiet)
 
 
-class _Screen:
-    """Where progress is shown: a bar on a terminal, elsewhere a line every minute."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._has_lines = not quiet and not sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._next_line = self._started + HEARTBEAT_SECONDS
-
-    def bar(self, verb: str, unit: str, total: int) -> Any:
-        """Return a bar on stderr; nothing is drawn where that is no terminal."""
-        return tqdm(
-            total=total, unit=unit, unit_scale=True, desc=verb, dynamic_ncols=True,
-            disable=True if self._quiet else None,
-        )  # fmt: skip
-
-    def beat(self, line: Callable[[], str]) -> None:
-        """Print a line if it is time for one."""
-        if self._has_lines and time.monotonic() >= self._next_line:
-            elapsed = format_duration(time.monotonic() - self._started)
-            print(f"{elapsed}: {line()}", file=sys.stderr, flush=True)
-            self._next_line = time.monotonic() + HEARTBEAT_SECONDS
+_TEXT = "of text"
 
 
-def _run_beside(draw: Callable[[threading.Event], None], work: Callable[[], None]) -> None:
+class _Stage(NamedTuple):
+    """How far a job is: `done` of `total`, and the student tokens made meanwhile."""
+
+    verb: str
+    past: str
+    done: int
+    total: int
+    what: str
+    num_tokens: int = 0
+
+    def speed(self, seconds: float) -> str:
+        return f"{format_short(self.num_tokens / seconds)} student tokens/s"
+
+    def line(self, seconds: float) -> str:
+        """Return what is said of it `seconds` after its start."""
+        show = format_bytes if self.what == _TEXT else format_count
+        told = [f"{self.past} {show(self.done)} of {show(self.total)} {self.what}"]
+        if self.done:
+            left = seconds * (self.total - self.done) / self.done
+            told.append(f"{format_duration(left)} left")
+        if self.num_tokens:
+            told.append(self.speed(seconds))
+        return ", ".join(told)
+
+
+def _run_beside(
+    folder: str, stage: Callable[[Counter[str]], _Stage], work: Callable[[], None], quiet: bool
+) -> None:
     finished = threading.Event()
-    thread = threading.Thread(target=draw, args=(finished,), daemon=True)
+    stages = map(stage, _poll(folder, finished))
+    thread = threading.Thread(target=_draw, args=(stages, quiet), daemon=True)
     thread.start()
     try:
         work()
@@ -183,8 +183,9 @@ def _run_beside(draw: Callable[[threading.Event], None], work: Callable[[], None
         thread.join()
 
 
-def _poll(folder: str, finished: threading.Event) -> Iterator[Counts]:
+def _poll(folder: str, finished: threading.Event) -> Iterator[Counter[str]]:
     """Yield the counts again and again, a last time at the end, or until the folder is gone."""
+    yield Counter()
     is_last = False
     while not is_last:
         is_last = finished.wait(_POLL_SECONDS)
@@ -195,61 +196,26 @@ def _poll(folder: str, finished: threading.Event) -> Iterator[Counts]:
         yield counts
 
 
-def _draw(folder: str, text_bytes: int, screen: _Screen, finished: threading.Event) -> None:
-    bar = screen.bar("reading", "B", text_bytes)
-    started = None
-    for counts in _poll(folder, finished):
-        if counts.aligned_documents and started is None:
-            started = time.monotonic() - _POLL_SECONDS
+def _draw(stages: Iterator[_Stage], quiet: bool) -> None:
+    """Show each stage: by a bar on a terminal, elsewhere by a line every minute."""
+    is_lines = not quiet and not sys.stderr.isatty()
+    started = began = time.monotonic()
+    next_line = started + HEARTBEAT_SECONDS
+    verb, bar = "", tqdm(disable=True)
+    for stage in stages:
+        now = time.monotonic()
+        if verb != stage.verb:
             bar.close()
-            bar = screen.bar("aligning", " documents", counts.read_documents)
-        if started is None:
-            bar.total, bar.n = max(text_bytes, counts.read_bytes), counts.read_bytes
-            screen.beat(partial(_describe_reading, counts, text_bytes))
-        else:
-            seconds = time.monotonic() - started
-            speed = counts.student_tokens / seconds
-            bar.total, bar.n = counts.read_documents, counts.aligned_documents
-            bar.set_postfix_str(f"{speed / 1e6:.2f} M student tokens/s", refresh=False)
-            screen.beat(partial(_describe_aligning, counts, seconds))
+            verb, began = stage.verb, now - _POLL_SECONDS
+            unit = "B" if stage.what == _TEXT else f" {stage.what}"
+            bar = tqdm(desc=verb, unit=unit, unit_scale=True, dynamic_ncols=True,
+                       disable=True if quiet else None)  # fmt: skip
+        bar.total, bar.n = stage.total, stage.done
+        if stage.num_tokens:
+            bar.set_postfix_str(stage.speed(now - began), refresh=False)
         bar.refresh()
+        if is_lines and stage.done and now >= next_line:
+            told = stage.line(now - began)
+            print(f"{format_duration(now - started)}: {told}", file=sys.stderr, flush=True)
+            next_line = now + HEARTBEAT_SECONDS
     bar.close()
-
-
-def _draw_tokens(
-    folder: str,
-    num_tokens: int,
-    screen: _Screen,
-    verbs: tuple[str, str],
-    what: str,
-    finished: threading.Event,
-) -> None:
-    bar = screen.bar(verbs[0], " tokens", num_tokens)
-    started = time.monotonic()
-    for counts in _poll(folder, finished):
-        # Bundles that run twice count twice; the bar must not overflow.
-        bar.total = num_tokens - min(num_tokens, counts.reused_tokens)
-        bar.n = min(bar.total, counts.scored_tokens)
-        bar.set_postfix_str(f"{counts.scored_documents} documents", refresh=False)
-        seconds = time.monotonic() - started
-        screen.beat(partial(_describe_share, verbs[1], bar.n, bar.total, what, seconds))
-        bar.refresh()
-    bar.close()
-
-
-def _describe_reading(counts: Counts, text_bytes: int) -> str:
-    return (
-        f"read {format_bytes(counts.read_bytes)} of about {format_bytes(text_bytes)} of text, "
-        f"{format_count(counts.read_documents)} documents"
-    )
-
-
-def _describe_aligning(counts: Counts, seconds: float) -> str:
-    done, total = counts.aligned_documents, counts.read_documents
-    share = _describe_share("aligned", done, total, "documents", seconds)
-    return f"{share}, {format_short(counts.student_tokens / seconds)} student tokens/s"
-
-
-def _describe_share(verb: str, done: int, total: int, what: str, seconds: float) -> str:
-    left = f", {format_duration(seconds * (total - done) / done)} left" if done else ""
-    return f"{verb} {format_count(done)} of {format_count(total)} {what}{left}"

@@ -37,9 +37,7 @@ class RunOptions:
 
     def beam_arguments(self) -> list[str]:
         """Return Beam's options for the number of workers."""
-        if self.workers == 1:
-            return []
-        return [f"--direct_num_workers={self.workers}", "--direct_running_mode=multi_processing"]
+        return [] if self.workers == 1 else [f"--direct_num_workers={self.workers}"]
 
     def say(self, text: str) -> None:
         """Print what is no error."""

@@ -1,7 +1,6 @@
-"""Which Beam runner, from Beam's own options, and how a job and its command end."""
+"""Which Beam runner, from Beam's own options, and how a job ends."""
 
 import os
-import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -20,21 +19,16 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
-from beam_jobs import left_out, storage
+from beam_jobs import storage
 from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.running.causes import cause_of
 from beam_jobs.running.clusters import require_tried_runner
+from beam_jobs.running.exits import RESUME
 from beam_jobs.running.run_options import HERE, RunOptions
-from beam_jobs.running.supervision import (
-    Terminated,
-    run_supervised,
-    skip_last_collection,
-    terminate_by_exception,
-)
-from beam_jobs.running.workers import WorkerDiedError
+from beam_jobs.running.supervision import run_supervised
+from beam_jobs.running.workers import WorkerDiedError, Workers
 from beam_jobs.shortages import explain_shortage
 
-RESUME = "run the same command again to resume"
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 
 
@@ -73,6 +67,9 @@ def make_beam_options(
     if run.workers > 1:
         _require_ours_to_start(options, arguments, run.workers)
     options.view_as(SetupOptions).save_main_session = False
+    direct = options.view_as(DirectOptions)
+    if direct.direct_running_mode == "multi_processing":
+        direct.direct_running_mode = "in_memory"  # else Beam's own command starts the processes
     return options
 
 
@@ -87,9 +84,7 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     """
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) in _DIRECT_RUNNERS:
-        encoded = JobServiceHandle.encode_pipeline_options(options.get_all_options())
-        info = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
-        return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(info))
+        return _direct_runner(options)
     try:
         return create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:
@@ -120,8 +115,11 @@ def run_to_end(
     def work() -> None:
         pipeline.run().wait_until_finish()
 
-    is_ours = isinstance(pipeline.runner, fn_runner.FnApiRunner)
-    supervised = partial(run_supervised, work, verbose=run.verbose) if is_ours else work
+    supervised = work
+    if isinstance(pipeline.runner, fn_runner.FnApiRunner):
+        workers = Workers(verbose=run.verbose)
+        pipeline.runner = _direct_runner(pipeline.options, workers)
+        supervised = partial(run_supervised, work, workers, verbose=run.verbose)
     try:
         if storage.is_local(run_folder):
             with_bar(supervised)
@@ -129,33 +127,6 @@ def run_to_end(
             supervised()
     except Exception as error:  # whatever a runner or a worker raises
         raise _job_error(error, run_folder, disk_bytes) from error
-
-
-def exit_status(command: str, work: Callable[[], object]) -> int:
-    """Run a command's work; return 0, 1 where the job failed, 2 where it was asked for wrongly.
-
-    3 is the status of a dataset that is written, but without more of its input than was allowed.
-    What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a
-    command that Ctrl-C or SIGTERM ended.
-    """
-    skip_last_collection()
-    try:
-        with terminate_by_exception():
-            work()
-    except (ValueError, OSError, MemoryError) as error:
-        shortage = explain_shortage(f"{type(error).__name__}: {error}", ".")
-        if shortage is not None:
-            return _say(f"vocag {command}: {shortage}; {RESUME}", 1)
-        return _say(f"vocag {command}: error: {error}", 2)
-    except JobError as error:
-        return _say(f"vocag {command}: {error}", 1)
-    except left_out.TooManyDeadLettersError as error:
-        return _say(f"vocag {command}: {error}", left_out.EXIT_STATUS)
-    except KeyboardInterrupt:
-        return _say(f"vocag {command}: interrupted; {RESUME}", 130)
-    except Terminated:
-        return _say(f"vocag {command}: terminated; {RESUME}", 143)
-    return 0
 
 
 def describe_runner(options: PipelineOptions) -> str:
@@ -169,15 +140,22 @@ def describe_runner(options: PipelineOptions) -> str:
     if (name.lower() if name else None) not in _DIRECT_RUNNERS:
         return str(name).rsplit(".", 1)[-1]
     direct = options.view_as(DirectOptions)
-    mode = direct.direct_running_mode
-    if mode == "in_memory":
+    if direct.direct_num_workers == 1:
         return "DirectRunner"
-    return f"DirectRunner, {mode} with {direct.direct_num_workers} workers"
+    kind = "threads" if direct.direct_running_mode == "multi_threading" else "processes"
+    return f"DirectRunner, {direct.direct_num_workers} {kind}"
 
 
-def _say(message: str, status: int) -> int:
-    print(message, file=sys.stderr)
-    return status
+def _direct_runner(
+    options: PipelineOptions, workers: Workers | None = None
+) -> fn_runner.FnApiRunner:
+    encoded = JobServiceHandle.encode_pipeline_options(options.get_all_options())
+    info = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
+    in_launcher = options.view_as(DirectOptions).direct_num_workers == 1
+    return fn_runner.FnApiRunner(
+        default_environment=workers.environment if workers and not in_launcher else None,
+        provision_info=fn_runner.ExtendedProvisionInfo(info),
+    )
 
 
 def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> JobError:

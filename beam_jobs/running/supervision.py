@@ -5,39 +5,20 @@ of a worker, a signal. Beam has no way to cancel a local job, so a thread that d
 moment is left behind, and `vocag_cli.leave` ends the process without waiting for it.
 """
 
-import atexit
-import gc
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
-from types import FrameType
+from contextlib import closing, contextmanager
+from queue import Empty, SimpleQueue
 
 import grpc
 
-from beam_jobs.running.workers import Workers, supervise_workers
+from beam_jobs.running.workers import WorkerDiedError, Workers
 from vocag_cli import left_behind
 
 _PATIENCE_SECONDS = 1.0
 
 
-class Terminated(BaseException):
-    """SIGTERM has arrived; like KeyboardInterrupt, nothing but the command's end catches it."""
-
-
-def skip_last_collection() -> None:
-    """Spare this process Python's last collections when it ends.
-
-    They would look at every object of Beam and of two vocabularies, 0.7 s in each process, and
-    whoever started workers waits for theirs. A process with triton, of a teacher's, collects: its
-    bindings (nanobind) print whatever is left as a leak, page after page.
-    """
-    atexit.register(_freeze_unless_bindings_complain)
-
-
-def run_supervised(work: Callable[[], None], *, verbose: bool = False) -> None:
+def run_supervised(work: Callable[[], object], workers: Workers, *, verbose: bool = False) -> None:
     """Run a local job's `work`, in a thread, until it ends or must end.
 
     Raises:
@@ -55,52 +36,46 @@ def run_supervised(work: Callable[[], None], *, verbose: bool = False) -> None:
         else:
             outcomes.put(None)
 
-    workers = Workers(outcomes.put, verbose=verbose)
     thread = threading.Thread(target=run, name="job", daemon=True)
-    with supervise_workers(workers), _quiet_threads(verbose):
+    with closing(workers), _listen_to_threads(workers, outcomes, verbose):
         thread.start()
         try:
             outcome = outcomes.get()
             if outcome is not None:
-                raise workers.await_death() or outcome
+                raise _cause(outcome, outcomes, workers)
         except BaseException:
-            _end(thread, workers)
+            workers.kill()
+            thread.join(_PATIENCE_SECONDS)
+            if thread.is_alive():
+                left_behind.append(thread)
             raise
     thread.join()
 
 
-def _freeze_unless_bindings_complain() -> None:
-    if "triton" not in sys.modules:
-        gc.freeze()
-
-
-@contextmanager
-def terminate_by_exception() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+def _cause(
+    outcome: BaseException, outcomes: "SimpleQueue[BaseException | None]", workers: Workers
+) -> BaseException:
+    """Return a worker's death, the news of which may follow what Beam complains of it."""
+    if isinstance(outcome, WorkerDiedError) or not workers.have_started:
+        return outcome
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(thread: threading.Thread, workers: Workers) -> None:
-    workers.kill()
-    thread.join(_PATIENCE_SECONDS)
-    if thread.is_alive():
-        left_behind.append(thread)
+        return outcomes.get(timeout=_PATIENCE_SECONDS) or outcome
+    except Empty:
+        return outcome
 
 
 @contextmanager
-def _quiet_threads(verbose: bool) -> Iterator[None]:
-    """Let Beam's threads end without a traceback each where a worker is gone."""
+def _listen_to_threads(
+    workers: Workers, outcomes: "SimpleQueue[BaseException | None]", verbose: bool
+) -> Iterator[None]:
+    """Hear of a worker's death, and let Beam's threads end without a traceback each after it."""
     before = threading.excepthook
 
     def report(failure: threading.ExceptHookArgs) -> None:
-        if verbose or not issubclass(failure.exc_type, grpc.RpcError):
+        death = workers.explain(failure.exc_value)
+        if death is not None:
+            outcomes.put(death)
+        elif verbose or not issubclass(failure.exc_type, grpc.RpcError):
             before(failure)
 
     threading.excepthook = report
@@ -108,7 +83,3 @@ def _quiet_threads(verbose: bool) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def _raise_terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise Terminated

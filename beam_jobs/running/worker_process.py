@@ -5,18 +5,25 @@ import threading
 
 from apache_beam.runners.worker import sdk_worker_main
 
-from beam_jobs.running.supervision import skip_last_collection
+from beam_jobs.running.exits import skip_last_collection
+
+_LOOK_SECONDS = 1.0
 
 
-def main() -> None:
-    """Serve the runner that the environment names, until it says that all is done."""
+def main(launcher: int) -> None:
+    """Serve the runner that the environment names, until it says that all is done.
+
+    Args:
+        launcher: number of the process that started this one.
+    """
     skip_last_collection()
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    del os.environ["LOGGING_API_SERVICE_DESCRIPTOR"]  # what it logs is for its own file
     sdk_worker_main.main([])
 
 
-def _end_with_launcher() -> None:
-    """End this process when the other end of its standard input is gone."""
-    while os.read(0, 1 << 10):  # not through sys.stdin, whose lock could stop the interpreter's end
-        pass
+def _end_with(launcher: int) -> None:
+    """End this process once the launcher is gone, however it went."""
+    while os.getppid() == launcher:
+        threading.Event().wait(_LOOK_SECONDS)
     os._exit(1)

@@ -2,11 +2,13 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pipeline.drawing.formatting import format_count, printable
-from pipeline.scoring.comparison import KEPT, Comparison, compare_scores
 from vocag_cli.options import DatasetSource, Option, parse_options
+
+if TYPE_CHECKING:
+    from pipeline.scoring.comparison import Comparison
 
 _EPILOG = """\
 examples:
@@ -33,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
     try:
         options = parse_options(CompareOptions, argv, prog="vocag compare-scores", epilog=_EPILOG)
+        from pipeline.scoring.comparison import compare_scores
+
         print(describe_comparison(compare_scores(options.dataset, options.first, options.second)))
     except (ValueError, OSError) as error:
         print(f"vocag compare-scores: {printable(str(error))}", file=sys.stderr)
@@ -40,8 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def describe_comparison(found: Comparison) -> str:
+def describe_comparison(found: "Comparison") -> str:
     """Return what two teachers' losses differ by, in lines."""
+    from pipeline.scoring.comparison import KEPT
+
     quantiles = ", ".join(
         f"{100 * share:g} % within {value:.3g}" for share, value in found.quantiles.items()
     )

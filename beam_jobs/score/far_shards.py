@@ -7,7 +7,7 @@ and others nonsense, as a cache of answers may, passes; its shards show it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,6 @@ _USUAL, _SPREADS, _NOISE = 1.0, 5.0, 24.0
 _NORMAL = 1.4826  # standard deviations in a median distance
 _SAME = 0.1
 _SHOWN = 5
-
-
-class FarShardsError(EngineError):
-    """Some shards' losses are far from the rest; they have been removed."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +54,8 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
     known = [record for record in records if record.num_losses]
     means = np.array([record.loss_sum / record.num_losses for record in known])
     found = []
-    for place, record in enumerate(known):
+    for place, record in enumerate(known if len(known) > 1 else ()):
         others: NDArray[np.float64] = np.delete(means, place)
-        if not len(others):
-            break
         middle = float(np.median(others))
         spread = _NORMAL * float(np.median(np.abs(others - middle)))
         allowed = _USUAL + _SPREADS * spread + _NOISE / record.num_losses**0.5
@@ -71,7 +65,7 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
 
 
 def refuse_far_shards(
-    records: Sequence[SidecarRecord], *, output: str, run_folder: str, started: float
+    records: Sequence[SidecarRecord], *, dataset: str, run_folder: str, started: float
 ) -> None:
     """Remove the sidecars of shards that are far from the rest, and end the job.
 
@@ -80,24 +74,27 @@ def refuse_far_shards(
 
     Args:
         records: of all shards.
-        output: the dataset's folder.
+        dataset: its folder.
         run_folder: of the run, the same for a run that resumes it.
         started: when the command was; a step that Beam runs twice is no later run.
 
     Raises:
-        FarShardsError: some shards are, by name.
+        EngineError: some shards are, by name.
     """
     path = storage.join(run_folder, FAR_SHARDS_FILE)
-    noted = _read(path)
-    far = [
-        shard
-        for shard in find_far_shards(records)
-        if not _came_out_the_same(shard, noted.get(shard.record.shard), started)
-    ]
+    noted: dict[str, dict[str, float]] = {}
+    if storage.num_bytes_of(path) is not None:
+        noted = json.loads(storage.read_bytes(path))
+
+    def came_out_the_same(shard: FarShard) -> bool:
+        then = noted.get(shard.record.shard, {"started": started})
+        return then["started"] != started and abs(shard.mean - then["mean"]) <= _SAME
+
+    far = [shard for shard in find_far_shards(records) if not came_out_the_same(shard)]
     if not far:
         return
     # Removed before it is noted: what is noted is scored anew, whenever this is killed.
-    storage.delete_files(output, [shard.record.file for shard in far])
+    storage.delete_files(dataset, [shard.record.file for shard in far])
     removed = {shard.record.shard: {"mean": shard.mean, "started": started} for shard in far}
     data = json.dumps({**noted, **removed}, indent=1).encode()
     storage.write_atomically(path, data, scratch=run_folder)
@@ -106,22 +103,9 @@ def refuse_far_shards(
         for shard in far[:_SHOWN]
     )
     more = f" and {len(far) - _SHOWN} more" if len(far) > _SHOWN else ""
-    raise FarShardsError(
+    raise EngineError(
         f"the mean loss of {len(far)} of {len(records)} shards is far from the rest, in nats a "
         f"token: {shown}{more}. A server that goes wrong for a while gives such losses, so they "
         "have been removed: look after the servers; the next run scores these shards again, and "
         "accepts losses that come out the same"
     )
-
-
-def _came_out_the_same(shard: FarShard, noted: Mapping[str, float] | None, started: float) -> bool:
-    if noted is None or noted["started"] == started:
-        return False
-    return abs(shard.mean - noted["mean"]) <= _SAME
-
-
-def _read(path: str) -> dict[str, dict[str, float]]:
-    if storage.num_bytes_of(path) is None:
-        return {}
-    found: dict[str, dict[str, float]] = json.loads(storage.read_bytes(path))
-    return found

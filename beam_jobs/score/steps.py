@@ -9,32 +9,31 @@ sidecar is replaced whole by an equal one, and the score manifest comes last.
 
 from __future__ import annotations
 
-import json
 import logging
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
 from beam_jobs.running.progress import worker_progress
-from beam_jobs.score.engine_options import api_key
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
-from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import ChosenDocuments, Kept, select_documents
+from beam_jobs.score.teachers import api_key
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.models.probe import probe_tokens
 from pipeline.models.teacher_files import find_teacher
-from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.engines import load_engine
-from pipeline.scoring.engines.interface import Engine, require_trained_engine
-from pipeline.scoring.engines.settings import EngineSettings, ServedSettings
+from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.handshake import Handshake
+from pipeline.scoring.engines.interface import Engine, Work, require_trained_engine
+from pipeline.scoring.engines.settings import ServedSettings, TransformersSettings
 from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
-from pipeline.scoring.sidecars import accept_sidecar, make_sidecar, read_teacher_tokens
-from schemas.index import ShardIndex
+from pipeline.scoring.sidecars import ShardToScore
 from schemas.records import read_record, write_record
 from schemas.sidecar import (
     ScoreManifest,
@@ -46,6 +45,7 @@ from schemas.sidecar import (
 )
 
 SUMMARY_FILE = "summary.json"
+NOTHING_KNOWN = KnownLosses(KnownDocuments(), ())
 
 logger = logging.getLogger(__name__)
 
@@ -59,95 +59,129 @@ class ScoreJob:
     """Everything a worker needs to know; plain values only.
 
     Attributes:
-        output: the dataset's folder.
-        run_folder: temporary dataset of this teacher's run, inside `output`.
-        dataset: fingerprint of the dataset.
+        dataset: its folder.
+        fingerprint: of the dataset.
+        run_folder: temporary folder of this teacher's run, inside the dataset's.
         source: the teacher as the user named it.
         files: its folder, repository or .gguf file, "" where servers have it.
         rule: what determines the losses.
         settings: of what runs it.
+        handshake: what servers are held against.
         allow_untrained: accept a teacher that predicts no better than chance.
         started: when the command was, in seconds since 1970.
         reuses: whether the run's folder lists losses of other datasets.
     """
 
-    output: str
-    run_folder: str
     dataset: str
+    fingerprint: str
+    run_folder: str
     source: str
     files: str
     rule: TeacherRule
-    settings: EngineSettings
+    settings: TransformersSettings | ServedSettings
+    handshake: Handshake | None
     allow_untrained: bool
     started: float
     reuses: bool = False
 
 
-@dataclass(frozen=True)
-class ShardScored:
-    """What became of one shard.
+@dataclass
+class WorkDone:
+    """What was done; add it up.
 
     Attributes:
-        shard: its number.
-        record: of the sidecar.
-        reused: whether an earlier run had written it.
-        num_documents: of the shard, that were scored.
-        num_known_documents: of them, those whose losses are another dataset's.
-        num_known_tokens: of those.
-        work: cost of scoring, as in `pipeline.scoring.engines.interface.Work`.
-        matmul_rate: operations a second that the worker's own products reach.
+        num_documents: whose losses were computed.
+        num_tokens: of those.
+        num_known_documents: whose losses are another dataset's.
+        num_resumed_shards: that an earlier run had written.
+        work: cost of scoring.
+        ideal_seconds: that the workers' own products would have taken for the same operations.
     """
+
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_known_documents: int = 0
+    num_resumed_shards: int = 0
+    work: Work = field(default_factory=Work)
+    ideal_seconds: float = 0.0
+
+    def __add__(self, other: WorkDone) -> WorkDone:
+        """Return both."""
+        names = [entry.name for entry in fields(self)]
+        return WorkDone(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True)
+class ShardScored:
+    """What became of one shard: its number, the record of its sidecar, and what was done."""
 
     shard: int
     record: SidecarRecord
-    reused: bool
-    num_documents: int
-    num_known_documents: int
-    num_known_tokens: int
-    work: Mapping[str, int | float]
-    matmul_rate: float
-
-    @classmethod
-    def from_json(cls, text: str) -> ShardScored:
-        """Return what `to_json` gave."""
-        return read_record(text, cls)
-
-    def to_json(self) -> str:
-        """Return it as one line."""
-        return write_record(self)
+    done: WorkDone
 
 
-@dataclass(frozen=True)
 class ReadyTeacher:
-    """A worker's teacher and the dataset that it reads.
+    """A worker's dataset, and the teacher, which is loaded for the first shard that needs it.
 
     Attributes:
-        engine: ready.
-        selection: which documents it scores, where the job's rule has a condition.
+        job: what is scored.
+        documents: which of the dataset's.
         context: of the job's rule.
-        matmul_rate: as in `ShardScored`.
-        known: losses that it need not give.
+        known: losses that the teacher need not give.
     """
 
-    engine: Engine
-    selection: ChosenDocuments
-    context: ContextRule
-    matmul_rate: float
-    known: KnownLosses
+    def __init__(
+        self, job: ScoreJob, documents: ChosenDocuments, known: KnownLosses = NOTHING_KNOWN
+    ) -> None:
+        """Load nothing yet."""
+        self.job = job
+        self.documents = documents
+        self.context = ContextRule.from_json(job.rule.context)
+        self.known = known
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def shard(self, number: int) -> ShardToScore:
+        """Return what is scored of a shard; its index is read."""
+        return ShardToScore.open(self.documents, number, self.context)
 
     @property
-    def dataset(self) -> Dataset:
-        """What it scores."""
-        return self.selection.dataset
+    def engine(self) -> Engine:
+        """The teacher.
 
-    def to_score(self, shard: int, index: ShardIndex) -> tuple[Pieces, Kept]:
-        """Return a shard's pieces, and of which documents they are; None: of all of them."""
-        pieces = self.context.pieces(index)
-        if not self.selection.where:
-            return pieces, None
-        kept = self.selection.read(shard, with_removed=True)[1]
-        assert kept is not None, "a condition always gives a mask"
-        return pieces.of_documents(kept), kept
+        Raises:
+            ChangedError: its weights changed since the job started.
+            UntrainedTeacherError: the weights did not load.
+        """
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._load()
+        return self._engine
+
+    def _load(self) -> Engine:
+        job, dataset = self.job, self.documents.dataset
+        engine: Engine
+        if isinstance(job.settings, ServedSettings):
+            from pipeline.scoring.engines.openai import connect
+
+            engine = connect(
+                job.settings,
+                self.context,
+                dataset=dataset,
+                api_key=api_key(),
+                known=job.handshake,
+            )
+        else:
+            from pipeline.scoring.engines.transformers import load_scorer
+
+            found = find_teacher(job.files)
+            _require_same("teacher", job.files, found.sha256, job.rule.weights_sha256)
+            path = str(found.path)
+            engine = load_scorer(path, self.context, dtype=job.rule.dtype, settings=job.settings)
+        if not job.allow_untrained:
+            probe = probe_tokens(dataset)
+            require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
+        return engine
 
 
 class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
@@ -159,35 +193,16 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         self._job = job
 
     def load_model(self) -> ReadyTeacher:
-        """Load the teacher, and check that it is the job's and knows its language.
+        """Open the dataset, once in each process.
 
         Raises:
-            ChangedError: weights or dataset changed since the job started.
-            UntrainedTeacherError: the weights did not load.
+            ChangedError: the dataset changed since the job started.
         """
         job = self._job
-        dataset = open_dataset(job.output)
-        _require_same("dataset", job.output, dataset.manifest.fingerprint, job.dataset)
-        context = ContextRule.from_json(job.rule.context)
-        path = ""
-        if job.files and not isinstance(job.settings, ServedSettings):
-            found = find_teacher(job.files)
-            _require_same("teacher", job.files, found.sha256, job.rule.weights_sha256)
-            path = str(found.path)
-        engine = load_engine(
-            job.settings,
-            context,
-            source=path,
-            dtype=job.rule.dtype,
-            dataset=dataset,
-            api_key=api_key(),
-        )
-        if not job.allow_untrained:
-            probe = probe_tokens(dataset)
-            require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
-        selection = select_documents(dataset, job.rule.where)
-        known = open_reusable(job.run_folder) if job.reuses else KnownLosses(KnownDocuments(), ())
-        return ReadyTeacher(engine, selection, context, engine.matmul_rate(), known)
+        dataset = open_dataset(job.dataset)
+        _require_same("dataset", job.dataset, dataset.manifest.fingerprint, job.fingerprint)
+        known = open_reusable(job.run_folder) if job.reuses else NOTHING_KNOWN
+        return ReadyTeacher(job, select_documents(dataset, job.rule.where), known)
 
     def run_inference(
         self,
@@ -197,7 +212,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
     ) -> Iterator[str]:
         """Yield what became of each shard."""
         for shard in batch:
-            yield score_shard(self._job, int(shard), model).to_json()
+            yield write_record(score_shard(int(shard), model))
 
     def get_metrics_namespace(self) -> str:
         """Return where Beam counts its own figures."""
@@ -215,73 +230,64 @@ class WriteScores(beam.DoFn):
         """Write the run's summary and, last, the manifest.
 
         Raises:
-            FarShardsError: servers gave some shards losses far from the rest's.
+            EngineError: servers gave some shards losses far from the rest's.
         """
         job = self._job
-        shards = {scored.shard: scored for scored in map(ShardScored.from_json, element[1])}
-        ordered = [shards[number] for number in sorted(shards)]
-        records = tuple(scored.record for scored in ordered)
+        shards = {one.shard: one for one in (read_record(text, ShardScored) for text in element[1])}
+        records = tuple(shards[number].record for number in sorted(shards))
         if isinstance(job.settings, ServedSettings):
             refuse_far_shards(
-                records, output=job.output, run_folder=job.run_folder, started=job.started
+                records, dataset=job.dataset, run_folder=job.run_folder, started=job.started
             )
-        manifest = ScoreManifest(job.dataset, job.rule, job.source, records)
-        summary = _summary(ordered, time.time() - job.started)
-        _write(job, storage.join(job.run_folder, SUMMARY_FILE), summary)
-        path = storage.join(job.output, score_manifest_name(job.rule.fingerprint))
+        manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
+        done = sum((scored.done for scored in shards.values()), WorkDone())
+        _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
+        path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
         _write(job, path, encode_score_manifest(manifest))
         yield path
 
 
-def score_shard(job: ScoreJob, shard: int, teacher: ReadyTeacher) -> ShardScored:
+def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     """Score a shard and write its sidecar, unless an earlier run has.
 
     Raises:
         DatasetError: the shard is damaged.
         NonFiniteLossError: the teacher gave NaN or infinity.
     """
-    dataset, fingerprint = teacher.dataset, job.rule.fingerprint
-    shard_record = dataset.manifest.shards[shard]
-    index = dataset.read_index(shard, with_names=True)
-    pieces, kept = teacher.to_score(shard, index)
-    num_documents = len(index) if kept is None else int(kept.sum())
-    progress = worker_progress(job.run_folder)
-    path = storage.join(job.output, sidecar_name(shard_record.file, fingerprint))
+    job, shard = teacher.job, teacher.shard(number)
+    fingerprint, progress = job.rule.fingerprint, worker_progress(job.run_folder)
+    path = storage.join(job.dataset, sidecar_name(shard.record.file, fingerprint))
     if storage.num_bytes_of(path) is not None:
-        earlier = accept_sidecar(
-            storage.read_bytes(path),
-            shard_record=shard_record,
-            index=index,
-            pieces=pieces,
-            teacher=fingerprint,
-            kept=kept,
-        )
+        earlier = shard.accept_sidecar(storage.read_bytes(path), fingerprint)
         if earlier is not None:
             progress.add(reused_tokens=earlier.num_tokens)
-            return ShardScored(shard, earlier, True, num_documents, 0, 0, {}, 0.0)
+            return ShardScored(number, earlier, WorkDone(num_resumed_shards=1))
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
-    tokens = read_teacher_tokens(dataset, shard, index, kept=kept)
-    known = teacher.known.find(tokens, pieces, teacher.context)
-    num_known, num_known_tokens = int(known.documents.sum()), int(known.of_known.sum())
-    progress.add(reused_tokens=num_known_tokens)
-    scored = teacher.engine.score(
-        tokens,
-        pieces.of_documents(~known.documents),
-        names=index.document_id,
-        advance=lambda count: progress.add(scored_tokens=count),
+    tokens = shard.read_tokens()
+    found = teacher.known.find(tokens, shard.pieces, teacher.context)
+    is_known = found >= 0
+    losses, of_known = teacher.known.read(found, tokens.starts), np.repeat(is_known, shard.lengths)
+    progress.add(reused_tokens=int(of_known.sum()))
+    done = WorkDone(
+        num_documents=shard.num_documents - int(is_known.sum()),
+        num_tokens=int((~of_known).sum()),
+        num_known_documents=int(is_known.sum()),
     )
-    data, record = make_sidecar(
-        known.join(scored.losses),
-        tokens.starts,
-        shard_record=shard_record,
-        pieces=pieces,
-        teacher=fingerprint,
-    )
+    pieces = shard.pieces.of_documents(~is_known)
+    if len(pieces):
+        scored = teacher.engine.score(
+            tokens,
+            pieces,
+            names=shard.index.document_id,
+            advance=lambda count: progress.add(scored_tokens=count),
+        )
+        losses, done.work = np.where(of_known, losses, scored.losses), scored.work
+        done.ideal_seconds = scored.work.num_operations / max(teacher.engine.matmul_rate, 1.0)
+    data, record = shard.make_sidecar(losses, fingerprint)
     _write(job, path, data)
-    progress.add(scored_documents=num_documents - num_known)
+    progress.add(scored_documents=done.num_documents)
     progress.flush()
-    work, rate = asdict(scored.work), teacher.matmul_rate
-    return ShardScored(shard, record, False, num_documents, num_known, num_known_tokens, work, rate)
+    return ShardScored(number, record, done)
 
 
 def _require_same(what: str, name: str, found: str, expected: str) -> None:
@@ -291,28 +297,6 @@ def _require_same(what: str, name: str, found: str, expected: str) -> None:
             f"{expected[:16]}…: it was replaced, or this machine holds another; run the same "
             "command again"
         )
-
-
-def _summary(shards: Sequence[ShardScored], elapsed_seconds: float) -> bytes:
-    scored = [shard for shard in shards if not shard.reused]
-    total = {name: sum(s.work[name] for s in scored) for name in (scored[0].work if scored else ())}
-    # What the workers' own products would have taken for the same operations.
-    ideal = sum(s.work["num_operations"] / s.matmul_rate for s in scored if s.matmul_rate)
-    summary = {
-        "num_documents": sum(s.num_documents - s.num_known_documents for s in scored),
-        "num_scored_tokens": sum(s.record.num_tokens - s.num_known_tokens for s in scored),
-        "num_known_documents": sum(s.num_known_documents for s in scored),
-        "num_reused_shards": len(shards) - len(scored),
-        "num_places": total.get("num_places", 0),
-        "num_placed_tokens": total.get("num_tokens", 0),
-        "scoring_seconds": total.get("seconds", 0.0),
-        "num_operations": total.get("num_operations", 0.0),
-        "num_requests": total.get("num_requests", 0),
-        "num_retries": total.get("num_retries", 0),
-        "ideal_seconds": ideal,
-        "elapsed_seconds": elapsed_seconds,
-    }
-    return json.dumps(summary).encode()
 
 
 def _write(job: ScoreJob, path: str, data: bytes) -> None:

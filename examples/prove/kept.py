@@ -22,10 +22,10 @@ from pipeline.dataset.files import open_dataset
 from pipeline.drawing.formatting import format_table
 from pipeline.guidance import SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.selection import Selector
+from pipeline.guidance.rule import Selector
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
-from pipeline.streaming import AlignedRows, Rows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 
 SELECTORS: tuple[Selector, ...] = (
     "teacher", "teacher_loss", "student_loss", "student_entropy", "random",
@@ -36,7 +36,7 @@ CLEAN = "clean"
 
 def kinds_of_rows(rows: AlignedRows, positions: range) -> list[list[str]]:
     """Return the kind of each segment of each row, in the row's order."""
-    dataset = open_dataset(rows.config.path)
+    dataset = open_dataset(rows.config.data.path)
     names = [
         name
         for shard in range(len(rows.manifest.shards))
@@ -147,7 +147,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = AlignedRows(
         StreamConfig(
-            path=options.data, seq_length=options.seq_length, stored_losses=options.teacher
+            Reading(options.data), seq_length=options.seq_length, stored_losses=options.teacher
         )
     )
     counts = count_kept(

@@ -9,6 +9,7 @@ ones that cover the same bytes of that text; what a cut model has forgotten, hea
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import batched
 from pathlib import Path
@@ -19,7 +20,10 @@ from transformers import AutoModelForCausalLM
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.tokenization import load_tokenizer
-from pipeline.training.vocabulary_transfer import count_pairs, keep_layers, transfer_vocabulary
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from prove.vocabulary_transfer import count_pairs, keep_layers, transfer_vocabulary
 
 END = "<|endoftext|>"
 

@@ -10,16 +10,7 @@ from typing import Any
 from megatron_plugin.arguments import ArgumentError
 from megatron_plugin.models.shape import ModelShape
 
-# Attribute of Megatron's arguments, option, value.
-_SIZES = {
-    "num_layers": "--num-layers",
-    "hidden_size": "--hidden-size",
-    "ffn_hidden_size": "--ffn-hidden-size",
-    "num_attention_heads": "--num-attention-heads",
-    "num_query_groups": "--num-query-groups",
-    "kv_channels": "--kv-channels",
-    "layernorm_epsilon": "--norm-epsilon",
-}
+_OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their attributes
 
 
 def installed_arguments(given: Sequence[str] = ()) -> list[str]:
@@ -43,27 +34,31 @@ def installed_arguments(given: Sequence[str] = ()) -> list[str]:
 
 
 def model_arguments(shape: ModelShape) -> list[str]:
-    """Return Megatron's arguments for a model, to go before the user's own.
+    """Return Megatron's arguments for a student, to go before the user's own.
 
     Raises:
-        UnsupportedModelError: a mixture of experts.
+        ArgumentError: a mixture of experts.
 
     Example:
         >>> model_arguments(read_shape("models/SmolLM2-135M"))[:2]
         ['--num-layers', '30']
     """
-    shape.require_dense(what="student")
+    if shape.experts is not None:
+        raise ArgumentError(
+            f"the student is a mixture of {shape.experts.count} experts ({shape.family}), which "
+            "only a teacher may be: choose a dense one"
+        )
     arguments = []
-    for name, value in _values(shape).items():
-        arguments += [_SIZES[name], str(value)]
+    for name, value in _attributes(shape).items():
+        option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+        if value is True:
+            arguments.append(option)
+        elif value is not False:
+            arguments += [option, str(value)]
     arguments += ["--group-query-attention"] * (shape.num_query_groups < shape.num_attention_heads)
-    arguments += ["--vocab-size", str(shape.vocab_size)]
+    arguments += ["--vocab-size", str(shape.vocab_size), "--disable-bias-linear"]
     arguments += ["--max-position-embeddings", str(shape.max_position_embeddings)]
-    arguments += ["--position-embedding-type", "rope", "--rotary-base", str(int(shape.rotary_base))]
-    arguments += ["--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"]
-    arguments += ["--untie-embeddings-and-output-weights"] * (not shape.tied_embeddings)
-    arguments += ["--add-qkv-bias"] * shape.qkv_bias
-    arguments += ["--qk-layernorm"] * shape.qk_layernorm
+    arguments += ["--rotary-base", str(int(shape.rotary_base))]
     return arguments
 
 
@@ -73,16 +68,7 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
     Raises:
         ArgumentError: one differs.
     """
-    expected: dict[str, Any] = _values(shape) | {
-        "normalization": "RMSNorm",
-        "swiglu": True,
-        "add_bias_linear": False,
-        "add_qkv_bias": shape.qkv_bias,
-        "qk_layernorm": shape.qk_layernorm,
-        "untie_embeddings_and_output_weights": not shape.tied_embeddings,
-        "position_embedding_type": "rope",
-    }
-    for name, value in expected.items():
+    for name, value in {**_attributes(shape), "add_bias_linear": False}.items():
         given = getattr(args, name)
         if given != value and not (name == "num_query_groups" and given in (None, 1)):
             raise ArgumentError(
@@ -129,7 +115,8 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
     return config.to_dict()
 
 
-def _values(shape: ModelShape) -> dict[str, int | float]:
+def _attributes(shape: ModelShape) -> dict[str, int | float | str | bool]:
+    """Return what Megatron's parsed arguments are called, and hold, for a model."""
     return {
         "num_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
@@ -138,4 +125,10 @@ def _values(shape: ModelShape) -> dict[str, int | float]:
         "num_query_groups": shape.num_query_groups,
         "kv_channels": shape.head_size,
         "layernorm_epsilon": shape.layernorm_epsilon,
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+        "swiglu": True,
+        "add_qkv_bias": shape.qkv_bias,
+        "qk_layernorm": shape.qk_layernorm,
+        "untie_embeddings_and_output_weights": not shape.tied_embeddings,
     }

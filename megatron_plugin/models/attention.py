@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from megatron_plugin.models.places import WHOLE_ROWS, RowShare, gather_places
@@ -34,11 +35,6 @@ from megatron_plugin.upstream import (
     TransformerConfig,
     parallel_state,
 )
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch before 2.10
-    varlen_attn = None  # type: ignore[assignment]  # attend_documents asks whether it is there
 
 
 @dataclass(frozen=True)
@@ -207,8 +203,7 @@ def attend_documents(
         float [o, n, d].
     """
     grouped = query.shape[1] != key.shape[1]
-    if query.is_cuda and _takes_flash(query.dtype):
-        assert varlen_attn is not None
+    if query.is_cuda and query.dtype != torch.float32:
         if segments.key_places is not None:
             key, value = (each.index_select(0, segments.key_places) for each in (key, value))
         attended = varlen_attn(
@@ -239,23 +234,6 @@ def attend_documents(
             )
         )
     return torch.cat(attended_pieces, 2).squeeze(0).transpose(0, 1)
-
-
-def describe_attention(dtype: torch.dtype) -> str:
-    """Return which attention models of this machine run.
-
-    Example:
-        >>> describe_attention(torch.float32)
-        "torch's scaled_dot_product_attention, document by document"
-    """
-    if torch.cuda.is_available() and _takes_flash(dtype):
-        return "torch's variable-length flash attention"
-    return "torch's scaled_dot_product_attention, document by document"
-
-
-def _takes_flash(dtype: torch.dtype) -> bool:
-    """Whether CUDA tensors go through variable-length flash attention."""
-    return dtype != torch.float32 and varlen_attn is not None
 
 
 def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
-from megatron_plugin.models.attention import PackedAttention, describe_attention
+from megatron_plugin.models.attention import PackedAttention
 from megatron_plugin.models.norm import PartedNorm, replace_norms
 from megatron_plugin.models.shape import Experts, ModelShape
-from megatron_plugin.models.stage_cut import megatron_layout
+from megatron_plugin.models.stage_cut import cut_layers, efficiency, megatron_layout, output_cost
 from megatron_plugin.models.weight_rules import load_weights
 from megatron_plugin.models.weights import Weights
 from megatron_plugin.upstream import (
@@ -24,25 +25,10 @@ from megatron_plugin.upstream import (
     TransformerConfig,
     default_layer_spec,
     get_num_layers_to_build,
-    get_te_version,
     parallel_state,
 )
 
-
-@dataclass(frozen=True)
-class Precision:
-    """Number formats of a model.
-
-    Attributes:
-        dtype: of weights and activations.
-    """
-
-    dtype: torch.dtype
-
-    @property
-    def is_half(self) -> bool:
-        """Whether Megatron's Float16Module wraps the model."""
-        return self.dtype == torch.bfloat16
+logger = logging.getLogger(__name__)
 
 
 def packed_layer_spec(
@@ -65,35 +51,18 @@ def packed_layer_spec(
     return spec
 
 
-def describe_layers(transformer_impl: str, dtype: torch.dtype) -> str:
-    """Return whose layers and which attention a model on this machine is made of.
-
-    Args:
-        transformer_impl: Megatron's argument.
-        dtype: of the activations.
-
-    Example:
-        >>> describe_layers("local", torch.float32)
-        "Megatron's own layers, torch's scaled_dot_product_attention, document by document"
-    """
-    whose = "Megatron's own"
-    if transformer_impl != "local":
-        whose = f"Transformer Engine {get_te_version()}'s"
-    return f"{whose} layers, {describe_attention(dtype)}"
-
-
 def load_model(chunks: Sequence[torch.nn.Module], weights: Weights) -> None:
     """Fill a rank's model chunks, and give them the weights' own rotary frequencies."""
     frequencies = weights.shape.inverse_frequencies()
     group = parallel_state.get_tensor_model_parallel_group()
     for chunk in chunks:
-        load_weights(chunk, weights, weights.shape, rank=group.rank(), num_ranks=group.size())
+        load_weights(chunk, weights.open, weights.shape, rank=group.rank(), num_ranks=group.size())
         rotary: Any = chunk.rotary_pos_emb
         rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
 
 
 def build_frozen_model(
-    weights: Weights, precision: Precision, *, device: torch.device, layers_per_stage: Sequence[int]
+    weights: Weights, dtype: torch.dtype, *, device: torch.device
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
@@ -101,14 +70,13 @@ def build_frozen_model(
 
     Args:
         weights: of the model.
-        precision: of weights and activations.
+        dtype: of weights and activations.
         device: of the model.
-        layers_per_stage: of the pipeline.
     """
     shape = weights.shape
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     config = GPTModelConfig(
-        transformer=_frozen_config(shape, precision, tensor_parallel, layers_per_stage),
+        transformer=_frozen_config(shape, dtype, tensor_parallel),
         transformer_layer_spec=packed_layer_spec,
         vocab_size=-(-shape.vocab_size // tensor_parallel) * tensor_parallel,
         seq_length=shape.max_position_embeddings,
@@ -121,14 +89,15 @@ def build_frozen_model(
     model: torch.nn.Module = GPTModelBuilder(config).build_model(groups)
     load_model([model], weights)
     model.requires_grad_(False).eval().to(device)
-    if precision.is_half:
+    if dtype == torch.bfloat16:
         model = Float16Module(config.transformer, model)
     return model
 
 
 def _frozen_config(
-    shape: ModelShape, precision: Precision, tensor_parallel: int, layers_per_stage: Sequence[int]
+    shape: ModelShape, dtype: torch.dtype, tensor_parallel: int
 ) -> TransformerConfig:
+    layers_per_stage = _cut(shape)
     pipelined = len(layers_per_stage) > 1
     return TransformerConfig(
         **_expert_settings(shape.experts, tensor_parallel),
@@ -142,9 +111,9 @@ def _frozen_config(
         context_parallel_size=parallel_state.get_context_parallel_world_size(),
         pipeline_model_parallel_size=len(layers_per_stage),
         pipeline_model_parallel_layout=megatron_layout(layers_per_stage) if pipelined else None,
-        pipeline_dtype=precision.dtype,
-        params_dtype=precision.dtype,
-        bf16=precision.is_half,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
         transformer_impl="local",
         normalization="RMSNorm",
         layernorm_epsilon=shape.layernorm_epsilon,
@@ -163,6 +132,22 @@ def _frozen_config(
         # The frozen pass keeps no outputs for a backward pass, so none need freeing by hand.
         deallocate_pipeline_outputs=False,
     )
+
+
+def _cut(shape: ModelShape) -> tuple[int, ...]:
+    """Return the layers of each pipeline stage; say them once."""
+    output = output_cost(shape)
+    num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+    layers = cut_layers(shape.num_layers, num_stages, output)
+    if num_stages > 1 and dist.get_rank() == 0:
+        logger.info(
+            "the teacher's pipeline: %s layers per stage, the output layer as %.1f layers on the "
+            "last; %.0f %% efficient when full",
+            ",".join(map(str, layers)),
+            output,
+            100 * efficiency(layers, output),
+        )
+    return layers
 
 
 def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str, Any]:

@@ -78,18 +78,6 @@ class ModelShape:
     config: dict[str, Any]
     experts: Experts | None = None
 
-    def require_dense(self, *, what: str) -> None:
-        """Check that the model has no experts.
-
-        Raises:
-            UnsupportedModelError: it has some.
-        """
-        if self.experts is not None:
-            raise UnsupportedModelError(
-                f"the {what} is a mixture of {self.experts.count} experts ({self.family}), which "
-                "only a teacher may be: choose a dense one"
-            )
-
     def require_window(self, seq_length: int, *, what: str) -> None:
         """Check that attention over a row of `seq_length` tokens is what the model was made for.
 
@@ -103,38 +91,26 @@ class ModelShape:
                 f"{self.sliding_window} tokens per row"
             )
 
-    def require_tensor_parallel(self, tensor: int, *, what: str) -> None:
-        """Check that tensor-parallel ranks can share the model's layers.
+    def require_parallel(self, *, tensor: int, expert: int) -> None:
+        """Check that so many tensor- and expert-parallel ranks can share the teacher's layers.
 
         Raises:
-            ValueError: heads or columns don't divide.
+            ValueError: heads, columns or experts don't divide.
         """
         shared = [
-            ("attention heads", self.num_attention_heads),
-            ("key and value heads", self.num_query_groups),
-            ("MLP columns", self.ffn_hidden_size),
+            ("attention heads", self.num_attention_heads, tensor),
+            ("key and value heads", self.num_query_groups, tensor),
+            ("MLP columns", self.ffn_hidden_size, tensor),
+            ("experts", 0 if self.experts is None else self.experts.count, expert),
         ]
         if self.experts is not None:
-            shared.append(("columns of an expert", self.experts.ffn_hidden_size))
-        for name, count in shared:
-            if count % tensor:
+            shared.append(("columns of an expert", self.experts.ffn_hidden_size, tensor))
+        for name, count, ranks in shared:
+            if ranks > 1 and (not count or count % ranks):
+                remedy = f"choose a size that divides {count}" if count else "leave the option out"
                 raise ValueError(
-                    f"the {what}'s {count} {name} can't be shared by {tensor} tensor-parallel "
-                    f"ranks: choose a size that divides {count}"
+                    f"the teacher's {count} {name} can't be shared by {ranks} ranks: {remedy}"
                 )
-
-    def require_expert_parallel(self, ranks: int, *, what: str) -> None:
-        """Check that expert-parallel ranks can share the model's experts.
-
-        Raises:
-            ValueError: there are none, or their number doesn't divide.
-        """
-        count = 0 if self.experts is None else self.experts.count
-        if ranks > 1 and (not count or count % ranks):
-            raise ValueError(
-                f"the {what}'s {count} experts can't be shared by {ranks} expert-parallel ranks: "
-                + (f"choose a size that divides {count}" if count else "leave the option out")
-            )
 
     def inverse_frequencies(self) -> Tensor:
         """Return the rotary embedding's inverse frequencies, fp32 [head_size / 2].

@@ -12,10 +12,6 @@ from collections.abc import Sequence
 from megatron_plugin.models.shape import ModelShape
 
 
-class StageCutError(ValueError):
-    """Layers can't be given to the stages as asked."""
-
-
 def output_cost(shape: ModelShape) -> float:
     """Return what the output layer costs per token, in layers.
 
@@ -53,14 +49,14 @@ def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ..
         output: cost of the output layer, in layers.
 
     Raises:
-        StageCutError: more stages than layers.
+        ValueError: more stages than layers.
 
     Example:
         >>> cut_layers(28, 4, 2.34)
         (7, 8, 8, 5)
     """
     if num_stages > num_layers:
-        raise StageCutError(
+        raise ValueError(
             f"the teacher's {num_layers} layers can't fill {num_stages} pipeline stages: lower "
             "--vocag-teacher-pipeline-model-parallel-size"
         )
@@ -72,21 +68,6 @@ def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ..
     last = min(choices, key=lambda n: (max(-(-(num_layers - n) // others), n + output), -n))
     each, rest = divmod(num_layers - last, others)
     return (*(each + (stage >= others - rest) for stage in range(others)), last)
-
-
-def require_cut(layers: Sequence[int], *, num_layers: int, num_stages: int) -> None:
-    """Check a cut that was set by hand.
-
-    Raises:
-        StageCutError: it doesn't add up.
-    """
-    if len(layers) != num_stages or sum(layers) != num_layers or min(layers) < 1:
-        raise StageCutError(
-            f"--vocag-teacher-layers-per-stage {' '.join(map(str, layers))} gives {sum(layers)} "
-            f"layers to {len(layers)} stages, but the teacher has {num_layers} layers and "
-            f"{num_stages} stages of one layer at least: name {num_stages} numbers that add up to "
-            f"{num_layers}"
-        )
 
 
 def efficiency(layers: Sequence[int], output: float) -> float:

@@ -54,14 +54,6 @@ class Rule:
     merge: Callable[[Sequence[Tensor]], list[Tensor]]
 
 
-class TensorSource(Protocol):
-    """Anything that holds a model's tensors by their Hugging Face names."""
-
-    def open(self, name: str) -> Sliceable:
-        """Return a tensor to take slices of."""
-        ...
-
-
 def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
     """Return the rule of a parameter, by its name with the layer's number in the whole model.
 
@@ -90,13 +82,18 @@ def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
 
 
 def load_weights(
-    model: torch.nn.Module, source: TensorSource, shape: ModelShape, *, rank: int, num_ranks: int
+    model: torch.nn.Module,
+    open_tensor: Callable[[str], Sliceable],
+    shape: ModelShape,
+    *,
+    rank: int,
+    num_ranks: int,
 ) -> None:
     """Fill this rank's model from Hugging Face tensors.
 
     Args:
         model: a GPTModel chunk, with or without wrappers.
-        source: the tensors.
+        open_tensor: gives a tensor by its Hugging Face name.
         shape: of the model.
         rank: this rank in its tensor-parallel group.
         num_ranks: of the group.
@@ -105,12 +102,12 @@ def load_weights(
         ValueError: a tensor has another shape than the model's parameter.
 
     Example:
-        >>> load_weights(model, open_weights("models/llama"), shape, rank=0, num_ranks=1)
+        >>> load_weights(model, open_weights("models/llama").open, shape, rank=0, num_ranks=1)
     """
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
-        tensors = [source.open(tensor_name) for tensor_name in rule.names]
+        tensors = [open_tensor(tensor_name) for tensor_name in rule.names]
         if "embeddings" in name or name == "output_layer.weight":
             _require_vocabulary(tensors[0], rule.names[0], padded)
         value = rule.shard(tensors, rank, num_ranks)

@@ -25,6 +25,8 @@ from pipeline.models.teacher_files import TeacherFiles, find_folder, find_teache
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _PER_LAYER = "decoder.layers."
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+"""Beside a run's checkpoints, which iteration's is the newest."""
 
 
 class WeightsError(ValueError):
@@ -72,19 +74,11 @@ class Weights:
     files: tuple[Path, ...]
     tensors: Mapping[str, Path | Tensor]
 
-    def get(self, name: str) -> Tensor:
-        """Return a whole tensor.
-
-        Raises:
-            WeightsError: the model has none of that name, or its file is damaged.
-        """
-        return self.open(name)[:]
-
     def open(self, name: str) -> Sliceable:
-        """Return a tensor to take slices of.
+        """Return a tensor to take slices of; `[:]` takes all of it.
 
         Raises:
-            WeightsError: the model has none of that name.
+            WeightsError: the model has none of that name; on slicing also a damaged file.
         """
         found = self.tensors.get(name)
         if found is None:
@@ -150,11 +144,11 @@ def newest_iteration(folder: Path) -> Path:
     """
     if (folder / ".metadata").is_file():
         return folder
-    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker = folder / TRACKER_FILE
     if not tracker.is_file():
         raise WeightsError(
             f"{folder} holds neither config.json with safetensors nor a Megatron checkpoint "
-            "(latest_checkpointed_iteration.txt); name one of the two, or a repository owner/name"
+            f"({TRACKER_FILE}); name one of the two, or a repository owner/name"
         )
     newest = folder / f"iter_{int(tracker.read_text()):07d}"
     if not (newest / ".metadata").is_file():

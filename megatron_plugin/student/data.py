@@ -4,48 +4,72 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.models.places import own_share
-from megatron_plugin.student.batch import MicroBatch, Origin, micro_batch
+from megatron_plugin.student.batch import MicroBatch, micro_batch
+from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.meeting import meet_before_steps
 from megatron_plugin.student.requests import Connection, GuidedBatches, computes_loss
-from megatron_plugin.student.run_identity import saved_stream
 from megatron_plugin.upstream import parallel_state
-from pipeline.packing.reading import parse_generation
+from pipeline.packing.opening import OpenedRun, open_run
+from pipeline.packing.reading import Reading
 from pipeline.packing.rules import Convention
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
-from schemas.manifest import Manifest
 
 # Two global batches: one that is scored while one is computed, and one in hand.
 _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
 
 
 class StudentData:
-    """The rows that a student rank trains and validates on, and their losses."""
+    """The rows that a student rank trains and validates on, and their losses.
 
-    def __init__(self, options: VocagOptions, manifest: Manifest) -> None:
-        """Note what to read; nothing is opened yet."""
-        self._options = options
-        self._manifest = manifest
-        self._opened: dict[str, AlignedRows] = {}
-        self._guided: list[GuidedBatches] = []
+    Attributes:
+        guide: gives micro-batches their guidance.
+    """
 
-    def open_training(self, args: Namespace) -> AlignedRows:
-        """Return the rows to train on, opened once for all of this rank's model chunks.
+    def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
+        """Note what to read.
 
         Args:
-            args: Megatron's.
+            options: of the job.
+            opened: what is trained on.
+        """
+        self._options = options
+        self._opened = opened
+        self._held_out: OpenedRun | None = None
+        self._training: AlignedRows | None = None
+        self._validation: AlignedRows | None = None
+        self._asking: list[GuidedBatches] = []
+        self.guide = Guide(options.method_options.aggregation, self._leave_out)
+
+    def open_held_out(self, args: Namespace) -> None:
+        """Open what is validated on, if anything is.
 
         Raises:
-            DatasetError: no finished dataset, or damage that is not to be quarantined.
-            ValueError: rows that can't be made of it.
+            DatasetError: no finished dataset.
+            ForeignTokenizerError: it was made with other tokenizers than the training data.
         """
-        return self._open(self._options.data, args, args.global_batch_size)
+        path = self._options.validation_data
+        if path is not None and args.eval_iters:
+            self._held_out = open_run(Reading(path), seed=args.seed, max_epochs=None)
+            checks.require_same_tokenizers(path, self._held_out.manifest, self._opened.manifest)
+
+    def training_rows(self, args: Namespace) -> AlignedRows:
+        """Return the rows to train on, the same ones for all of this rank's model chunks.
+
+        Raises:
+            DatasetError: damage that is not to be quarantined.
+            ValueError: rows that can't be made of the data.
+        """
+        if self._training is None:
+            config = self._config(self._opened, args, args.global_batch_size)
+            self._training = AlignedRows(config, opened=self._opened)
+        return self._training
 
     def training_batches(
         self, args: Namespace, num_samples: int, connection: Connection | None, vp_stage: int | None
@@ -58,90 +82,83 @@ class StudentData:
             connection: to the teacher's world; None where it has none.
             vp_stage: of the model chunk that reads them.
         """
-        batches = load_micro_batches(
-            self.open_training(args),
+        batches = _load_micro_batches(
+            self.training_rows(args),
             args.micro_batch_size,
             consumed_samples=args.consumed_train_samples,
             num_samples=num_samples,
             num_workers=args.num_workers,
         )
         per_step = checks.step_sizes(args).training
-        return self._guide(batches, per_step, _TRAINING_LOOKAHEAD, connection, vp_stage)
+        return self._guided(batches, per_step, _TRAINING_LOOKAHEAD, connection, vp_stage)
 
     def validation_batches(
         self, args: Namespace, connection: Connection | None, vp_stage: int | None
     ) -> Iterator[MicroBatch] | None:
         """Return endless micro-batches to validate on, None where nothing is validated."""
-        path = self._options.validation_data
-        if path is None or not args.eval_iters:
+        if self._held_out is None:
             return None
-        rows = self._open(path, args, args.eval_global_batch_size)
-        if rows.plan.num_rows is not None:
-            raise ValueError(
-                f"--vocag-validation-data {path} ends after {len(rows)} rows, but validation goes "
-                "on: let one of its datasets repeat"
-            )
-        batches = load_micro_batches(
-            rows,
+        if self._validation is None:
+            self._validation = self._validation_rows(self._held_out, args)
+        batches = _load_micro_batches(
+            self._validation,
             args.eval_micro_batch_size,
             consumed_samples=args.consumed_valid_samples,
             num_workers=args.num_workers,
+            of_validation=True,
         )
         per_step = checks.step_sizes(args).validation
-        return self._guide(batches, per_step, _VALIDATION_LOOKAHEAD, connection, vp_stage)
+        return self._guided(batches, per_step, _VALIDATION_LOOKAHEAD, connection, vp_stage)
 
     def drain(self) -> None:
         """Take the replies that are still on their way, so that the bridge can be closed."""
-        for guided in self._guided:
-            guided.drain()
+        for asking in self._asking:
+            asking.drain()
 
-    def _open(self, path: str, args: Namespace, global_batch_size: int) -> AlignedRows:
-        options = self._options
-        if path in self._opened:
-            return self._opened[path]
-        losses = options.stored_losses
-        training = self._opened.get(options.data)
-        if training is not None and training.teacher_rule is not None:
-            # Of validation data the same teacher's, whatever names it: it is opened after.
-            losses = training.teacher_rule.fingerprint
-        self._opened[path] = AlignedRows(
-            StreamConfig(
-                path=path,
-                seq_length=args.seq_length,
-                # The training data decides for both, since the teacher has one length.
-                teacher_seq_length=checks.teacher_seq_length(
-                    options, self._manifest, args.seq_length
-                ),
-                **self._conventions(path),
-                seed=args.seed,
-                global_batch_size=global_batch_size,
-                # Samples are numbers; the run's own length ends it.
-                num_epochs=None,
-                shuffle_shards=options.shuffle_shards,
-                on_damage=options.on_damage,
-                cache_folder=options.cache_folder,
-                cache_bytes=options.cache_gigabytes << 30,
-                stored_losses=losses,
-                where=options.where if path == options.data else "",
-                generation=parse_generation(options.generation) if path == options.data else None,
-            ),
-            saved_stream(args) if path == options.data else None,
+    def _validation_rows(self, held_out: OpenedRun, args: Namespace) -> AlignedRows:
+        """Return rows in the training data's conventions, with the same teacher's stored losses."""
+        training, teacher = self._opened.manifest, self.training_rows(args).teacher_rule
+        config = replace(
+            self._config(held_out, args, args.eval_global_batch_size),
+            student=Convention.of_tokenizer(training.student, ends=True),
+            teacher=Convention.of_tokenizer(training.teacher, ends=False),
+            stored_losses=None if teacher is None else teacher.fingerprint,
         )
-        return self._opened[path]
+        rows = AlignedRows(config, opened=held_out)
+        if rows.plan.num_rows is not None:
+            raise ValueError(
+                f"--vocag-validation-data {self._options.validation_data} ends after {len(rows)} "
+                "rows, but validation goes on: let one of its datasets repeat"
+            )
+        return rows
 
-    def _conventions(self, path: str) -> dict[str, Any]:
-        """Return the training data's conventions, whichever those of the validation data are."""
+    def _config(self, opened: OpenedRun, args: Namespace, global_batch_size: int) -> StreamConfig:
         options = self._options
-        if path == options.data:
-            # By their names, so that a mixture's datasets which have others are refused.
-            names = ("student_bos", "student_eos", "teacher_context")
-            return {name: getattr(options, name) for name in names}
-        return {
-            "student": Convention.of_tokenizer(self._manifest.student, ends=True),
-            "teacher": Convention.of_tokenizer(self._manifest.teacher, ends=False),
-        }
+        return StreamConfig(
+            opened.reading,
+            seq_length=args.seq_length,
+            # The training data decides for both, since the teacher has one length.
+            teacher_seq_length=checks.teacher_seq_length(
+                options, self._opened.manifest, args.seq_length
+            ),
+            seed=args.seed,
+            global_batch_size=global_batch_size,
+            # Samples are numbers; the run's own length ends it.
+            num_epochs=None,
+            shuffle_shards=options.shuffle_shards,
+            on_damage=options.on_damage,
+            cache_folder=options.cache_folder,
+            cache_bytes=options.cache_gigabytes << 30,
+            stored_losses=options.stored_losses,
+        )
 
-    def _guide(
+    def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:
+        """See `AlignedRows.leave_out`."""
+        rows = self._validation if batch.of_validation else self._training
+        assert rows is not None, "who reads a batch has opened its data"
+        rows.leave_out(batch.run_positions[row], segment, what)
+
+    def _guided(
         self,
         batches: Iterator[MicroBatch],
         num_microbatches: int,
@@ -150,47 +167,40 @@ class StudentData:
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
         """Give micro-batches their losses, stored or asked for; a colocated teacher does later."""
-        how = self._options.aggregation
         if self._options.stored_losses is not None and computes_loss(vp_stage):
-            return (batch.guided_by_stored(how) for batch in batches)
+            return map(self.guide.by_stored, batches)
         if connection is None:
             return batches
-        meeting = connection.meeting
         if not computes_loss():
             first = vp_stage in (None, 0)  # one chunk's batches wait for all of the rank's
-            return meet_before_steps(batches, meeting, num_microbatches) if first else batches
+            if not first:
+                return batches
+            return meet_before_steps(batches, connection.meeting, num_microbatches)
         if not computes_loss(vp_stage):
             return batches
-        guided = GuidedBatches(
+        asking = GuidedBatches(
             batches,
             connection.bridge,
             num_microbatches=num_microbatches,
-            how=how,
+            guide=self.guide,
             group=parallel_state.get_tensor_and_context_parallel_group(),
             lookahead=lookahead,
-            meet=meeting.wait,
+            meet=connection.meeting.wait,
         )
-        self._guided.append(guided)
-        return guided
+        self._asking.append(asking)
+        return asking
 
 
-def load_micro_batches(
+def _load_micro_batches(
     rows: AlignedRows,
     micro_batch_size: int,
     *,
     consumed_samples: int,
     num_samples: int | None = None,
-    num_workers: int = 0,
+    num_workers: int,
+    of_validation: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Read this replica's micro-batches, onto the device, from where a run stands.
-
-    Args:
-        rows: of a dataset.
-        micro_batch_size: rows of each.
-        consumed_samples: that the run has read.
-        num_samples: of the run; None: endless.
-        num_workers: processes that read ahead.
-    """
+    """Read this replica's micro-batches, onto the device, from where a run stands."""
     num_replicas = parallel_state.get_data_parallel_world_size()
     loader = load_batches(
         rows,
@@ -202,10 +212,14 @@ def load_micro_batches(
         num_workers=num_workers,
         pin_memory=torch.cuda.is_available(),
     )
-    device = torch.device("cuda")
+    device, share = torch.device("cuda"), own_share()
     first = consumed_samples // (micro_batch_size * num_replicas)
-    share = own_share()
-    return (
-        micro_batch(batch, first + step, device, origin=Origin(rows, tuple(samples)), share=share)
-        for step, (batch, samples) in enumerate(zip(loader, loader.batches, strict=True))
-    )
+    for step, (batch, samples) in enumerate(zip(loader, loader.batches, strict=True)):
+        yield micro_batch(
+            batch,
+            first + step,
+            tuple(samples),
+            device=device,
+            share=share,
+            of_validation=of_validation,
+        )

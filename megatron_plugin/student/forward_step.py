@@ -25,6 +25,7 @@ from pipeline.guidance import (
     guided_loss,
     select_tokens,
 )
+from pipeline.guidance.loss import mapped_tokens
 
 _ENTROPY_CHUNK = 256
 _NO_TOKENS = 1e-9
@@ -77,7 +78,7 @@ def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Report
             where context-parallel ranks share rows.
     """
     result = _select(rules, batch, output)
-    return result.loss_sum, result.count.int(), _metrics(rules, batch, result)
+    return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)
 
 
 def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
@@ -85,8 +86,8 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
     result = _select(rules, batch, output)
     reported = {"lm loss": result.metrics["student_loss"].float()}
     if rules.rule.selector != "full":
-        reported["guided loss"] = _pair(result.loss_sum.detach(), result.count)
-    return result.loss_sum, result.count.int(), reported
+        reported["guided loss"] = _pair(result.loss_sum.detach(), result.num_tokens)
+    return result.loss_sum, result.num_tokens.int(), reported
 
 
 def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
@@ -97,7 +98,10 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
     losses, entropies = (whole[0], whole[1]) if with_entropy else (whole, None)
     # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
     # in nothing but their ranking.
-    mapped = batch.mapped() if batch.guidance is None and rules.rule.selector != "full" else None
+    mapped = None
+    if batch.guidance is None and rules.rule.selector != "full":
+        rows = batch.rows
+        mapped = mapped_tokens(rows["teacher_spans"], rows.teacher_has_loss).to(output.device)
     shared = rules.rule.scope == "group"
     selection = select_tokens(
         losses,
@@ -105,7 +109,7 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
         loss_mask=batch.loss_mask,
         rule=rules.rule,
         group=parallel_state.get_data_parallel_group() if shared else None,
-        teacher_losses=None if batch.reply is None else batch.reply.losses,
+        teacher_losses=batch.teacher_losses,
         mapped=mapped,
         student_entropies=entropies,
         step=batch.number,
@@ -133,23 +137,18 @@ def _sharing_rows() -> dist.ProcessGroup:
 def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[str, Tensor]:
     """Return sums and counts; Megatron adds them over micro-batches and replicas, then divides."""
     reported = {"lm loss": result.metrics["student_loss"].float()}
-    reported["guided loss"] = _pair(result.loss_sum.detach(), result.count)
+    reported["guided loss"] = _pair(result.loss_sum.detach(), result.num_tokens)
     for name, value in result.metrics.items():
         if name != "student_loss":
             reported[f"vocag/{name}"] = _never_nan(value.float())
-    device = result.count.device
+    device = result.num_tokens.device
     # Mean over the replicas of the sum over a step's micro-batches.
     per_step = torch.tensor(1.0 / rules.num_microbatches, device=device)
-    quarantined = batch.rows["num_quarantined_tokens"].sum().to(device)
     replicas = parallel_state.get_data_parallel_world_size()
-    reported["vocag/quarantined_tokens"] = _pair(quarantined, per_step / replicas)
-    reply = batch.reply
-    if reply is not None and reply.seconds:  # stored losses take none
-        times = torch.tensor(
-            [1000 * reply.waited_seconds, reply.num_tokens, reply.seconds], device=device
-        )
-        reported["vocag/teacher_wait_ms"] = _pair(times[0], per_step)
-        reported["vocag/teacher_tokens_per_second"] = times[1:]
+    reported["vocag/quarantined_tokens"] = _pair(batch.num_quarantined.sum(), per_step / replicas)
+    if batch.waited_seconds is not None:
+        waited = torch.tensor(1000 * batch.waited_seconds, device=device)
+        reported["vocag/teacher_wait_ms"] = _pair(waited, per_step)
     return reported
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from traceback import format_exception
 
 logger = logging.getLogger(__name__)
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CAUSES = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _NEARLY_FULL_BYTES = 16 << 20
 
 
@@ -35,12 +37,12 @@ def explain_full_disks(
     """
     free = {folder: _free_bytes(Path(folder)) for folder in folders if folder}
     full = [folder for folder, num_bytes in free.items() if num_bytes < nearly_full_bytes]
-    if not full and not any(map(_says_full, _chain(error))):
-        return
-    listed = ", ".join(f"{folder} ({free[folder] >> 20} MiB free)" for folder in full or free)
-    message = f"no space is left on the disk of {listed}: make room or name another folder"
-    logger.error(message)
-    error.add_note(message)
+    told = "".join(format_exception(error))  # its causes, too
+    if full or any(cause in told for cause in _CAUSES):
+        listed = ", ".join(f"{folder} ({free[folder] >> 20} MiB free)" for folder in full or free)
+        message = f"no space is left on the disk of {listed}: make room or name another folder"
+        logger.error(message)
+        error.add_note(message)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -49,14 +51,3 @@ def _free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _says_full(error: BaseException) -> bool:
-    numbered = isinstance(error, OSError) and error.errno in _FULL
-    return numbered or "No space left on device" in str(error)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -13,7 +13,6 @@ from datetime import timedelta
 from torch import distributed as dist
 
 from megatron_plugin.bridge import peer
-from megatron_plugin.star_group import star_group
 from megatron_plugin.student.batch import MicroBatch
 
 
@@ -22,7 +21,9 @@ class StudentMeeting:
 
     So neither has to be longer than the other: ranks may come one after the other for as long as
     Megatron lets them, the leader may wait its time for losses then, and is still the first to end.
-    `checks.require_service` refuses a sum that a teacher doesn't wait for.
+
+    Ranks connect when they first talk to each other. gloo otherwise connects all with all at once;
+    a barrier needs one rank's connections only, a star (docs/megatron.md has figures of both).
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class StudentMeeting:
                 checkpoint, another done with its part.
         """
         self._timeout = timedelta(minutes=teacher_minutes + distributed_minutes)
-        self._group = star_group(
-            dist.PrefixStore("meeting", store),
-            dist.get_rank(),
-            dist.get_world_size(),
-            self._timeout,
+        # torch's stubs leave the options out.
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        options._timeout = self._timeout
+        self._group = dist.ProcessGroupGloo(
+            dist.PrefixStore("meeting", store), dist.get_rank(), dist.get_world_size(), options
         )
 
     def wait(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,21 +10,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions
-from megatron_plugin.bridge import (
-    START_TIMEOUT,
-    Pairing,
-    PendingReply,
-    StudentBridge,
-    TeacherReply,
-)
-from megatron_plugin.student.batch import MicroBatch, guide, teacher_rows
+from megatron_plugin.bridge import START_TIMEOUT, Pairing, PendingReply, StudentBridge
+from megatron_plugin.student.batch import MicroBatch, teacher_rows
+from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.meeting import StudentMeeting
-from megatron_plugin.student.step_schedule import read_steps_ahead
+from megatron_plugin.student.steps import read_steps_ahead
 from megatron_plugin.upstream import parallel_state
-from pipeline.guidance import Aggregation
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         bridge: StudentBridge | None,
         *,
         num_microbatches: int,
-        how: Aggregation,
+        guide: Guide,
         group: dist.ProcessGroup,
         lookahead: int,
         meet: Callable[[], None] = lambda: None,
@@ -103,7 +99,7 @@ class GuidedBatches(Iterator[MicroBatch]):
             batches: to guide.
             bridge: of the group's first rank, which passes replies on; None on the others.
             num_microbatches: of a step.
-            how: Φ.
+            guide: puts the losses into the micro-batches.
             group: the tensor- and context-parallel ranks that share these rows.
             lookahead: steps requested beyond the one that is computed.
             meet: returns when all of the student's ranks are here.
@@ -111,7 +107,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._batches = batches
         self._bridge = bridge
         self._num_microbatches = num_microbatches
-        self._how = how
+        self._guide = guide
         self._group = group
         self._lookahead = lookahead
         self._meet = meet
@@ -130,10 +126,12 @@ class GuidedBatches(Iterator[MicroBatch]):
             if not self._asked:
                 raise StopIteration
             step, pending = self._asked.popleft()
-            reply = self._receive(step, pending)
+            start = time.perf_counter()
+            losses = self._receive(step, pending)
+            waited = time.perf_counter() - start
             # Before this step is computed, so that the teacher has work while it is.
             self._ask(self._lookahead)
-            self._ready.extend(guide(step, reply, self._how))
+            self._ready.extend(self._guide.by_teacher(step, losses, waited_seconds=waited))
         return self._ready.popleft()
 
     def drain(self) -> None:
@@ -151,16 +149,16 @@ class GuidedBatches(Iterator[MicroBatch]):
             pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
             self._asked.append((step, pending))
 
-    def _receive(self, step: list[MicroBatch], pending: PendingReply | None) -> TeacherReply:
-        places = step[0].rows["teacher_input_ids"].shape[1]
+    def _receive(self, step: list[MicroBatch], pending: PendingReply | None) -> Tensor:
+        """Return the losses of a step's rows, on all ranks of the group."""
         device = step[0].tokens.device
         if pending is None:
-            num_rows = sum(len(batch.tokens) for batch in step)
-            message = torch.empty(TeacherReply.packed_size(num_rows, places), device=device)
+            places = step[0].rows["teacher_input_ids"].shape[1]
+            losses = torch.empty(sum(len(batch.tokens) for batch in step), places, device=device)
         else:
-            message = pending.wait().pack().to(device)
+            losses = pending.wait().to(device)
         # Before the broadcast, whose timeout is Megatron's.
         self._meet()
         if self._group.size() > 1:
-            dist.broadcast(message, dist.get_global_rank(self._group, 0), group=self._group)
-        return TeacherReply.unpack(message, places=places)
+            dist.broadcast(losses, dist.get_global_rank(self._group, 0), group=self._group)
+        return losses

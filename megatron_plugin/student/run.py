@@ -17,24 +17,26 @@ from torch import distributed as dist
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.models.arguments import config_of_arguments, require_model
-from megatron_plugin.models.build import describe_layers, load_model, packed_layer_spec
+from megatron_plugin.models.build import load_model, packed_layer_spec
 from megatron_plugin.models.weights import Weights, open_weights
 from megatron_plugin.student.batch import MicroBatch
-from megatron_plugin.student.colocated import ColocatedTeacher
 from megatron_plugin.student.data import StudentData
 from megatron_plugin.student.forward_step import StepRules, run_forward_step
 from megatron_plugin.student.full_disks import explain_full_disks
+from megatron_plugin.student.guide import score_steps_ahead
 from megatron_plugin.student.requests import Connection, connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
-from megatron_plugin.student.skipped_steps import take_over_skipping
+from megatron_plugin.student.steps import take_over_skipping
+from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.upstream import (
     get_args,
     gpt_config_from_args,
     pretrain_cfg_container_from_args,
 )
 from megatron_plugin.worlds import World
+from pipeline.models.fit import require_tokenizer
+from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
-from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +54,35 @@ class StudentRun:
         argument_defaults: for arguments that the user doesn't give.
     """
 
-    def __init__(self, options: VocagOptions, world: World, manifest: Manifest) -> None:
-        """Note what to do; nothing is opened yet."""
+    def __init__(
+        self,
+        options: VocagOptions,
+        world: World,
+        opened: OpenedRun,
+        checkpoint: Namespace | None = None,
+    ) -> None:
+        """Note what to do; no model is loaded yet.
+
+        Args:
+            options: of the job.
+            world: this rank's.
+            opened: what the run reads.
+            checkpoint: arguments of the run that goes on, None of a new one.
+        """
         self._options = options
         self._world = world
-        self._manifest = manifest
+        self._opened = opened
+        self._checkpoint = checkpoint
         self._weights: Weights | None = None
         self._rules: StepRules | None = None
         self._written: list[str | Path | None] = [options.cache_folder]
-        self._data = StudentData(options, manifest)
+        self._data = StudentData(options, opened)
         self._connection: Connection | None = None
-        self._colocated: ColocatedTeacher | None = None
-        self._identity: RunIdentity | None = None
+        self._is_started = False
         self.store = world.store
         self.argument_defaults = {
             "tokenizer_type": "NullTokenizer",
-            "vocab_size": manifest.student.vocab_size,
+            "vocab_size": opened.manifest.student.vocab_size,
             # Megatron divides by it even where nothing is evaluated.
             "eval_interval": 1000,
         }
@@ -86,15 +101,13 @@ class StudentRun:
         """
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
-        checks.require_student(args, options, self._manifest)
+        checks.require_student(args, options, self._opened.manifest)
         if options.teacher.name:
             checks.require_service(args, options.teacher)
+        self._data.open_held_out(args)
         vocab_size = args.vocab_size or args.padded_vocab_size
         config = gpt_config_from_args(args)
         config.transformer_layer_spec = packed_layer_spec
-        if self._world.rank == 0:
-            made_of = describe_layers(args.transformer_impl, args.params_dtype)
-            logger.info("the student: %s", made_of)
         if options.student is not None:
             self._weights = self._open_student(args, options.student)
             vocab_size = self._weights.shape.vocab_size
@@ -104,10 +117,10 @@ class StudentRun:
             self._weights.shape.config if self._weights else config_of_arguments(args, vocab_size)
         )
         if args.vocag_model_config is None:
-            logger.warning("export_hf can't export a student of this architecture")
+            logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(
             rule=options.rule,
-            expectation=options.expectation,
+            expectation=options.method_options.expectation,
             vocab_size=vocab_size,
             num_microbatches=checks.step_sizes(args).training,
         )
@@ -143,9 +156,7 @@ class StudentRun:
         weights = open_weights(source)
         require_model(args, weights.shape)
         weights.shape.require_window(args.seq_length, what="student")
-        checks.require_own_tokenizer(
-            weights.folder, self._manifest, data=self._options.data, side="student"
-        )
+        require_tokenizer(weights.folder, self._opened.dataset, side="student")
         return weights
 
     def _load_student(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -158,28 +169,28 @@ class StudentRun:
     ) -> tuple[Iterator[MicroBatch], Iterator[MicroBatch] | None, None]:
         """Return endless iterators over training and validation rows; there is no test set."""
         args = get_args()
-        self._take_up_run(args, self._data.open_training(args))
-        self._start_teacher(args)
+        if not self._is_started:  # by another chunk of this rank's model
+            self._take_up_run(args, self._data.training_rows(args))
+            self._start_teacher(args)
+            self._is_started = True
         train = self._data.training_batches(args, num_samples[0], self._connection, vp_stage)
         return train, self._data.validation_batches(args, self._connection, vp_stage), None
 
     def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
         """Note in the arguments, which every checkpoint keeps, what the run is made of."""
-        if self._identity is not None:
-            return
-        self._identity = RunIdentity(
+        identity = RunIdentity(
             stream=asdict(rows.state(0)),
             teacher=self._teacher_fingerprint(rows),
             guidance=_guidance(self._options),
         )
         if args.iteration:
-            require_same_run(args, self._identity, rows)
-        args.vocag_run = asdict(self._identity)
+            require_same_run(args, self._checkpoint, identity, rows)
+        args.vocag_run = asdict(identity)
         needed = args.train_iters * args.global_batch_size
         if needed > len(rows):
             raise ValueError(
-                f"--train-iters {args.train_iters} need {needed} rows, {self._options.data} has "
-                f"{len(rows)}: raise max_epochs there, or let a dataset repeat"
+                f"--train-iters {args.train_iters} need {needed} rows, {self._options.data.path} "
+                f"has {len(rows)}: raise max_epochs there, or let a dataset repeat"
             )
         if dist.get_rank() == 0:
             for line in _epochs(rows, needed):
@@ -198,14 +209,21 @@ class StudentRun:
         return found[0]
 
     def _start_teacher(self, args: Namespace) -> None:
-        teacher = self._options.teacher
-        if not teacher.name or self._colocated is not None:
-            return
-        if not teacher.world_size:
-            self._colocated = ColocatedTeacher(self._manifest, self._options, args)
-        elif self._connection is None:
+        """Load the teacher on the student's ranks, or connect with its own world."""
+        options = self._options
+        if options.teacher.world_size:
             assert self._world.bridge_store is not None
-            self._connection = connect(teacher, args, self._world.bridge_store)
+            self._connection = connect(options.teacher, args, self._world.bridge_store)
+        elif options.teacher.name:
+            teacher = load_teacher(
+                options.teacher,
+                self._opened,
+                seq_length=checks.teacher_seq_length(
+                    options, self._opened.manifest, args.seq_length
+                ),
+                allow_untrained=options.allow_untrained_teacher,
+            )
+            score_steps_ahead(teacher, self._data.guide)
 
 
 def _epochs(rows: AlignedRows, num_rows: int) -> list[str]:
@@ -220,7 +238,7 @@ def _epochs(rows: AlignedRows, num_rows: int) -> list[str]:
 
 def _guidance(options: VocagOptions) -> dict[str, Any]:
     return {
-        "aggregation": options.aggregation,
-        "expectation": options.expectation,
+        "aggregation": options.method_options.aggregation,
+        "expectation": options.method_options.expectation,
         **asdict(options.rule),
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_plugin.models.shape import shape_of_config
-from megatron_plugin.models.weights import checkpoint_args, newest_iteration
+from megatron_plugin.models.weights import TRACKER_FILE, checkpoint_args, newest_iteration
 from pipeline.streaming import AlignedRows, StreamState
 
 
@@ -31,24 +31,37 @@ class RunIdentity:
     guidance: dict[str, Any]
 
 
-def saved_stream(args: Namespace) -> StreamState | None:
-    """Return what the checkpoint that Megatron has loaded keeps of the data; None of a new run."""
-    if not args.iteration:
+def read_checkpoint(args: Namespace) -> Namespace | None:
+    """Return the arguments of the run that Megatron will load a checkpoint of; None of a new run.
+
+    Args:
+        args: Megatron's.
+
+    Raises:
+        WeightsError: a checkpoint that isn't complete.
+    """
+    if not args.load or args.finetune or not Path(args.load, TRACKER_FILE).is_file():
         return None
-    saved = getattr(checkpoint_args(newest_iteration(Path(args.load))), "vocag_run", None)
+    return checkpoint_args(newest_iteration(Path(args.load)))
+
+
+def saved_stream(checkpoint: Namespace | None) -> StreamState | None:
+    """Return what a checkpoint keeps of the data."""
+    saved = getattr(checkpoint, "vocag_run", None)
     return None if saved is None else StreamState(**saved["stream"])
 
 
-def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) -> None:
+def require_same_run(
+    args: Namespace, checkpoint: Namespace | None, identity: RunIdentity, rows: AlignedRows
+) -> None:
     """Check that the checkpoint which Megatron has loaded goes on in this run.
 
     Raises:
         ChangedRunError: another teacher, guidance or rotary embedding.
         StreamMismatchError: other data, order or batch size.
     """
-    before = checkpoint_args(newest_iteration(Path(args.load)))
-    saved = getattr(before, "vocag_run", None)
-    if saved is None:
+    saved = getattr(checkpoint, "vocag_run", None)
+    if checkpoint is None or saved is None:
         raise ChangedRunError(
             f"{args.load} was not saved by this trainer, so what it was trained on isn't known: "
             "add --finetune to start a new run from its weights"
@@ -62,12 +75,12 @@ def require_same_run(args: Namespace, identity: RunIdentity, rows: AlignedRows) 
                 f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use "
                 "the run's own, or add --finetune to start a new run from its weights"
             )
-    _require_same_rotation(args, before)
+    _require_same_rotation(args, checkpoint)
 
 
-def _require_same_rotation(args: Namespace, before: Namespace) -> None:
+def _require_same_rotation(args: Namespace, checkpoint: Namespace) -> None:
     """Check what no weight's shape shows: how positions rotate."""
-    found = [getattr(each, "vocag_model_config", None) for each in (before, args)]
+    found = [getattr(each, "vocag_model_config", None) for each in (checkpoint, args)]
     configs = [config for config in found if config is not None]
     if len(configs) < len(found):
         return

@@ -6,7 +6,6 @@ one, h hidden size.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,9 +15,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from megatron_plugin.bridge import TeacherReply, TeacherRows
+from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import row_segments
-from megatron_plugin.models.build import Precision, build_frozen_model
+from megatron_plugin.models.build import build_frozen_model
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
 from megatron_plugin.teacher.replica import all_losses, own_rows
@@ -43,12 +42,11 @@ class Teacher:
     def __init__(
         self,
         weights: Weights,
-        precision: Precision,
+        dtype: torch.dtype,
         *,
         seq_length: int,
         micro_batch_size: int,
         device: torch.device,
-        layers_per_stage: Sequence[int],
     ) -> None:
         """Load this rank's part of the model."""
         self.seq_length = seq_length
@@ -61,11 +59,9 @@ class Teacher:
             parts *= parallel_state.get_tensor_model_parallel_world_size()
         self._num_places = -(-seq_length // parts) * parts
         self._vocab_size = weights.shape.vocab_size
-        self._model = build_frozen_model(
-            weights, precision, device=device, layers_per_stage=layers_per_stage
-        )
+        self._model = build_frozen_model(weights, dtype, device=device)
 
-    def score(self, rows: TeacherRows) -> TeacherReply | None:
+    def score(self, rows: TeacherRows) -> Tensor | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
 
         All micro-batches go through the pipeline in one pass, so that its stages wait only at the
@@ -75,9 +71,9 @@ class Teacher:
             rows: a multiple of `micro_batch_size` of them.
 
         Returns:
-            On the last pipeline stage the losses, on the device; elsewhere None.
+            On the last pipeline stage fp32 [rows, seq_length] losses in nats, on the device, NaN
+            for tokens without context; elsewhere None.
         """
-        start = time.perf_counter()
         if len(rows) % self.micro_batch_size:
             raise ValueError(
                 f"{len(rows)} rows are no multiple of --vocag-teacher-micro-batch-size "
@@ -87,11 +83,7 @@ class Teacher:
         num_microbatches = len(own) // self.micro_batch_size
         parts = (own.share(part, num_microbatches) for part in range(num_microbatches))
         losses = self._forward(parts, num_microbatches)
-        if not losses:
-            return None
-        stacked = all_losses(torch.cat(losses), len(rows))
-        num_tokens = float((~stacked.isnan()).sum())  # waits for the device
-        return TeacherReply(stacked, num_tokens, time.perf_counter() - start)
+        return all_losses(torch.cat(losses), len(rows)) if losses else None
 
     def mean_loss(self, tokens: Sequence[int]) -> float | None:
         """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
@@ -104,8 +96,8 @@ class Teacher:
         row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
         bounds = torch.tensor([0, count, self.seq_length], dtype=torch.int32)
         num_rows = self.micro_batch_size
-        scores = self.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
-        return None if scores is None else float(scores.losses[0, :count].nanmean())
+        losses = self.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
+        return None if losses is None else float(losses[0, :count].nanmean())
 
     @torch.no_grad()
     def _forward(self, parts: Iterator[TeacherRows], num_microbatches: int) -> list[Tensor]:

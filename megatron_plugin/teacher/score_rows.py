@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pipeline.packing.kernels import fit_segments
 from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.engines.interface import Line, line_of
 from pipeline.scoring.sidecars import DocumentTokens
 
 _WINDOW_PIECES = 8192
@@ -46,32 +47,25 @@ def pack_pieces(
         >>> pack_pieces(tokens, rule.pieces(index), rule).input_ids.shape
         (12, 1984)
     """
-    contexts = [rule.context_token(continues=bool(c)) for c in pieces.continues.tolist()]
-    added = np.array([context is not None for context in contexts], np.int64)
-    row_of = _fit(pieces.stop - pieces.start + added, rule.teacher_seq_length)
-    members: list[list[int]] = [[] for _ in range(int(row_of.max(initial=-1)) + 1)]
-    for piece, row in enumerate(row_of.tolist()):
-        members[row].append(piece)
+    lines = [line_of(tokens, pieces, number, rule) for number in range(len(pieces))]
+    seq_length = rule.teacher_seq_length
+    row_of = _fit(np.array([len(line.input_ids) for line in lines], np.int64), seq_length)
+    members: list[list[Line]] = [[] for _ in range(int(row_of.max(initial=-1)) + 1)]
+    for line, row in zip(lines, row_of.tolist(), strict=True):
+        members[row].append(line)
     members += [[]] * (-len(members) % num_rows if members else num_rows)
-    shape = (len(members), rule.teacher_seq_length)
-    input_ids = np.zeros(shape, np.int32)
-    targets = np.full(shape, -1, np.int64)
+    input_ids = np.zeros((len(members), seq_length), np.int32)
+    targets = np.full(input_ids.shape, -1, np.int64)
     most = max(map(len, members), default=0)
-    cu_seqlens = np.full((len(members), most + 2), rule.teacher_seq_length, np.int32)
+    cu_seqlens = np.full((len(members), most + 2), seq_length, np.int32)
     cu_seqlens[:, 0] = 0
     for row, own in enumerate(members):
         end = 0
-        for number, piece in enumerate(own):
-            context, first = contexts[piece], int(tokens.starts[pieces.document[piece]])
-            start, stop = first + int(pieces.start[piece]), first + int(pieces.stop[piece])
-            if context is not None:
-                input_ids[row, end] = context
-                end += 1
-            input_ids[row, end : end + stop - start] = tokens.input_ids[start:stop]
-            scored = first + int(pieces.scored_from[piece])
-            targets[row, end + scored - start : end + stop - start] = np.arange(scored, stop)
-            end += stop - start
-            cu_seqlens[row, number + 1] = end
+        for number, line in enumerate(own, 1):
+            start, end = end, end + len(line.input_ids)
+            input_ids[row, start:end] = line.input_ids
+            targets[row, start + line.places] = line.targets
+            cu_seqlens[row, number] = end
     return PackedPieces(input_ids, cu_seqlens, targets)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from argparse import Namespace
 from datetime import timedelta
@@ -14,38 +13,40 @@ import torch
 from torch import distributed as dist
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import TeacherOptions, VocagOptions
+from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.replica import replica_index, replica_ranks
-from megatron_plugin.teacher.setup import load_teacher
-from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
+from megatron_plugin.teacher.setup import load_teacher, start_ranks
 from megatron_plugin.worlds import World
-from schemas.manifest import Manifest
+from pipeline.packing.opening import OpenedRun
 
 logger = logging.getLogger(__name__)
 
 
-def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespace) -> None:
+def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespace) -> None:
     """Be one rank of the teacher's world, to the end of the job.
 
     Args:
         options: of the job.
         world: this rank's.
-        manifest: the dataset's.
+        opened: what the run reads.
         args: Megatron's, parsed only: the student's sizes and the backend.
     """
     assert world.bridge_store is not None
     if args.exit_signal_handler:
         # The student finishes its step and saves; it needs losses until then, and ends us.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    device = _initialise(options.teacher, world, args)
+    start_ranks(
+        options.teacher,
+        args.distributed_backend,
+        timedelta(minutes=args.distributed_timeout_minutes),
+        place={"store": world.store, "rank": world.rank, "world_size": world.size},
+    )
     teacher = load_teacher(
         options.teacher,
-        manifest,
-        data=options.data,
-        seq_length=checks.teacher_seq_length(options, manifest, args.seq_length),
-        device=device,
+        opened,
+        seq_length=checks.teacher_seq_length(options, opened.manifest, args.seq_length),
         allow_untrained=options.allow_untrained_teacher,
     )
     # First: ranks without a bridge then wait in it for those that connect.
@@ -61,25 +62,6 @@ def serve(options: VocagOptions, world: World, manifest: Manifest, args: Namespa
     logger.info("teacher rank %d scored %d rows", world.rank, num_rows)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _initialise(teacher: TeacherOptions, world: World, args: Namespace) -> torch.device:
-    # Both worlds may share one device, to measure or to try.
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    dist.init_process_group(
-        args.distributed_backend,
-        store=world.store,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(minutes=args.distributed_timeout_minutes),
-    )
-    parallel_state.initialize_model_parallel(
-        teacher.tensor_model_parallel_size,
-        teacher.pipeline_model_parallel_size,
-        expert_model_parallel_size=teacher.expert_model_parallel_size,
-    )
-    model_parallel_cuda_manual_seed(args.seed)
-    return torch.device("cuda")
 
 
 def _student_replicas(args: Namespace, world: World) -> int:
@@ -125,7 +107,7 @@ def _answer_requests(
             torch.cat([request.input_ids for request in requests]),
             torch.cat([request.cu_seqlens for request in requests]),
         )
-        reply = teacher.score(together)
+        losses = teacher.score(together)
         if bridge is not None:
-            assert reply is not None
-            bridge.reply(reply.split([len(request) for request in requests]))
+            assert losses is not None
+            bridge.reply(losses.split([len(request) for request in requests]))

@@ -5,7 +5,6 @@ Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,6 @@ from numpy.typing import NDArray
 from pipeline.alignment.kernels import first_non_monotone, merge_spans
 from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
 from pipeline.tokenization import Tokenizer
-from pipeline.tokenization.offsets import to_character_units
-
-Unit = Literal["byte", "character"]
 
 
 class AlignmentError(ValueError):
@@ -71,8 +67,6 @@ def align_batch(
     documents: Sequence[SourceDocument],
     student_tokenizer: Tokenizer,
     teacher_tokenizer: Tokenizer,
-    *,
-    unit: Unit = "byte",
 ) -> AlignedBatch:
     """Tokenize documents with both tokenizers and align them.
 
@@ -80,8 +74,6 @@ def align_batch(
         documents: the texts.
         student_tokenizer: the student's.
         teacher_tokenizer: the teacher's.
-        unit: "character" aligns in the paper's units, where the pieces of one character all
-            claim it; the batch's byte_offsets stay bytes.
 
     Returns:
         The documents that both could tokenize, aligned; the others, with reasons.
@@ -92,14 +84,10 @@ def align_batch(
     failures = find_failures(student, teacher)
     if failures:
         kept = [document for place, document in enumerate(documents) if place not in failures]
-        aligned = align_batch(kept, student_tokenizer, teacher_tokenizer, unit=unit)
+        aligned = align_batch(kept, student_tokenizer, teacher_tokenizer)
         failed = [(documents[place], failures[place]) for place in sorted(failures)]
         return replace(aligned, failures=failed)
-    if unit == "character":
-        spans = align_tokens(_in_characters(student, texts), _in_characters(teacher, texts))
-    else:
-        spans = align_tokens(student, teacher)
-    return AlignedBatch(documents, student, teacher, spans)
+    return AlignedBatch(documents, student, teacher, align_tokens(student, teacher))
 
 
 def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
@@ -176,13 +164,3 @@ def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
     filled = np.diff(tokens.cu_tokens) > 0
     ends[filled] = tokens.byte_offsets[tokens.cu_tokens[1:][filled] - 1, 1]
     return ends
-
-
-def _in_characters(batch: TokenBatch, texts: Sequence[bytes]) -> TokenBatch:
-    """Return the batch in characters, where the pieces of one character overlap: none tiles."""
-    parts = [
-        to_character_units(batch.byte_offsets[first:last], text.decode())
-        for text, first, last in zip(texts, batch.cu_tokens[:-1], batch.cu_tokens[1:], strict=True)
-    ]
-    offsets = np.concatenate([np.empty((0, 2), np.int64), *parts]).astype(np.int32)
-    return replace(batch, byte_offsets=offsets, tiles=np.zeros(len(texts), np.bool_))

@@ -105,17 +105,9 @@ class AlignmentStatistics:
     @staticmethod
     def empty() -> "AlignmentStatistics":
         """Return the statistics of no documents."""
-        by_length = [np.zeros(len(LENGTH_EDGES), np.int64) for _ in range(2)]
-        by_bin = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
-        return AlignmentStatistics(
-            *(0, 0, 0, 0, 0),
-            *(0.0, 0.0),
-            by_length[0],
-            by_length[1],
-            by_bin[0],
-            by_bin[1],
-            by_bin[2],
-        )
+        by_length, by_bin = (np.zeros(size, np.int64) for size in (len(LENGTH_EDGES), MAX_BIN + 1))
+        counts = (by_length, by_length.copy(), by_bin, by_bin.copy(), by_bin.copy())
+        return AlignmentStatistics(0, 0, 0, 0, 0, 0.0, 0.0, *counts)
 
 
 @dataclass(frozen=True, eq=False)

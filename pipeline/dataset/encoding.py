@@ -27,10 +27,10 @@ _DTYPE_NAMES = {1: "U8", 2: "U16", 4: "U32"}
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """One tensor of every document of a batch: `values[starts[d]:starts[d + 1]]` each."""
+    """One tensor of every document of a batch: `values[starts[d]:starts[d + 1]]` each, uint32."""
 
     name: str
-    values: NDArray[Any]
+    values: NDArray[np.uint32]
     starts: NDArray[np.int64]
     item_sizes: NDArray[np.int64]
     columns: int = 1
@@ -95,20 +95,28 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
     token_bytes and byte_offsets each hold some documents only: the others' items have size 0.
     """
     fields: list[_Field] = []
+
+    def add(
+        name: str,
+        values: NDArray[Any],
+        starts: NDArray[np.int64],
+        held: Any = True,
+        columns: int = 1,
+    ) -> None:
+        numbers = values.astype(f"{values.dtype.kind}4", copy=False).view(np.uint32)
+        sizes = _narrowest(numbers, starts) * held
+        fields.append(_Field(name, numbers, starts, sizes, columns))
+
     for side, tokens in (("student", batch.student), ("teacher", batch.teacher)):
-        cu_tokens, offsets = tokens.cu_tokens, tokens.byte_offsets
-        id_sizes = _narrowest(tokens.input_ids, cu_tokens)
-        fields.append(_Field(f"{side}.input_ids", tokens.input_ids, cu_tokens, id_sizes))
-        lengths, sizes = range_widths(offsets, cu_tokens)
-        fields.append(_Field(f"{side}.token_bytes", lengths, cu_tokens, sizes * tokens.tiles))
-        if not tokens.tiles.all():
-            values, starts = offsets.reshape(-1), 2 * cu_tokens
-            sizes = _narrowest(values, starts) * ~tokens.tiles
-            fields.append(_Field(f"{side}.byte_offsets", values, starts, sizes, columns=2))
+        cu_tokens, tiles = tokens.cu_tokens, tokens.tiles
+        add(f"{side}.input_ids", tokens.input_ids, cu_tokens)
+        add(f"{side}.token_bytes", _widths(tokens.byte_offsets), cu_tokens, tiles)
+        if not tiles.all():
+            flat = tokens.byte_offsets.reshape(-1)
+            add(f"{side}.byte_offsets", flat, 2 * cu_tokens, ~tiles, columns=2)
     cu_tokens = batch.student.cu_tokens
-    for name, column in (("advance", range_advances), ("width", range_widths)):
-        numbers, sizes = column(batch.teacher_spans, cu_tokens)
-        fields.append(_Field(f"span.{name}", numbers, cu_tokens, sizes))
+    add("span.advance", _advances(batch.teacher_spans, cu_tokens), cu_tokens)
+    add("span.width", _widths(batch.teacher_spans), cu_tokens)
     return sorted(fields, key=lambda field: field.name)
 
 
@@ -211,60 +219,27 @@ def _write_bytes_and_checksum(
     return crc32
 
 
-@compiled
-def _narrowest(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _narrowest(values: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bytes that the largest value of each document needs: 1, 2 or 4."""
-    sizes = np.empty(len(starts) - 1, np.int64)
-    for d in range(len(sizes)):
-        high = np.int64(0)
-        own = values[starts[d] : starts[d + 1]]
-        for i in range(len(own)):
-            high = max(high, np.int64(own[i]))
-        sizes[d] = _bytes_needed(high)
-    return sizes
+    highs = np.zeros(len(starts) - 1, np.int64)
+    filled = np.diff(starts) > 0
+    highs[filled] = np.maximum.reduceat(values, starts[:-1][filled])
+    return 1 + (highs >= 1 << 8) + 2 * (highs >= 1 << 16)
 
 
-@compiled
-def range_widths(
-    ranges: Ranges, cu_tokens: NDArray[np.int64]
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return each range's end less its start, and the bytes that each document's need."""
-    widths = np.empty(len(ranges), np.uint32)
-    sizes = np.empty(len(cu_tokens) - 1, np.int64)
-    for d in range(len(sizes)):
-        own, out = ranges[cu_tokens[d] : cu_tokens[d + 1]], widths[cu_tokens[d] : cu_tokens[d + 1]]
-        high = np.uint32(0)
-        for i in range(len(out)):
-            width = np.uint32(own[i, 1] - own[i, 0])
-            out[i] = width
-            high = max(high, width)
-        sizes[d] = _bytes_needed(high)
-    return widths, sizes
+def _widths(ranges: Ranges) -> Ranges:
+    """Return each range's end less its start."""
+    return ranges[:, 1] - ranges[:, 0]
 
 
-@compiled
-def range_advances(
-    spans: Ranges, cu_tokens: NDArray[np.int64]
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return each span's start less the one before it, and the bytes that each document's need."""
-    advances = np.empty(len(spans), np.uint32)
-    sizes = np.empty(len(cu_tokens) - 1, np.int64)
-    for d in range(len(sizes)):
-        own, out = spans[cu_tokens[d] : cu_tokens[d + 1]], advances[cu_tokens[d] : cu_tokens[d + 1]]
-        high = np.uint32(0)
-        previous = np.int64(0)
-        for i in range(len(out)):
-            advance = np.uint32(own[i, 0] - previous)
-            previous = own[i, 0]
-            out[i] = advance
-            high = max(high, advance)
-        sizes[d] = _bytes_needed(high)
-    return advances, sizes
-
-
-@compiled
-def _bytes_needed(high: Any) -> int:
-    return 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4
+def _advances(spans: Ranges, cu_tokens: NDArray[np.int64]) -> Ranges:
+    """Return each span's start less that of the one before it in its document."""
+    starts = spans[:, 0]
+    advances = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=advances[1:])
+    firsts = cu_tokens[:-1][np.diff(cu_tokens) > 0]
+    advances[firsts] = starts[firsts]
+    return advances
 
 
 @compiled
@@ -274,7 +249,7 @@ def _write_field(
     out32: NDArray[np.uint32],
     positions: NDArray[np.int64],
     item_sizes: NDArray[np.int64],
-    values: NDArray[Any],
+    values: NDArray[np.uint32],
     starts: NDArray[np.int64],
 ) -> None:
     """Write one field of each document, narrowed, at its byte position.
@@ -296,7 +271,7 @@ def _write_field(
 
 
 @compiled
-def _copy(values: NDArray[Any], out: NDArray[Any]) -> None:
+def _copy(values: NDArray[np.uint32], out: NDArray[Any]) -> None:
     """Copy with truncation; slices indexed from 0 let the compiler use vector instructions."""
     for i in range(len(out)):
         out[i] = values[i]

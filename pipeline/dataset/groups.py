@@ -11,7 +11,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from schemas.index import ShardIndex
 from schemas.manifest import Manifest, ShardRecord
 
 _READ_AT_ONCE = 8
@@ -134,17 +133,13 @@ def _count_shard(
     if pa.types.is_dictionary(values.type):
         values = values.cast(pa.string())
     columns = {column: getattr(index, column) for column in _SUMS}
-    table = pa.table({"value": values, "num_documents": _ones(index), **columns})
+    table = pa.table({"value": values, "num_documents": np.ones(len(index), np.int64), **columns})
     kept = np.delete(np.arange(len(index)), dataset.removed_of(shard_index))
     table = table.take(kept)
     names = ["num_documents", *_SUMS]
     grouped = table.group_by("value").aggregate([(column, "sum") for column in names])
     sums = np.stack([grouped.column(f"{column}_sum").to_numpy() for column in names], axis=1)
     yield from zip(map(_round, grouped.column("value").to_pylist()), sums, strict=True)
-
-
-def _ones(index: ShardIndex) -> NDArray[np.int64]:
-    return np.ones(len(index), np.int64)
 
 
 def _round(value: Value) -> Value:

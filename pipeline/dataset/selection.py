@@ -84,20 +84,25 @@ class ChosenDocuments:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def read(self, shard_index: int, *, with_removed: bool = False) -> tuple[ShardIndex, Kept]:
+    def read(
+        self, shard_index: int, *, with_removed: bool = False, with_names: bool = False
+    ) -> tuple[ShardIndex, Kept]:
         """Return one shard's index, all documents in it, and which of them are read.
 
         Args:
             shard_index: the shard.
             with_removed: read those too that are removed, so that what is stored beside a shard
                 doesn't depend on them.
+            with_names: read ids and quality too, which samples are checked by.
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
             WhereError: a document's value can't be converted as the condition wants it.
         """
-        fields, with_names = self._needed
-        index = self.dataset.read_index(shard_index, with_names=with_names, metadata=fields)
+        fields, needs_names = self._needed
+        index = self.dataset.read_index(
+            shard_index, with_names=with_names or needs_names, metadata=fields
+        )
         removed = np.empty(0, np.int64) if with_removed else self.dataset.removed_of(shard_index)
         if not self.where and not len(removed):
             return index, None

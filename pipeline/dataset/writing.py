@@ -37,7 +37,10 @@ class WrittenShard:
 
 
 class ShardWriter:
-    """Writes one tar, batch by batch; the same batches always give the same bytes."""
+    """Writes one tar, batch by batch; the same batches always give the same bytes.
+
+    Batches are encoded, hashed and written in the background, while the next is tokenized.
+    """
 
     def __init__(
         self, file: BinaryIO, *, keep_text: bool = False, metadata: Sequence[MetadataColumn] = ()
@@ -49,7 +52,7 @@ class ShardWriter:
             keep_text: whether samples hold their text.
             metadata: the columns that documents have values for.
         """
-        self.num_bytes = 0
+        self._num_bytes = 0
         self._file = file
         self._keep_text = keep_text
         self._metadata = metadata
@@ -60,10 +63,31 @@ class ShardWriter:
         self._background = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tar so far; waits until all of it is written."""
+        self._wait()
+        return self._num_bytes
+
     def add(self, batch: AlignedBatch) -> None:
-        """Append a batch's documents, in order."""
-        if not batch.documents:
-            return
+        """Append a batch's documents, in order; what goes wrong is raised by a later call."""
+        self._wait()
+        if batch.documents:
+            self._pending = self._background.submit(self._append, batch)
+
+    def close(self) -> WrittenShard:
+        """Write the tar's end and return what was written; the file stays open."""
+        self._wait()
+        self._write(memoryview(END_OF_TAR))
+        self._background.shutdown()
+        return WrittenShard(
+            index=concatenate_indices(self._indices),
+            num_bytes=self._num_bytes,
+            sha256=self._hash.hexdigest(),
+            statistics=AlignmentStatistics.merge(self._statistics),
+        )
+
+    def _append(self, batch: AlignedBatch) -> None:
         encoded = encode_batch(batch, keep_text=self._keep_text)
         cuts = find_cut_points(
             batch.student.byte_offsets,
@@ -77,7 +101,7 @@ class ShardWriter:
         index = ShardIndex(
             key=encoded.keys,
             document_id=[document.document_id for document in batch.documents],
-            payload_offset=encoded.payload_offset + self.num_bytes,
+            payload_offset=encoded.payload_offset + self._num_bytes,
             payload_bytes=encoded.payload_bytes,
             crc32=encoded.crc32,
             num_text_bytes=np.array([len(document.text) for document in batch.documents], np.int64),
@@ -92,25 +116,7 @@ class ShardWriter:
         )
         self._indices.append(index)
         self._statistics.append(statistics)
-        self._append(memoryview(encoded.members))
-
-    def close(self) -> WrittenShard:
-        """Write the tar's end and return what was written; the file stays open."""
-        self._append(memoryview(END_OF_TAR))
-        self._wait()
-        self._background.shutdown()
-        return WrittenShard(
-            index=concatenate_indices(self._indices),
-            num_bytes=self.num_bytes,
-            sha256=self._hash.hexdigest(),
-            statistics=AlignmentStatistics.merge(self._statistics),
-        )
-
-    def _append(self, data: memoryview) -> None:
-        """Hash and write in the background, while the next batch is tokenized."""
-        self._wait()
-        self._pending = self._background.submit(self._write, data)
-        self.num_bytes += len(data)
+        self._write(memoryview(encoded.members))
 
     def _wait(self) -> None:
         if self._pending is not None:
@@ -119,6 +125,7 @@ class ShardWriter:
     def _write(self, data: memoryview) -> None:
         self._hash.update(data)
         self._file.write(data)
+        self._num_bytes += len(data)
 
 
 def _columns(

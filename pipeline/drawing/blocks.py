@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.drawing.formatting import format_count, format_plural, format_share
+
 
 @dataclass(frozen=True)
 class PreviewToken:
@@ -66,31 +68,41 @@ class PreviewDocument:
     """One document, or its beginning.
 
     Attributes:
-        document_id: its id.
-        key: its sample's key.
-        shard: its shard's name.
+        title: its id, or what else tells it apart.
+        place: where it is; "" for a text of nowhere.
         num_student_tokens: in the whole document.
         num_teacher_tokens: in the whole document.
         num_unmapped: student tokens of the whole document without a teacher token.
         num_text_bytes: of the whole document.
-        has_text: whether token texts are the document's own bytes, not the vocabulary's.
         blocks: what is shown, in order.
+        has_text: whether token texts are the document's own bytes, not the vocabulary's.
     """
 
-    document_id: str
-    key: str
-    shard: str
+    title: str
+    place: str
     num_student_tokens: int
     num_teacher_tokens: int
     num_unmapped: int
     num_text_bytes: int
-    has_text: bool
     blocks: tuple[Block, ...]
+    has_text: bool = True
 
     @property
     def num_shown(self) -> int:
         """Student tokens that are shown."""
         return sum(len(block.student) for block in self.blocks)
+
+    @property
+    def facts(self) -> str:
+        """Its sizes, in words."""
+        unmapped = format_share(self.num_unmapped, self.num_student_tokens)
+        counts = (
+            f"{format_count(self.num_student_tokens)} student tokens",
+            f"{format_count(self.num_teacher_tokens)} teacher tokens",
+            f"{format_count(self.num_unmapped)} unmapped ({unmapped})",
+            format_plural(self.num_text_bytes, "byte"),
+        )
+        return ", ".join([*counts, *([self.place] if self.place else [])])
 
 
 def make_blocks(
@@ -191,7 +203,7 @@ def _preview_tokens(tokens: ShownTokens, mapped: NDArray[np.int64]) -> list[Prev
             text=_describe(content, token_id, end - start),
             byte_range=(start, end),
             mapped=(first, last),
-            is_bytes=content is not None and _is_broken(content),
+            is_bytes=content is not None and content.decode(errors="ignore").encode() != content,
         )
         for index, (content, token_id, (start, end), (first, last)) in enumerate(rows)
     ]
@@ -201,14 +213,6 @@ def _describe(content: bytes | None, token_id: int, num_bytes: int) -> str:
     if content is not None:
         return show_bytes(content)
     return f"#{token_id}" if num_bytes else "∅"
-
-
-def _is_broken(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""Charts by matplotlib: lines, bars and values with intervals, as SVG.
+"""Charts by matplotlib: lines, bars and values with intervals, as files and in pages.
 
 matplotlib is imported when a chart is drawn, so that a job's worker needs none. Text stays text,
-and ink takes the colour of the text around it: a chart is readable on light and dark pages.
+and in a page ink takes the colour of the text around it: a chart is readable on light and dark.
 """
 
 import io
@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-import numpy as np
-
-from pipeline.drawing.web_page import clean, render_page, tag
+from pipeline.drawing.web_page import clean
 from vocag_cli import install
 
 if TYPE_CHECKING:
@@ -51,11 +49,6 @@ _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vocag",  # the same chart, the same bytes
 }
-_FILE_STYLE: Final = """
-svg { color: #1d2127; background: #ffffff; }
-@media (prefers-color-scheme: dark) { svg { color: #e7e9ec; background: #14161a; } }
-"""
-_SVG: Final = "http://www.w3.org/2000/svg"
 _ROW: Final = 0.24
 """Height of an interval, in inches."""
 _FEW, _AXIS_LETTERS = 5, 60
@@ -136,13 +129,12 @@ def bar_chart(
             places = [bar + (n - (len(series) - 1) / 2) * thick for bar in range(len(labels))]
             drawn[name] = axes.bar(places, shares, thick, color=_colour(n))
             if len(labels) <= _FEW:
-                texts = [f"{100 * share:.2f} %" for share in shares]
-                axes.bar_label(drawn[name], texts, fontsize=10)
+                axes.bar_label(drawn[name], list(map(_percent, shares)), fontsize=10)
         every = -(-len(labels) * max(map(len, labels), default=1) // _AXIS_LETTERS)
         axes.set_xticks(range(0, len(labels), every), [clean(text) for text in labels[::every]])
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.1)
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
+        axes.yaxis.set_major_formatter(lambda share, _: _percent(share))
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label))
         if len(series) > 1:
             _legend(axes, drawn, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
@@ -179,9 +171,10 @@ def interval_chart(
         for n, (name, values) in enumerate(series.items()):
             shift = (n - (len(series) - 1) / 2) * slot
             known = [(group + shift, *ends) for group, ends in enumerate(values) if ends]
-            ys, lows, points, highs = np.array(known).reshape(-1, 4).T
-            errors = np.stack([points - lows, highs - points])
-            drawn[name] = axes.errorbar(points, ys, xerr=errors, fmt="o", color=_colour(n))
+            points, ys = [point for *_, point, _ in known], [y for y, *_ in known]
+            below = [point - low for _, low, point, _ in known]
+            above = [high - point for *_, point, high in known]
+            drawn[name] = axes.errorbar(points, ys, xerr=[below, above], fmt="o", color=_colour(n))
             for y, _, point, high in known:
                 text, away = f"{point:{form}}", "offset points"
                 axes.annotate(text, (high, y), (6, 0), textcoords=away, va="center")
@@ -205,13 +198,8 @@ def draw_svg(figure: "Figure") -> Element:
         >>> draw_svg(chart).get("aria-label")
         'loss'
     """
-    import matplotlib
-
     file = io.StringIO()
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The reader's fonts draw the text, not the font that has been used to measure it.
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    _save(figure, file, "svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue().replace(_INK, "currentColor"))
     for element in root.iter():
         # Inside a page SVG needs no namespaces; and an id there must not come twice.
@@ -221,13 +209,13 @@ def draw_svg(figure: "Figure") -> Element:
         if element.tag == "g":
             element.attrib.pop("id", None)
     root.remove(next(root.iter("metadata")))
-    style = "max-width: 100%; height: auto"
-    root.attrib |= {"role": "img", "aria-label": _title(figure), "style": style}
+    title = figure.get_suptitle().replace("\n", " ")
+    root.attrib |= {"role": "img", "aria-label": title, "style": "max-width: 100%; height: auto"}
     return root
 
 
-def write_figure(figure: "Figure", output: Path, *, notes: Sequence[str] = ()) -> None:
-    """Write a chart as an .svg file, or as an .html page with notes beneath it.
+def write_figure(figure: "Figure", output: Path) -> None:
+    """Write a chart as a file of any kind that matplotlib writes: .svg, .pdf, .png.
 
     Raises:
         ValueError: another ending.
@@ -236,15 +224,8 @@ def write_figure(figure: "Figure", output: Path, *, notes: Sequence[str] = ()) -
         >>> write_figure(chart, Path("figure.svg"))
     """
     require_drawable(output)
-    svg = draw_svg(figure)
-    if output.suffix == ".svg":
-        svg.set("xmlns", _SVG)
-        svg.insert(0, tag("style", _FILE_STYLE))
-        text = ElementTree.tostring(svg, encoding="unicode") + "\n"
-    else:
-        text = render_page(_title(figure), svg, tag("pre", "\n".join(notes), class_="mono"))
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, "utf-8")
+    _save(figure, output, output.suffix[1:])
 
 
 def can_draw() -> bool:
@@ -260,8 +241,8 @@ def require_drawable(output: Path | None) -> None:
     """
     if output is None:
         return
-    if output.suffix not in (".svg", ".html"):
-        raise ValueError(f"{output}: name a file that ends in .svg or .html")
+    if output.suffix not in (".svg", ".pdf", ".png"):
+        raise ValueError(f"{output}: name a file that ends in .svg, .pdf or .png")
     if not can_draw():
         raise ValueError(f"{output} can't be written. {NOT_DRAWN}")
 
@@ -285,9 +266,19 @@ def _legend(axes: "Axes", drawn: Mapping[str, Any], **place: Any) -> None:
     axes.legend(list(drawn.values()), names, **place)
 
 
-def _title(figure: "Figure") -> str:
-    return figure.get_suptitle().replace("\n", " ")
+def _save(figure: "Figure", file: Path | IO[str], kind: str, **options: Any) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # The reader's fonts draw the text, not the font that has been used to measure it.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        metadata = {"Date": None} if kind == "svg" else None  # the same chart, the same bytes
+        figure.savefig(file, format=kind, metadata=metadata, **options)
 
 
 def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

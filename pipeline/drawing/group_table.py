@@ -1,8 +1,8 @@
 """Documents by a field of their metadata, as cells of a table for the terminal and the report."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from pipeline.dataset.groups import Group
 from pipeline.drawing.formatting import format_count, format_plural, format_share
 
 MAX_GROUPS = 20
@@ -11,35 +11,7 @@ MAX_GROUPS = 20
 HEADING = ["documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"]
 
 
-class GroupCounts(Protocol):
-    """What is told of a group, see `pipeline.dataset.groups.Group`."""
-
-    @property
-    def value(self) -> object:
-        """Of the field; None where the input said nothing."""
-
-    @property
-    def num_documents(self) -> int:
-        """Documents."""
-
-    @property
-    def num_student_tokens(self) -> int:
-        """Student tokens."""
-
-    @property
-    def num_teacher_tokens(self) -> int:
-        """Teacher tokens."""
-
-    @property
-    def num_unmapped(self) -> int:
-        """Student tokens without a teacher token."""
-
-    @property
-    def byte_iou(self) -> float:
-        """Mean over mapped student tokens."""
-
-
-def table_of_groups(name: str, groups: Sequence[GroupCounts]) -> tuple[list[list[str]], str]:
+def table_of_groups(name: str, groups: Sequence[Group]) -> tuple[list[list[str]], str]:
     """Return the rows of a table, its heading first, and a remark on what is not in it, or "".
 
     Example:

@@ -12,17 +12,16 @@ from typing import Literal
 from xml.etree.ElementTree import Element
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
-from pipeline.drawing.formatting import format_count, format_share
+from pipeline.drawing.formatting import format_count
 from pipeline.drawing.terminal_blocks import display_width
-from pipeline.drawing.web_page import render_page, tag
-from schemas.manifest import Manifest
+from pipeline.drawing.web_page import Child, render_page, tag
 
 _COLUMN, _PADDING, _GAP = 7.9, 5.0, 3.0
 _CHIP_HEIGHT, _LINK_HEIGHT, _MARGIN = 24.0, 30.0, 1.0
 _ARROW_HEIGHT, _ARROW_WIDTH = 7.0, 8.0
 _HEIGHT = 2 * (_CHIP_HEIGHT + _MARGIN) + _LINK_HEIGHT
 
-BLOCK_STYLE = """
+_STYLE = """
 .tokens { margin-top: .9rem; line-height: 0; }
 .tokens svg { margin: 0 5px 14px 0; max-width: 100%; height: auto; vertical-align: top; }
 svg text { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -47,12 +46,10 @@ g:hover rect { stroke-width: 2.6; }
   margin-top: 1rem; }
 .legend span { display: inline-flex; align-items: center; gap: .45rem; }
 .legend svg { flex: none; }
-"""
-
-_STYLE = """
 article { padding: 1.1rem 1.25rem 1.3rem; margin-top: 1.1rem; }
 article h2 { margin: 0; font-size: 1.05rem; overflow-wrap: anywhere; }
 .tokens hr { border: 0; margin: 0; height: 0; }
+td { padding: .15rem 1.2rem .15rem 0; } td.number { text-align: right; }
 """
 _LEGEND = (
     ("student", "student token"),
@@ -96,22 +93,32 @@ class _Place:
         return self.top + _CHIP_HEIGHT
 
 
-def render_preview(manifest: Manifest, documents: Sequence[PreviewDocument]) -> str:
+def render_preview(
+    title: str,
+    head: Sequence[Child],
+    documents: Sequence[PreviewDocument],
+    *,
+    legend: Sequence[tuple[str, str]] = _LEGEND,
+    marks: Mapping[int, Mark] = _NO_MARKS,
+) -> str:
     """Return the page: self-contained HTML without scripts or requests.
 
+    Args:
+        title: of the page.
+        head: what comes before the documents.
+        documents: what is drawn, each in a card of its own.
+        legend: what chips of these classes mean.
+        marks: of student tokens, by their index.
+
     Example:
-        >>> Path("preview.html").write_text(render_preview(manifest, documents), "utf-8")
+        >>> Path("preview.html").write_text(render_preview("docs: preview", [], documents), "utf-8")
     """
-    student = tag("span", manifest.student.source, class_="student")
-    teacher = tag("span", manifest.teacher.source, class_="teacher")
     return render_page(
-        f"{manifest.name}: preview",
-        tag("h1", f"{manifest.name}, aligned"),
-        tag("p", "Student ", student, " above, teacher ", teacher, " below."),
-        tag("p", "Fingerprint ", tag("code", manifest.fingerprint), class_="soft small"),
-        draw_legend(_LEGEND),
-        *(_document(document) for document in documents),
-        style=BLOCK_STYLE + _STYLE,
+        title,
+        *head,
+        _draw_legend(legend),
+        *(_document(document, marks) for document in documents),
+        style=_STYLE,
     )
 
 
@@ -132,17 +139,11 @@ def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
         tag("g", tag("title", _hint(token, "teacher")), *_chip(token, place, ["teacher"]))
         for token, place in zip(block.teacher, teacher.values(), strict=True)
     ]
-    return tag(
-        "svg",
-        *drawn,
-        width=_number(width),
-        height=_number(_HEIGHT),
-        viewBox=f"0 0 {_number(width)} {_number(_HEIGHT)}",
-    )
+    box = f"0 0 {_number(width)} {_number(_HEIGHT)}"
+    return tag("svg", *drawn, **_numbers(width=width, height=_HEIGHT), viewBox=box)
 
 
-def draw_legend(kinds: Sequence[tuple[str, str]]) -> Element:
-    """Return what chips of these classes mean, and the signs for white space."""
+def _draw_legend(kinds: Sequence[tuple[str, str]]) -> Element:
     keys = [tag("span", _swatch(kind), words) for kind, words in kinds]
     signs = tag("span", "· ⏎ → space, newline, tab", tag("span", "∅ covers no byte"))
     return tag("div", *keys, signs, class_="legend soft small")
@@ -198,32 +199,23 @@ def _links(place: _Place, teacher: Sequence[_Place], kind: str = "") -> list[Ele
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Element:
-    ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     named = {"class_": kind} if kind else {}
-    return tag("line", **{name: _number(value) for name, value in ends.items()}, **named)
+    return tag("line", **_numbers(x1=x1, y1=y1, x2=x2, y2=y2), **named)
 
 
 def _chip(token: PreviewToken, place: _Place, kinds: Sequence[str]) -> list[Element]:
     unmapped = token.mapped[0] == token.mapped[1] and "unmapped" not in kinds
     bytes_ = ["bytes"] if token.is_bytes else []
     kind = " ".join([*kinds, *bytes_, *(["unmapped"] if unmapped else [])])
-    box = {"x": place.left, "y": place.top, "width": place.size, "height": _CHIP_HEIGHT}
+    box = _numbers(x=place.left, y=place.top, width=place.size, height=_CHIP_HEIGHT, rx=4)
+    written = _numbers(
+        x=place.left + _PADDING,
+        y=place.top + _CHIP_HEIGHT / 2,
+        textLength=place.size - 2 * _PADDING,
+    )
     return [
-        tag(
-            "rect",
-            **{name: _number(value) for name, value in box.items()},
-            rx="4",
-            class_=kind,
-        ),
-        tag(
-            "text",
-            token.text,
-            x=_number(place.left + _PADDING),
-            y=_number(place.top + _CHIP_HEIGHT / 2),
-            textLength=_number(place.size - 2 * _PADDING),
-            lengthAdjust="spacingAndGlyphs",
-            class_=kind,
-        ),
+        tag("rect", **box, class_=kind),
+        tag("text", token.text, **written, lengthAdjust="spacingAndGlyphs", class_=kind),
     ]
 
 
@@ -235,30 +227,23 @@ def _hint(token: PreviewToken, side: str) -> str:
     return f"{side} token {token.index}, id {token.token_id}, bytes {start}:{end}, {mapped}"
 
 
-def _document(document: PreviewDocument) -> Element:
+def _document(document: PreviewDocument, marks: Mapping[int, Mark]) -> Element:
     contents: list[Element] = []
     for block in document.blocks:
-        contents.append(draw_block(block))
+        contents.append(draw_block(block, marks))
         if any("⏎" in token.text for token in block.student):
             contents.append(tag("hr"))
-    facts = (
-        f"{format_count(document.num_student_tokens)} student tokens, "
-        f"{format_count(document.num_teacher_tokens)} teacher tokens, "
-        f"{format_count(document.num_unmapped)} unmapped "
-        f"({format_share(document.num_unmapped, document.num_student_tokens)}), "
-        f"{format_count(document.num_text_bytes)} bytes; sample {document.key} in {document.shard}"
-    )
-    origin = "the kept text" if document.has_text else "the vocabularies: the text was not kept"
-    rest = document.num_student_tokens - document.num_shown
-    notes = [tag("p", f"Token texts come from {origin}.", class_="soft small")]
-    if rest:
-        notes.append(tag("p", f"… {format_count(rest)} more student tokens.", class_="soft small"))
+    notes = []
+    if not document.has_text:
+        notes.append("Token texts come from the vocabularies: the text was not kept.")
+    if rest := document.num_student_tokens - document.num_shown:
+        notes.append(f"… {format_count(rest)} more student tokens.")
     return tag(
         "article",
-        tag("h2", document.document_id),
-        tag("p", facts, class_="soft small"),
+        tag("h2", document.title),
+        tag("p", document.facts, class_="soft small"),
         tag("div", *contents, class_="tokens"),
-        *notes,
+        *(tag("p", note, class_="soft small") for note in notes),
         class_="card",
     )
 
@@ -270,3 +255,7 @@ def _swatch(kinds: str) -> Element:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+def _numbers(**values: float) -> dict[str, str]:
+    return {name: _number(value) for name, value in values.items()}

@@ -1,11 +1,12 @@
 """Draw previews in a terminal: student tokens above, teacher tokens below, block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import wcwidth
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
-from pipeline.drawing.formatting import format_count, format_share, printable
+from pipeline.drawing.formatting import format_count, printable
 
 _STUDENT, _TEACHER, _UNMAPPED, _BYTES, _SOFT = "34", "33", "1;31", "35", "2"
 _LABELS = ("student  ", "teacher  ")
@@ -26,19 +27,12 @@ def draw_document(document: PreviewDocument, *, width: int, colour: bool) -> Ite
         width: columns of the terminal.
         colour: whether to use ANSI colours.
     """
-    yield _paint(f'document "{printable(document.document_id)}"', "1", colour)
-    facts = (
-        f"{document.shard} {document.key}, {format_count(document.num_student_tokens)} student and "
-        f"{format_count(document.num_teacher_tokens)} teacher tokens, "
-        f"{format_count(document.num_unmapped)} unmapped "
-        f"({format_share(document.num_unmapped, document.num_student_tokens)})"
-    )
-    yield _paint(printable(facts), _SOFT, colour)
-    for line in _wrap(document.blocks, width - len(_LABELS[0])):
-        cells = [_draw_block(block, colour) for block in line]
-        tops, bottoms = zip(*cells, strict=True)
-        yield (_paint(_LABELS[0], _STUDENT, colour) + _GAP.join(tops)).rstrip()
-        yield (_paint(_LABELS[1], _TEACHER, colour) + _GAP.join(bottoms)).rstrip()
+    yield _paint(printable(document.title), "1", colour)
+    yield _paint(printable(document.facts), _SOFT, colour)
+    drawn = [_draw_block(block, colour) for block in document.blocks]
+    for line in _wrap(drawn, width - len(_LABELS[0])):
+        for side, (label, code) in enumerate(zip(_LABELS, (_STUDENT, _TEACHER), strict=True)):
+            yield (_paint(label, code, colour) + _GAP.join(b.sides[side] for b in line)).rstrip()
         yield ""
     if document.num_shown < document.num_student_tokens:
         rest = format_count(document.num_student_tokens - document.num_shown)
@@ -56,50 +50,44 @@ def display_width(text: str) -> int:
     return wcwidth.width(text)
 
 
-def _wrap(blocks: tuple[Block, ...], width: int) -> Iterator[list[Block]]:
+class _Drawn(NamedTuple):
+    """A block's two lines, equally wide."""
+
+    sides: tuple[str, str]
+    width: int
+
+
+def _wrap(blocks: Iterable[_Drawn], width: int) -> Iterator[list[_Drawn]]:
     """Yield lines of blocks that fit; a block that is wider than a line has one of its own."""
-    line: list[Block] = []
+    line: list[_Drawn] = []
     used = 0
     for block in blocks:
-        size = _block_width(block)
-        if line and used + size > width:
+        if line and used + block.width > width:
             yield line
             line, used = [], 0
         line.append(block)
-        used += size + len(_GAP)
+        used += block.width + len(_GAP)
     if line:
         yield line
 
 
-def _block_width(block: Block) -> int:
-    return max(_side_width(block.student), _side_width(block.teacher))
+def _draw_block(block: Block, colour: bool) -> _Drawn:
+    top, over = _draw_side(block.student, _STUDENT, colour)
+    bottom, under = _draw_side(block.teacher, _TEACHER, colour)
+    width = max(over, under)
+    return _Drawn((top + " " * (width - over), bottom + " " * (width - under)), width)
 
 
-def _side_width(tokens: tuple[PreviewToken, ...]) -> int:
-    marks = sum(_mark(token) != "" for token in tokens)
-    return sum(display_width(token.text) for token in tokens) + max(len(tokens) - 1, 0) + marks
-
-
-def _mark(token: PreviewToken) -> str:
-    return "!" if token.mapped[0] == token.mapped[1] else ""
-
-
-def _draw_block(block: Block, colour: bool) -> tuple[str, str]:
-    width = _block_width(block)
-    return (
-        _draw_side(block.student, width, _STUDENT, colour),
-        _draw_side(block.teacher, width, _TEACHER, colour),
-    )
-
-
-def _draw_side(tokens: tuple[PreviewToken, ...], width: int, side_colour: str, colour: bool) -> str:
-    parts = []
+def _draw_side(tokens: tuple[PreviewToken, ...], side_colour: str, colour: bool) -> tuple[str, int]:
+    """Return one side's tokens and how many columns they take."""
+    parts, width = [], max(len(tokens) - 1, 0) * len(_SEPARATOR)
     for token in tokens:
-        code = _BYTES if token.is_bytes else side_colour
-        mark = _mark(token)
-        parts.append(_paint(token.text + mark, _UNMAPPED if mark else code, colour))
-    separator = _paint(_SEPARATOR, _SOFT, colour)
-    return separator.join(parts) + " " * (width - _side_width(tokens))
+        text, code = token.text, _BYTES if token.is_bytes else side_colour
+        if token.mapped[0] == token.mapped[1]:
+            text, code = f"{text}!", _UNMAPPED
+        width += display_width(text)
+        parts.append(_paint(text, code, colour))
+    return _paint(_SEPARATOR, _SOFT, colour).join(parts), width
 
 
 def _paint(text: str, code: str, colour: bool) -> str:

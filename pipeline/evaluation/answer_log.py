@@ -1,15 +1,15 @@
-"""What a model has answered, kept line by line: a run that was killed goes on from there.
+"""What a model has answered, kept line by line: a run that was killed continues from there.
 
 lm-eval's own cache pickles, and writes in a thread of its own that a kill outruns. This one is JSON
 lines, each handed to the operating system before the next answer is made.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, hash_args
@@ -22,8 +22,7 @@ class AnswerLog:
 
     Attributes:
         rank: of this process, as lm-eval reads it.
-        world_size: likewise; one process.
-        num_asked: questions that the model itself had to answer.
+        world_size: one process.
     """
 
     rank, world_size = 0, 1
@@ -39,19 +38,9 @@ class AnswerLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._answers = _read(path)
         self._file = path.open("a", encoding="utf-8")
-        self.num_asked = 0
         model.set_cache_hook(self)
 
-    def __enter__(self) -> Self:
-        """Return the log."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close the file."""
         self._file.close()
 
@@ -71,22 +60,14 @@ class AnswerLog:
             self._answers[key] = answer
             self._file.write(json.dumps({"key": key, "answer": answer}) + "\n")
             self._file.flush()
-            self.num_asked += 1
 
     def _answer(
-        self,
-        kind: str,
-        requests: Sequence[Instance],
-        ask: Callable[..., Sequence[Any]],
+        self, kind: str, requests: Sequence[Instance], ask: Callable[..., Sequence[Any]]
     ) -> list[Any]:
         keys = [hash_args(kind, request.args) for request in requests]
-        missing = {
-            key: request
-            for key, request in zip(keys, requests, strict=True)
-            if key not in self._answers
-        }
-        if missing:
-            questions = list(missing.values())
+        asked = dict(zip(keys, requests, strict=True))
+        questions = [request for key, request in asked.items() if key not in self._answers]
+        if questions:
             found = ask(questions, disable_tqdm=not sys.stderr.isatty())  # a log wants no bars
             for request, answer in zip(questions, found, strict=True):
                 self.add_partial(kind, request.args, answer)
@@ -95,12 +76,9 @@ class AnswerLog:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the answers by key; a line that a kill left unfinished is cut off."""
-    if not path.exists():
-        return {}
-    data = path.read_bytes()
-    whole = data.rpartition(b"\n")[0]
-    if len(data) > len(whole) + 1 or (data and not data.endswith(b"\n")):
-        with path.open("r+b") as file:
-            file.truncate(len(whole) + 1 if whole else 0)
-    lines = [json.loads(line) for line in whole.split(b"\n") if line]
+    data = path.read_bytes() if path.exists() else b""
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    lines = map(json.loads, whole.splitlines())
     return {line["key"]: line["answer"] for line in lines}

@@ -1,19 +1,17 @@
-"""`python -m pipeline.evaluation`: the paper's nine sets in one command."""
+"""`vocag evaluate`: the paper's nine sets in one command."""
 
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pipeline.drawing.formatting import printable
-from pipeline.evaluation.sets import NINE, SETS, require_known
+from pipeline.drawing.printing import print_lines
+from pipeline.evaluation.sets import SETS
+from pipeline.evaluation.settings import Asked, Engine
 from vocag_cli.options import Folder, Option, parse_options
-
-MEASURES = ("accuracy", "text", "solution", "answer", "options")
-DONE, CANNOT_RUN, STOPPED = 0, 2, 130
 
 _GROUPS = {
     "tasks": "what is measured",
@@ -24,15 +22,12 @@ _EPILOG = f"""\
 examples:
   vocag evaluate runs/teacher/model --output evaluated
       A student that vocag train left: all nine sets and measures, from math-evaluation-harness's
-      files. Killed? The same command goes on, and asks nothing twice.
+      files. Killed? Run the same command again to continue; nothing is asked twice.
   vocag evaluate full=runs/full/model --output evaluated
-      Another one beside it: evaluated/report.html has both.
-  vocag evaluate checkpoints --data benchmarks --limit 20 --output evaluated
-      A Megatron checkpoint, exported first; 20 items of each set, spread evenly, from local files.
-  vocag evaluate model.gguf --measures solution text --output evaluated
-      Bits per byte alone: what tells students below a billion parameters apart.
-  vocag evaluate TinyLlama/TinyLlama_v1.1 --prompts math-evaluation-harness/prompts --output e
-      The paper's prompts byte for byte, those of MathQA, MMLU-STEM and SAT included.
+      Another student next to it: evaluated/report.html has both.
+  vocag evaluate model.gguf --measures solution text --data benchmarks --limit 20 --output e
+      Bits per byte alone, which tell students below a billion parameters apart; 20 items of each
+      set, spread evenly, from local files.
 
 sets, --tasks: {", ".join(SETS)}
 measures, --measures (docs/evaluation.md says what each is worth at which size):
@@ -42,127 +37,58 @@ measures, --measures (docs/evaluation.md says what each is worth at which size):
   answer     bits per byte of the bare answer, given the problem
   options    the right option's bits per byte, and choice by likelihood, with chance beside it
 
-output: NAME/results.json, NAME/samples/ (what it said), NAME/answers-*.jsonl (to go on from), and
-report.html over every student in the folder.
+output: NAME/results.json, NAME/samples/ (what it said), NAME/answers-*.jsonl (to continue from),
+and report.html over every student in the folder.
 
-exit status: {DONE} done, {CANNOT_RUN} could not run."""
+exit status: 0 done, 2 could not run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EvaluateOptions:
     """Evaluate a student on the paper's nine sets, by the protocol that the paper's numbers have.
 
     Attributes:
-        student: [NAME=] a Hugging Face folder or repository, a .gguf file, or a Megatron
-            checkpoint, which is exported first.
+        student: [NAME=] a Hugging Face folder or repository, or a .gguf file.
         output: folder of the results; students that share one are compared in its report.
-        tasks: sets (default: the nine; math_full is MATH's whole test set).
-        measures: of each set, those that it allows (default: all).
-        data: a folder of the sets' files, NAME.jsonl or NAME/test.jsonl (default:
-            math-evaluation-harness's, downloaded once).
-        prompts: the folder prompts of a clone of math-evaluation-harness, for its worked examples
-            of the sets by letter (default: our own).
-        limit: items of each set, spread evenly; 0 for all.
-        max_answer_tokens: longest answer; the protocol's is 1024.
-        dtype: of the weights; auto: as they are stored.
-        device: such as cpu or cuda:1 (default: the GPU where there is one).
-        batch_size: questions at a time; with more than one, 16-bit answers may differ in rare
-            cases.
-        tokenizer: folder or repository of the tokenizer, where it isn't the student's own.
+        asked: what is measured.
+        engine: how the student runs.
     """
 
     student: Annotated[str, Option("STUDENT", form="positional")]
     output: Folder
-    tasks: Annotated[tuple[str, ...], Option("SET")] = NINE
-    measures: Annotated[tuple[str, ...], Option("MEASURE")] = MEASURES
-    data: Annotated[str, Option("FOLDER")] = ""
-    prompts: Annotated[Path, Option("FOLDER")] | None = None
-    limit: int = 0
-    max_answer_tokens: int = 1024
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Annotated[str, Option("NAME")] = ""
-    batch_size: int = 1
-    tokenizer: Annotated[str, Option("TOKENIZER")] = ""
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: with the option, its value and the remedy.
-        """
-        require_known("--tasks", self.tasks, tuple(SETS))
-        require_known("--measures", self.measures, MEASURES)
-        if self.limit < 0:
-            raise ValueError(f"--limit {self.limit}: it must be 0 or more")
-        for name in ("max_answer_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
+    asked: Asked
+    engine: Engine
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    try:
-        options = parse_options(
-            EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
+
+    def lines() -> Iterator[str]:
+        return _evaluate(
+            parse_options(
+                EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
+            )
         )
-        _quieten()
-        for line in _evaluate(options):
-            print(line, flush=True)
-    except (ValueError, OSError) as error:
-        print(f"vocag evaluate: {printable(str(error))}", file=sys.stderr)
-        return CANNOT_RUN
-    except KeyboardInterrupt:
-        print(
-            "vocag evaluate: stopped; the same command goes on, and asks nothing twice",
-            file=sys.stderr,
-        )
-        return STOPPED
-    return DONE
+
+    return print_lines("vocag evaluate", lines)
 
 
 def _evaluate(options: EvaluateOptions) -> Iterator[str]:
+    _quieten()
     # After the options: help needs neither lm-eval nor torch.
     from pipeline.evaluation.differences import describe_differences, other_students
     from pipeline.evaluation.report import write_report
     from pipeline.evaluation.run import measure_all, open_results, plan
-    from pipeline.evaluation.students import (
-        Engine,
-        answers_name,
-        choose_device,
-        find_student,
-        open_model,
-    )
+    from pipeline.evaluation.students import find_student, open_model, with_device
     from pipeline.evaluation.summary import describe_measurement, describe_results
 
-    output = Path(options.output)
-    steps = plan(options.tasks, options.measures, options.data, options.limit)
-    if not steps:
-        asked = f"--tasks {' '.join(options.tasks)} --measures {' '.join(options.measures)}"
-        raise ValueError(f"{asked}: none of these sets allows any of these measures")
-    student = find_student(options.student, output)
+    output, asked = Path(options.output), options.asked
+    steps = plan(asked)
+    student, engine = find_student(options.student), with_device(options.engine)
     folder = output / student.name
-    engine = Engine(
-        dtype=options.dtype,
-        device=options.device,
-        batch_size=options.batch_size,
-        tokenizer=options.tokenizer,
-    )
-    settings = asdict(engine) | {"device": choose_device(engine.device)}
-    results = open_results(student, folder, settings)
+    results = open_results(student, folder, engine)
     model = open_model(student, engine)
-    made = measure_all(
-        model,
-        results,
-        steps,
-        folder=folder,
-        answers=folder / answers_name(student, engine),
-        settings=settings,
-        data=options.data,
-        prompts=str(options.prompts or ""),
-        limit=options.limit,
-        max_answer_tokens=options.max_answer_tokens,
-    )
+    made = measure_all(model, results, steps, asked=asked, engine=engine, folder=folder)
     for number, (name, measure, measurement) in enumerate(made, 1):
         yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
     yield ""

@@ -6,24 +6,13 @@ question, and nobody would know.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
 MIN_ANSWER_TOKENS = 64
 """A worked answer in fewer is cut off more often than not."""
-
-
-class HasContext(Protocol):
-    """A model of lm-eval's that says how its tokens count."""
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of its context."""
-
-    def tok_encode(self, string: str) -> list[int]:
-        """Return a text's tokens."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class Room:
     note: str = ""
 
 
-def find_room(task: ConfigurableTask, model: HasContext, *, max_answer_tokens: int) -> Room:
+def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room:
     """Return what of a task fits.
 
     Answers are asked of all items or of none, for accuracies of parts of a set don't compare; all
@@ -66,31 +55,23 @@ def find_room(task: ConfigurableTask, model: HasContext, *, max_answer_tokens: i
         # One more, where a model puts a token before an empty context.
         if len(model.tok_encode("".join(instance.args))) + 1 > model.max_length
     }
-    fitting = tuple(document for document in documents if document not in too_long)
+    if not too_long:
+        return Room(documents)
     note = f"{len(too_long)} of {len(documents)} items are longer than its context"
     note += f" of {model.max_length} tokens and left out"
-    return Room(fitting, len(too_long), note=note if too_long else "")
-
-
-def limit_answers(task: ConfigurableTask, room: Room) -> None:
-    """Tell a task how long its answers may be."""
-    if room.answer_tokens:
-        kwargs: dict[str, Any] = {"max_gen_toks": room.answer_tokens}
-        task.set_config(key="generation_kwargs", value=kwargs, update=True)
+    fitting = tuple(document for document in documents if document not in too_long)
+    return Room(fitting, len(too_long), note=note)
 
 
 def _room_for_answers(
     documents: tuple[int, ...], longest: int, max_length: int, max_answer_tokens: int
 ) -> Room:
     left = max_length - longest
-    if left < min(MIN_ANSWER_TOKENS, max_answer_tokens):
-        note = (
-            f"not asked: the longest prompt has {longest} tokens, the context {max_length}: that "
-            f"leaves {max(left, 0)} for an answer, {MIN_ANSWER_TOKENS} are the least"
-        )
-        return Room((), len(documents), note=note)
-    if left < max_answer_tokens:
-        note = f"answers of at most {left} tokens, not {max_answer_tokens}: the longest prompt has "
-        note += f"{longest}, the context {max_length}"
+    if left >= max_answer_tokens:
+        return Room(documents, answer_tokens=max_answer_tokens)
+    why = f"the longest prompt has {longest} tokens, the context {max_length}"
+    if left >= MIN_ANSWER_TOKENS:
+        note = f"answers of at most {left} tokens, not {max_answer_tokens}: {why}"
         return Room(documents, answer_tokens=left, note=note)
-    return Room(documents, answer_tokens=max_answer_tokens)
+    note = f"not asked: {why}: that leaves {max(left, 0)} for an answer, "
+    return Room((), len(documents), note=f"{note}{MIN_ANSWER_TOKENS} are the least")

@@ -17,6 +17,18 @@ from pipeline.remote.user_cache import cache_folder, keep
 
 COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 HARNESS = f"https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/{COMMIT}/data"
+BLOBS = {
+    "gsm8k": "3e6e62b831b5fcbf0585d0dce75ccc5e4ccb691c",
+    "math": "87d7931a3fa757e3bac4602e5bed86d223944e59",
+    "svamp": "4bf27bca0eaa5c641c288c9f08da822bf330e37b",
+    "asdiv": "8ab1df3b44f76a9a793b81b664ffc62954fd1d4c",
+    "mawps": "c8993aec190a715ade7d66e6c78063b5823d4866",
+    "tabmwp": "c686337440fecd60c23d3413d0a3acdb436f6180",
+    "mathqa": "61b5b7e11214a37eb8d3352ff06fc741d124999a",
+    "mmlu_stem": "855b0a4be48552631f5da8dfd15f19bdd6dd8d9b",
+    "sat_math": "085cada59f097d1b62ae6c20765fd7af9c846402",
+}
+"""git's hashes of the harness's files."""
 
 
 @lru_cache(maxsize=16)
@@ -51,7 +63,7 @@ def describe_data(name: str, data: str = "") -> dict[str, Any]:
     return {
         "path": path,
         "sha256": sha256(content).hexdigest(),
-        "as_harness": git_blob(content) == SETS[name].blob,
+        "as_harness": git_blob(content) == BLOBS[SETS[name].file],
     }
 
 
@@ -84,14 +96,12 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
 
 
 def _download(name: str) -> tuple[bytes, str]:
-    """Return the harness's file, from the user's cache or the network, proven by its hash."""
-    evaluation_set = SETS[name]
-    url = f"{HARNESS}/{evaluation_set.file}/test.jsonl"
-    cached = cache_folder("evaluation") / COMMIT / f"{evaluation_set.file}.jsonl"
-    if cached.is_file():
-        content = cached.read_bytes()
-        if git_blob(content) == evaluation_set.blob:
-            return content, url
+    """Return the harness's file, from the user's cache or the network, checked by its hash."""
+    file = SETS[name].file
+    url = f"{HARNESS}/{file}/test.jsonl"
+    cached = cache_folder("evaluation") / COMMIT / f"{file}.jsonl"
+    if cached.is_file() and git_blob(content := cached.read_bytes()) == BLOBS[file]:
+        return content, url
     require_answer(url)
     try:
         with fsspec.open(url, "rb") as opened:
@@ -101,7 +111,7 @@ def _download(name: str) -> tuple[bytes, str]:
             f"{url} can't be read ({error}): give --data with a folder of the nine sets' files, "
             "such as data in a clone of math-evaluation-harness"
         ) from error
-    if git_blob(content) != evaluation_set.blob:
+    if git_blob(content) != BLOBS[file]:
         raise ValueError(f"{url} is not the file of that commit: what is on the way changed it?")
     keep(cached, content.decode())
     return content, url

@@ -100,17 +100,16 @@ def _is_comparable(one: Results, other: Results, name: str, measure: str) -> boo
 def _unlike(one: Results, other: Results) -> list[str]:
     """Return notes on what differs beside the students."""
     found: dict[str, list[str]] = {}
-    for name, of_set in one.measurements.items():
-        for measure, made in of_set.items():
-            if _is_comparable(one, other, name, measure):
-                own, its = (
-                    {**of.settings, "answer_tokens": of.answer_tokens, "examples": of.shots}
-                    for of in (made, other.measurements[name][measure])
-                )
-                for key in ("dtype", "device", "answer_tokens", "examples"):
-                    if own.get(key) != its.get(key):
-                        note = f"{key} {own.get(key)} and {its.get(key)}"
-                        found.setdefault(note, []).append(f"{SETS[name].title} {measure}")
+    for name, measure, made in one.all():
+        if _is_comparable(one, other, name, measure):
+            own, its = (
+                {**of.settings, "answer_tokens": of.answer_tokens}
+                for of in (made, other.measurements[name][measure])
+            )
+            for key in ("dtype", "device", "answer_tokens"):
+                if own[key] != its[key]:
+                    note = f"{key} {own[key]} and {its[key]}"
+                    found.setdefault(note, []).append(f"{SETS[name].title} {measure}")
     return [f"note: {note}: {', '.join(where)}" for note, where in found.items()]
 
 

@@ -4,7 +4,6 @@ Everything is by the byte, never by the token, so that students of different voc
 lm-eval calls the functions; the files in `tasks/` name them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,12 +47,8 @@ def score_solution(document: Document, results: Sequence[Likelihood]) -> dict[st
 
 
 def score_answer(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Return the answer's, and whether greedy decoding would have said it."""
-    likelihood, is_greedy = results[0]
-    return {
-        "bits_per_byte": (likelihood, len(answer(document).encode())),
-        "greedy": float(is_greedy),
-    }
+    """Return the bare answer's log-likelihood (nats) with its length (bytes)."""
+    return {"bits_per_byte": (results[0][0], len(answer(document).encode()))}
 
 
 def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
@@ -65,26 +60,14 @@ def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str
 
     Returns:
         `accuracy` by what the problem adds to an option's likelihood, which asks of no option to
-        be likely by itself; `accuracy_per_byte`; `chance`; `bits_per_byte` of the right option.
+        be likely by itself; `chance`; `bits_per_byte` of the right option.
     """
     options, label = document["options"], document["label"]
     values = np.array([likelihood for likelihood, _ in results])
     given, alone = values[: len(options)], values[len(options) :]
-    # The space before an option is scored with it.
-    num_bytes = np.array([1 + len(option.encode()) for option in options])
+    num_bytes = 1 + len(options[label].encode())  # the space before an option is scored with it
     return {
         "accuracy": float((given - alone).argmax() == label),
-        "accuracy_per_byte": float((given / num_bytes).argmax() == label),
         "chance": 1 / len(options),
-        "bits_per_byte": (float(given[label]), int(num_bytes[label])),
+        "bits_per_byte": (float(given[label]), num_bytes),
     }
-
-
-def bits(nats: float) -> float:
-    """Return a log-likelihood as a code length.
-
-    Example:
-        >>> bits(math.log(0.25))
-        2.0
-    """
-    return -nats / math.log(2)

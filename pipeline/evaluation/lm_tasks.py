@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any, Literal
 
 import datasets
@@ -13,13 +12,13 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.sets import SETS, Item
-from pipeline.evaluation.shots import load_shots, make_prompt
+from pipeline.evaluation.shots import make_prompt
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
 
 
 def load_documents(
-    set_name: str, measure: Measure, data: str, prompts: str, limit: int, **_: Any
+    set_name: str, measure: Measure, data: str, limit: int, **_: Any
 ) -> dict[str, datasets.Dataset]:
     """Return a set's items as lm-eval reads them; called by the YAML files' `custom_dataset`.
 
@@ -27,21 +26,18 @@ def load_documents(
         set_name: of `SETS`.
         measure: what is to be measured: not every item has options, or a solution.
         data: as in `read_items`.
-        prompts: as in `load_shots`, "" for none.
         limit: how many items, spread evenly over the set; 0 for all.
         _: what else lm-eval says of a task.
     """
     evaluation_set = SETS[set_name]
-    items = spread(read_items(set_name, data), limit)
-    shots = load_shots(evaluation_set.shots, Path(prompts) if prompts else None).text
     documents = [
         asdict(item)
         | {
             "place": place,
             "by_letter": evaluation_set.by_letter,
-            "prompt": make_prompt(shots, item.question, evaluation_set.shots),
+            "prompt": make_prompt(item.question, evaluation_set.shots),
         }
-        for place, item in items
+        for place, item in spread(read_items(set_name, data), limit)
         if _has(item, measure)
     ]
     return {"test": datasets.Dataset.from_list(documents)}
@@ -60,23 +56,21 @@ def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
     return [measure for measure in measures if any(_has(item, measure) for item in items)]
 
 
-def load_task(
-    set_name: str, measure: Measure, *, data: str = "", prompts: str = "", limit: int = 0
-) -> ConfigurableTask:
+def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> ConfigurableTask:
     """Return a task that lm-eval can run.
 
     Raises:
-        ValueError: the set's data, or its worked examples, can't be had.
+        ValueError: the set's data can't be had.
 
     Example:
-        >>> load_task("gsm8k", "solution", data="benchmarks").task_name  # doctest: +SKIP
+        >>> load_task("gsm8k", "solution", "benchmarks").task_name  # doctest: +SKIP
         'vocag_gsm8k_solution'
     """
     with as_file(files("pipeline.evaluation").joinpath("tasks")) as folder:
         config: Mapping[str, Any] = load_yaml(folder / f"{measure}.yaml")
     name = f"vocag_{set_name}_{measure}"
-    chosen = {"set_name": set_name, "measure": measure, "data": data, "prompts": prompts}
-    spec = {**config, "task": name, "dataset_kwargs": {**chosen, "limit": limit}}
+    chosen = {"set_name": set_name, "measure": measure, "data": data, "limit": limit}
+    spec = {**config, "task": name, "dataset_kwargs": chosen}
     return TaskManager(include_defaults=False).load([spec])["tasks"][name]
 
 

@@ -4,7 +4,8 @@ Of an item its problem, its options and its worked solution are looked for, and 
 items, not the 500 that are evaluated: who trains on the others has seen their like.
 
 Words are runs of letters and digits in lower case, so spacing, punctuation and mark-up don't hide a
-question. One of fewer than 13 words in all can't be found so, and is counted.
+question. At least three different ones must be of letters alone: "1 2 3 4 5 6 7 8 9 10 11 12 13" is
+in a problem of MATH, and in many other texts. An item that can't be found so is counted.
 
 Source: the 13-grams of GPT-3's appendix C, which others have taken over.
 """
@@ -27,14 +28,11 @@ from pipeline.evaluation.data import read_items
 from pipeline.evaluation.sets import SETS, Item
 from schemas.document import AlignedDocument, decode_document
 
-NUM_WORDS = 13
+NUM_WORDS, NUM_OF_LETTERS = 13, 3
 LIST_FILE = "overlap.jsonl"
 
 _WORDS = re.compile(r"[^\W_]+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-
-
-_LETTERS = "ABCDE"
 
 
 @dataclass(frozen=True)
@@ -52,28 +50,16 @@ class Questions:
 
     def __init__(self, items: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
         """Take (set, place, texts by part) of every item."""
-        self.num_short: dict[str, int] = {}
+        self.num_hidden: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._found: dict[str, list[Question]] = {}
-        words: list[list[str]] = []
+        hashes = [np.array([np.iinfo(np.uint64).max], np.uint64)]  # so that any can be looked up
         for set_name, place, texts in items:
-            added = [self._add(set_name, place, *text) for text in texts.items()]
-            words += added
-            if max(map(len, added), default=0) < NUM_WORDS:
-                self.num_short[set_name] = self.num_short.get(set_name, 0) + 1
-        hashes = [self._hash(text) for text in words]  # now that every word has its number
-        self._hashes = np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
-
-    def _add(self, set_name: str, place: int, part: str, text: str) -> list[str]:
-        """Take an item's part; return its words."""
-        words = split_words(text)
-        for word in words:
-            self._ids.setdefault(word, len(self._ids) + 1)
-        for start in range(len(words) - NUM_WORDS + 1):
-            sequence = " ".join(words[start : start + NUM_WORDS])
-            found = Question(set_name, place, part, sequence)
-            self._found.setdefault(sequence, []).append(found)
-        return words
+            found = [self._add(set_name, place, *text) for text in texts.items()]
+            hashes += found
+            if not sum(map(len, found)):
+                self.num_hidden[set_name] = self.num_hidden.get(set_name, 0) + 1
+        self._hashes = np.unique(np.concatenate(hashes))
 
     def find(self, text: str) -> list[Question]:
         """Return the items of which 13 words in a row stand in a text, each once.
@@ -86,21 +72,33 @@ class Questions:
         """
         words = split_words(text)
         hashes = self._hash(words)
+        is_known = self._hashes[np.searchsorted(self._hashes, hashes)] == hashes
         found: dict[tuple[str, int], Question] = {}
         # A hash may be another sequence's: the words decide.
-        for start in np.flatnonzero(np.isin(hashes, self._hashes)).tolist():
+        for start in np.flatnonzero(is_known).tolist():
             sequence = " ".join(words[start : start + NUM_WORDS])
             for question in self._found.get(sequence, ()):
                 found.setdefault((question.set, question.place), question)
         return list(found.values())
 
+    def _add(self, set_name: str, place: int, part: str, text: str) -> NDArray[np.uint64]:
+        """Take an item's part; return hashes of what it can be found by."""
+        words = split_words(text)
+        for word in words:
+            self._ids.setdefault(word, len(self._ids) + 1)
+        starts = []
+        for start in range(len(words) - NUM_WORDS + 1):
+            sequence = words[start : start + NUM_WORDS]
+            if len({word for word in sequence if word.isalpha()}) >= NUM_OF_LETTERS:
+                found = Question(set_name, place, part, " ".join(sequence))
+                self._found.setdefault(found.words, []).append(found)
+                starts.append(start)
+        return self._hash(words)[starts]
+
     def _hash(self, words: Sequence[str]) -> NDArray[np.uint64]:
         """Return a hash of every 13 words in a row, uint64 [max(words - 12, 0)]."""
-        num = len(words) - NUM_WORDS + 1
-        if num < 1:
-            return np.empty(0, np.uint64)
-        get = self._ids.get
-        ids = np.fromiter((get(word, 0) for word in words), np.uint64, len(words))
+        num = max(len(words) - NUM_WORDS + 1, 0)
+        ids = np.array([self._ids.get(word, 0) for word in words], np.uint64)
         hashes = np.zeros(num, np.uint64)
         for offset in range(NUM_WORDS):  # wraps around, as hashes may
             hashes = hashes * _BASE + ids[offset : offset + num]
@@ -154,10 +152,15 @@ def check_overlap(
             line = {"document_id": document_id, **asdict(question)}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     temporary.replace(path)
-    yield from _table({name: len(made) for name, made in items.items()}, seen, questions.num_short)
+    rows = [["set", "items", "found", "share", "can't be found"]]
+    for name, made in items.items():
+        num, num_hidden = len(seen[name]), questions.num_hidden.get(name, 0)
+        counts = [format_count(len(made)), format_count(num), format_share(num, len(made))]
+        rows.append([SETS[name].title, *counts, format_count(num_hidden)])
+    yield from format_table(rows, align="<>>>>")
     total = count_read(dataset).totals["num_documents"]
-    counts = f"{format_count(len(documents))} of {format_count(total)}"
-    yield f"{counts} documents hold one; wrote {path}"
+    held = f"{format_count(len(documents))} of {format_count(total)}"
+    yield f"{held} documents hold one; wrote {path}"
     if documents:
         yield f"to leave them out: vocag align … --exclude-overlap {path}"
 
@@ -169,7 +172,7 @@ def parts_of(item: Item) -> dict[str, str]:
         >>> parts_of(Item(question="", problem="2 + 2?", answer="4", options=("4", "5"), label=0))
         {'problem': '2 + 2?', 'options': '2 + 2? (A) 4 (B) 5', 'solution': ''}
     """
-    listed = [f"({letter}) {text}" for letter, text in zip(_LETTERS, item.options, strict=False)]
+    listed = [f"({letter}) {text}" for letter, text in zip("ABCDE", item.options, strict=False)]
     # With the problem before them: few options have 13 words.
     options = " ".join([item.problem, *listed]) if listed else ""
     return {"problem": item.problem, "options": options, "solution": item.solution}
@@ -181,7 +184,7 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
         try:
             return "math_full", read_items("math_full", data)
         except ValueError:  # a folder with math500.jsonl alone
-            return name, read_items(name, data)
+            pass
     return name, read_items(name, data)
 
 
@@ -205,14 +208,3 @@ def _text(dataset: Dataset, document: AlignedDocument) -> str:
     tokenizer = load_dataset_tokenizer(dataset.location, dataset.manifest.student)
     pieces = (tokenizer.token_bytes(token_id) for token_id in document.student.input_ids.tolist())
     return b"".join(piece or b" " for piece in pieces).decode(errors="replace")
-
-
-def _table(
-    sizes: Mapping[str, int], seen: Mapping[str, set[int]], num_short: Mapping[str, int]
-) -> list[str]:
-    rows = [["set", "items", "found", "share", f"too short for {NUM_WORDS} words"]]
-    for name, size in sizes.items():
-        found = len(seen[name])
-        counts = [format_count(size), format_count(found), format_share(found, size)]
-        rows.append([SETS[name].title, *counts, format_count(num_short.get(name, 0))])
-    return format_table(rows, align="<>>>>")

@@ -1,12 +1,11 @@
 """`vocag overlap`: which test questions stand in an aligned dataset."""
 
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.drawing.formatting import printable
-from pipeline.evaluation.overlap import check_overlap
+from pipeline.drawing.printing import print_lines
 from pipeline.evaluation.sets import NINE, SETS, require_known
 from vocag_cli.options import DatasetSource, Folder, Option, parse_options
 
@@ -48,14 +47,13 @@ class OverlapOptions:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
-    try:
+
+    def lines() -> Iterator[str]:
         options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
-        lines = check_overlap(
+        from pipeline.evaluation.overlap import check_overlap  # help does without
+
+        return check_overlap(
             options.dataset, options.tasks, data=options.data, output=Path(options.output)
         )
-        for line in lines:
-            print(line, flush=True)
-    except (ValueError, OSError) as error:
-        print(f"vocag overlap: {printable(str(error))}", file=sys.stderr)
-        return 2
-    return 0
+
+    return print_lines("vocag overlap", lines)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,8 @@ class Measurement:
         limit: items that were asked for, 0 for all of the set.
         num_left_out: items that the context does not hold.
         answer_tokens: longest answer asked for, 0 where none is generated.
-        shots: where the worked examples are from, "" where there are none.
         data: the set's file, see `describe_data`.
-        settings: how the student ran, see `Engine`.
-        versions: of the libraries that had a say.
+        settings: how the student ran, and versions of the libraries that had a say.
         note: for people.
     """
 
@@ -47,10 +45,8 @@ class Measurement:
     limit: int = 0
     num_left_out: int = 0
     answer_tokens: int = 0
-    shots: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
 
@@ -76,9 +72,11 @@ class Results:
         temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
         temporary.replace(folder / RESULTS_FILE)
 
-    def all(self) -> list[Measurement]:
-        """Return every measurement."""
-        return [made for of_set in self.measurements.values() for made in of_set.values()]
+    def all(self) -> Iterator[tuple[str, str, Measurement]]:
+        """Yield set, measure and measurement."""
+        for name, measures in self.measurements.items():
+            for measure, made in measures.items():
+                yield name, measure, made
 
     def find(self, name: str, measure: str, metric: str) -> Value | None:
         """Return a value of a set, None where it wasn't measured."""
@@ -108,7 +106,7 @@ def read_results(folder: Path) -> Results:
     try:
         body = json.loads(path.read_text("utf-8"))
         body["measurements"] = {
-            name: {measure: _read(made) for measure, made in measures.items()}
+            name: {measure: _measurement(made) for measure, made in measures.items()}
             for name, measures in body["measurements"].items()
         }
         return Results(**body)
@@ -177,12 +175,6 @@ def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
     return Value(ratio, ratio - half, ratio + half)
 
 
-def mean_of(values: Sequence[float]) -> Value:
-    """Return a mean that is known exactly, such as chance."""
-    mean = math.fsum(values) / len(values)
-    return Value(mean, mean, mean)
-
-
 def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
     """Return the values of a task's samples as lm-eval gives them, by metric.
 
@@ -192,7 +184,7 @@ def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
     """
     makers: dict[str, Callable[[Sequence[Any]], Value]] = {
         "bits_per_byte": bits_per_byte,
-        "chance": mean_of,
+        "chance": _known_mean,
     }
     return {
         metric: makers.get(metric, share)([sample[metric] for sample in samples])
@@ -200,6 +192,11 @@ def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
     }
 
 
-def _read(body: Mapping[str, Any]) -> Measurement:
+def _measurement(body: Mapping[str, Any]) -> Measurement:
     values = {name: Value(**value) for name, value in body["values"].items()}
     return Measurement(**{**body, "values": values})
+
+
+def _known_mean(values: Sequence[float]) -> Value:
+    mean = math.fsum(values) / len(values)
+    return Value(mean, mean, mean)

@@ -1,9 +1,10 @@
 """One student on the chosen sets and measures, one after the other, each kept when it is done."""
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from lm_eval.evaluator import evaluate
 
 from pipeline.evaluation.answer_log import AnswerLog
 from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of
-from pipeline.evaluation.contexts import find_room, limit_answers
+from pipeline.evaluation.contexts import find_room
 from pipeline.evaluation.data import describe_data, read_items
 from pipeline.evaluation.lm_tasks import Measure, load_task, measures_of, spread
 from pipeline.evaluation.results import (
@@ -23,22 +24,17 @@ from pipeline.evaluation.results import (
     read_results,
     summarise,
 )
-from pipeline.evaluation.sets import SETS
-from pipeline.evaluation.shots import load_shots
+from pipeline.evaluation.settings import Asked, Engine
 from pipeline.evaluation.students import Student
 
-logger = logging.getLogger(__name__)
-
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
-_SAME = ("dtype", "tokenizer")
-"""Settings that all measurements of one student must share."""
 
 
-def open_results(student: Student, folder: Path, settings: Mapping[str, Any]) -> Results:
+def open_results(student: Student, folder: Path, engine: Engine) -> Results:
     """Return the folder's results, to be added to, or new ones.
 
     Raises:
-        ValueError: they are another student's, or this one's as it ran otherwise.
+        ValueError: they are another student's, or this one's with another dtype or tokenizer.
     """
     fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
@@ -49,34 +45,33 @@ def open_results(student: Student, folder: Path, settings: Mapping[str, Any]) ->
             f"{folder} has results of another student (files {found.sha256[:12]}…, this one "
             f"{student.sha256[:12]}…): name this one, NAME={student.source}, or remove the folder"
         )
-    for made in found.all():
-        for name in _SAME:
-            if made.settings[name] != settings[name]:
+    for _, _, made in found.all():
+        for name in ("dtype", "tokenizer"):
+            then, now = made.settings[name], getattr(engine, name)
+            if then != now:
                 raise ValueError(
-                    f"{folder} has results with --{name} {made.settings[name] or '(none)'}, this "
-                    f"run has {settings[name] or '(none)'}: one table must not mix them; name this "
-                    f"student otherwise, NAME={student.source}, or remove the folder"
+                    f"{folder} has results with --{name} {then or '(none)'}, this run has "
+                    f"{now or '(none)'}: one table must not mix them; name this student "
+                    f"otherwise, NAME={student.source}, or remove the folder"
                 )
     fresh.measurements = found.measurements
     return fresh
 
 
-def plan(
-    sets: Sequence[str], measures: Sequence[str], data: str, limit: int = 0
-) -> list[tuple[str, Measure]]:
+def plan(asked: Asked) -> list[tuple[str, Measure]]:
     """Return what to measure: of each set what its items, or those within the limit, allow.
 
     Raises:
-        ValueError: a set's data can't be had.
+        ValueError: a set's data can't be had, or none allows any of the measures.
     """
-    return [
-        (name, measure)
-        for name in sets
-        for measure in measures_of(
-            name, [item for _, item in spread(read_items(name, data), limit)]
-        )
-        if measure in measures
-    ]
+    steps = []
+    for name in asked.tasks:
+        items = [item for _, item in spread(read_items(name, asked.data), asked.limit)]
+        steps += [(name, made) for made in measures_of(name, items) if made in asked.measures]
+    if not steps:
+        given = f"--tasks {' '.join(asked.tasks)} --measures {' '.join(asked.measures)}"
+        raise ValueError(f"{given}: none of these sets allows any of these measures")
+    return steps
 
 
 def measure_all(
@@ -84,13 +79,9 @@ def measure_all(
     results: Results,
     steps: Sequence[tuple[str, Measure]],
     *,
+    asked: Asked,
+    engine: Engine,
     folder: Path,
-    answers: Path,
-    settings: Mapping[str, Any],
-    data: str = "",
-    prompts: str = "",
-    limit: int = 0,
-    max_answer_tokens: int = 1024,
 ) -> Iterator[tuple[str, Measure, Measurement]]:
     """Measure step by step; after each the folder's results are written anew.
 
@@ -98,28 +89,28 @@ def measure_all(
         model: the student.
         results: to add to.
         steps: sets and measures.
-        folder: of the results.
-        answers: the student's answer log.
-        settings: how the student runs; kept with each measurement.
-        data: as in `read_items`.
-        prompts: as in `load_shots`, "" for none.
-        limit: items of each set, 0 for all.
-        max_answer_tokens: longest answer.
+        asked: from which data, how many items, and how long answers may be.
+        engine: how the student runs; kept with each measurement.
+        folder: of the results and of the student's answer log.
 
     Yields:
         each step with what came of it.
     """
-    chosen = {"data": data, "prompts": prompts, "limit": limit}
-    versions = {name: version(name) for name in _LIBRARIES}
-    with AnswerLog(model, answers) as log:
+    settings = asdict(engine) | {name: version(name) for name in _LIBRARIES}
+    with closing(AnswerLog(model, folder / answers_name(results.sha256, engine))) as log:
         for name, measure in steps:
-            made, samples = _measure(log, model, name, measure, max_answer_tokens, chosen)
-            made = replace(made, settings=settings, versions=versions)
+            made, samples = _measure(log, model, name, measure, asked, settings)
             results.measurements.setdefault(name, {})[measure] = made
             results.write(folder)
             _write_samples(folder / "samples" / f"{name}.{measure}.jsonl", samples)
             yield name, measure, made
-        logger.info("%d answers were made, the others were known", log.num_asked)
+
+
+def answers_name(student_sha256: str, engine: Engine) -> str:
+    """Return the file name of a student's answers: other weights or rounding, other answers."""
+    kind = engine.device.partition(":")[0]
+    identity = json.dumps([student_sha256, engine.dtype, kind, engine.tokenizer])
+    return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
 
 
 def _measure(
@@ -127,12 +118,14 @@ def _measure(
     model: LM,
     name: str,
     measure: Measure,
-    max_answer_tokens: int,
-    chosen: Mapping[str, Any],
+    asked: Asked,
+    settings: Mapping[str, Any],
 ) -> tuple[Measurement, list[dict[str, Any]]]:
-    task = load_task(name, measure, **chosen)
-    room = find_room(task, model, max_answer_tokens=max_answer_tokens)
-    limit_answers(task, room)
+    task = load_task(name, measure, asked.data, asked.limit)
+    room = find_room(task, model, asked.max_answer_tokens)
+    if room.answer_tokens:
+        longest = {"max_gen_toks": room.answer_tokens}
+        task.set_config(key="generation_kwargs", value=longest, update=True)
     samples: list[dict[str, Any]] = []
     if room.documents:
         made = evaluate(
@@ -142,16 +135,14 @@ def _measure(
             bootstrap_iters=0,
         )
         samples = made["samples"][task.task_name]
-    prompts = Path(chosen["prompts"]) if chosen["prompts"] else None
-    shots = load_shots(SETS[name].shots, prompts).source if measure == "accuracy" else ""
     measurement = Measurement(
         num_items=len(samples),
         values=summarise(samples) if samples else {},
-        limit=chosen["limit"],
+        limit=asked.limit,
         num_left_out=room.num_left_out,
         answer_tokens=room.answer_tokens,
-        shots=shots,
-        data=describe_data(name, chosen["data"]),
+        data=describe_data(name, asked.data),
+        settings=settings,
         note=room.note,
     )
     return measurement, [_sample(sample, measure) for sample in samples]

@@ -50,18 +50,19 @@ class EvaluationSet:
     Attributes:
         title: its name in tables.
         file: its data: FILE.jsonl, or FILE/test.jsonl as the harness has it.
-        blob: git's hash of the harness's file.
-        shots: which examples stand before its questions.
         make: an item of a line.
-        by_letter: whether an answer is an option's letter, "answer is (B)".
+        shots: which examples stand before its questions.
     """
 
     title: str
     file: str
-    blob: str
-    shots: ShotsName
     make: Callable[[Row], Item]
-    by_letter: bool = False
+    shots: ShotsName
+
+    @property
+    def by_letter(self) -> bool:
+        """Whether an answer is an option's letter, "answer is (B)"."""
+        return self.shots in ("mathqa", "mmlu_stem")
 
 
 def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
@@ -200,38 +201,18 @@ def _number(value: float) -> str:
 
 
 SETS: dict[str, EvaluationSet] = {
-    "gsm8k": EvaluationSet(
-        "GSM8K", "gsm8k", "3e6e62b831b5fcbf0585d0dce75ccc5e4ccb691c", "gsm8k", _gsm8k
-    ),
-    "math": EvaluationSet(
-        "MATH-500", "math", "87d7931a3fa757e3bac4602e5bed86d223944e59", "minerva_math", _math
-    ),
-    "svamp": EvaluationSet(
-        "SVAMP", "svamp", "4bf27bca0eaa5c641c288c9f08da822bf330e37b", "gsm8k", _svamp
-    ),
-    "asdiv": EvaluationSet(
-        "ASDiv", "asdiv", "8ab1df3b44f76a9a793b81b664ffc62954fd1d4c", "gsm8k", _asdiv
-    ),
-    "mawps": EvaluationSet(
-        "MAWPS", "mawps", "c8993aec190a715ade7d66e6c78063b5823d4866", "gsm8k", _mawps
-    ),
-    "tabmwp": EvaluationSet(
-        "TabMWP", "tabmwp", "c686337440fecd60c23d3413d0a3acdb436f6180", "gsm8k", _tabmwp
-    ),
-    "mathqa": EvaluationSet(
-        "MathQA", "mathqa", "61b5b7e11214a37eb8d3352ff06fc741d124999a", "mathqa", _mathqa, True
-    ),
-    "mmlu_stem": EvaluationSet(
-        "MMLU-STEM",
-        "mmlu_stem",
-        "855b0a4be48552631f5da8dfd15f19bdd6dd8d9b",
-        "mmlu_stem",
-        _mmlu_stem,
-        True,
-    ),
-    "sat_math": EvaluationSet(
-        "SAT", "sat_math", "085cada59f097d1b62ae6c20765fd7af9c846402", "mmlu_stem", _sat_math, True
-    ),
+    made.file: made
+    for made in (
+        EvaluationSet("GSM8K", "gsm8k", _gsm8k, "gsm8k"),
+        EvaluationSet("MATH-500", "math", _math, "minerva_math"),
+        EvaluationSet("SVAMP", "svamp", _svamp, "gsm8k"),
+        EvaluationSet("ASDiv", "asdiv", _asdiv, "gsm8k"),
+        EvaluationSet("MAWPS", "mawps", _mawps, "gsm8k"),
+        EvaluationSet("TabMWP", "tabmwp", _tabmwp, "gsm8k"),
+        EvaluationSet("MathQA", "mathqa", _mathqa, "mathqa"),
+        EvaluationSet("MMLU-STEM", "mmlu_stem", _mmlu_stem, "mmlu_stem"),
+        EvaluationSet("SAT", "sat_math", _sat_math, "mmlu_stem"),
+    )
 }
 NINE = tuple(SETS)
 """In the paper's order."""

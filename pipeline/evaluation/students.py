@@ -1,26 +1,16 @@
 """The student that a user names: its files, its name, and the model that lm-eval asks."""
 
-import json
-import logging
 import re
-import subprocess
-import sys
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
+from pipeline.evaluation.settings import Engine
 from pipeline.models.file_digests import digest_of_files
 from pipeline.models.teacher_files import find_teacher
 
-logger = logging.getLogger(__name__)
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-_NEWEST_ITERATION = "latest_checkpointed_iteration.txt"
 # Where a run leaves its student; the run's name says more.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
 # Where our exports keep a tokenizer that transformers would change beside this kind of model.
@@ -45,46 +35,23 @@ class Student:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Engine:
-    """How a student runs.
-
-    Attributes:
-        dtype: of the weights; "auto" as they are stored.
-        device: such as "cpu"; "" for the GPU where there is one.
-        batch_size: questions at a time.
-        tokenizer: a folder or repository, where it isn't beside the weights.
-    """
-
-    dtype: Dtype = "auto"
-    device: str = ""
-    batch_size: int = 1
-    tokenizer: str = ""
-
-
-def find_student(source: str, output: Path) -> Student:
-    """Return the student that a user names; a repository is downloaded, a checkpoint exported.
+def find_student(source: str) -> Student:
+    """Return the student that a user names; a repository is downloaded.
 
     Args:
-        source: [NAME=] a Hugging Face folder or repository, a .gguf file, or a checkpoint of
-            Megatron's (`--save`, or one iteration's folder).
-        output: of the results, where an exported checkpoint goes.
+        source: [NAME=] a Hugging Face folder or repository, or a .gguf file.
 
     Raises:
-        ValueError: no such student, or the export failed.
+        ValueError: no such student.
 
     Example:
-        >>> find_student("mine=runs/teacher/model", Path("out")).name  # doctest: +SKIP
+        >>> find_student("mine=runs/teacher/model").name  # doctest: +SKIP
         'mine'
     """
     name, separator, rest = source.partition("=")
-    place = rest if separator else source
-    name = name if separator else name_of(source)
-    path = Path(place).expanduser()
-    if (path / _NEWEST_ITERATION).is_file() or (path / ".metadata").is_file():
-        place = str(_export(path, output / name))
-    found = find_teacher(place, role="student")
+    found = find_teacher(rest if separator else source, role="student")
     files = [*found.files, *_tokenizer_files(found.path)]
+    name = name if separator else name_of(source)
     return Student(name, source, found.path, digest_of_files(files))
 
 
@@ -108,7 +75,7 @@ def open_model(student: Student, engine: Engine) -> LM:
         ValueError: no tokenizer there, or weights that can't be loaded.
 
     Example:
-        >>> student = find_student("runs/teacher/model", Path("out"))  # doctest: +SKIP
+        >>> student = find_student("runs/teacher/model")  # doctest: +SKIP
         >>> open_model(student, Engine()).max_length  # doctest: +SKIP
         2048
     """
@@ -116,7 +83,7 @@ def open_model(student: Student, engine: Engine) -> LM:
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,
-        "device": choose_device(engine.device),
+        "device": with_device(engine).device,
     }
     if student.path.suffix == ".gguf":
         arguments |= {"pretrained": str(student.path.parent), "gguf_file": student.path.name}
@@ -139,50 +106,18 @@ def open_model(student: Student, engine: Engine) -> LM:
     return model
 
 
-def answers_name(student: Student, engine: Engine) -> str:
-    """Return the file name of a student's answers: other weights or rounding, other answers."""
-    kind = choose_device(engine.device).partition(":")[0]
-    identity = json.dumps([student.sha256, engine.dtype, kind, engine.tokenizer])
-    return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
+def with_device(engine: Engine) -> Engine:
+    """Return the engine with the device that it runs on: the GPU if none is named and one is there.
 
-
-def choose_device(device: str) -> str:
-    """Return the device to run on; "" chooses the GPU where there is one."""
+    Example:
+        >>> with_device(Engine(device="cuda:1")).device
+        'cuda:1'
+    """
     import torch
 
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return replace(engine, device=engine.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _tokenizer_files(path: Path) -> list[Path]:
     found = {file for glob in _TOKENIZER_FILES for file in path.glob(glob)} if path.is_dir() else ()
     return sorted(file for file in found if file.is_file())
-
-
-def _export(checkpoint: Path, folder: Path) -> Path:
-    """Export a Megatron checkpoint with the plugin's own command, once.
-
-    A command of its own, because Megatron's packages can't be asked for here.
-    """
-    iteration = _newest(checkpoint)
-    digest = digest_of_files(sorted(file for file in iteration.rglob("*") if file.is_file()))
-    output = folder / f"exported-{digest[:12]}"
-    if (output / "config.json").is_file():
-        return output
-    command = ["-m", "megatron_plugin.export_hf", str(checkpoint), str(output)]
-    logger.info("exporting %s to %s", checkpoint, output)
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        raise ValueError(
-            f"student {checkpoint} is a Megatron checkpoint, and its export failed: {said[-1]}; "
-            f"run `vocag export {checkpoint} FOLDER` (extra: megatron), then evaluate FOLDER"
-        )
-    return output
-
-
-def _newest(checkpoint: Path) -> Path:
-    tracker = checkpoint / _NEWEST_ITERATION
-    if not tracker.is_file():
-        return checkpoint
-    text = tracker.read_text().strip()
-    return checkpoint / (f"iter_{int(text):07d}" if text.isdigit() else text)

@@ -1,7 +1,5 @@
 """The table that a student's evaluation ends with."""
 
-from collections.abc import Sequence
-
 from pipeline.drawing.formatting import format_count, format_table
 from pipeline.evaluation.results import Measurement, Results, Value
 from pipeline.evaluation.sets import SETS
@@ -44,7 +42,7 @@ def describe_results(results: Results) -> list[str]:
                 for measure, metric, _ in columns
             ]
             rows.append([SETS[name].title, format_count(num), *cells])
-    return [*format_table(rows, align="<>" + ">" * len(columns)), *_notes(results, measured)]
+    return [*format_table(rows, align="<>" + ">" * len(columns)), *_notes(results)]
 
 
 def describe_measurement(name: str, measure: str, made: Measurement) -> str:
@@ -97,26 +95,6 @@ def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–")
     return f"{middle:{sign}.{digits}f} ({ends})"
 
 
-def _notes(results: Results, measured: Sequence[str]) -> list[str]:
-    """Return what a reader must know of the numbers."""
-    lines = [
-        f"{SETS[name].title}, {measure}: {made.note}"
-        for name in measured
-        for measure, made in results.measurements[name].items()
-        if made.note
-    ]
-    if any(made.shots == "vocag" for made in results.all()):
-        lines.append(
-            "worked examples of the sets by letter are our own, not math-evaluation-harness's: "
-            "give --prompts for its"
-        )
-    other = [SETS[name].title for name in measured if not _is_as_harness(results, name)]
-    if other:
-        lines.append(f"another file than math-evaluation-harness's: {', '.join(other)}")
-    lines += describe_settings(results)[1:]
-    return [f"note: {line}" for line in lines]
-
-
 def describe_settings(results: Results) -> list[str]:
     """Return how the student ran, as most of its measurements were made, then the exceptions.
 
@@ -124,23 +102,28 @@ def describe_settings(results: Results) -> list[str]:
         >>> describe_settings(results)
         ['dtype auto, device cpu, batch_size 1', 'batch_size 8: GSM8K text']
     """
-    by_setting: dict[str, list[str]] = {}
-    for name, of_set in results.measurements.items():
-        for measure, made in of_set.items():
-            words = [f"{key} {value}" for key, value in made.settings.items() if value]
-            words += [f"{key} {value}" for key, value in made.versions.items()]
-            by_setting.setdefault(", ".join(words), []).append(f"{SETS[name].title} {measure}")
-    most, *others = sorted(by_setting, key=lambda words: -len(by_setting[words])) or [""]
-    usual = set(most.split(", "))
-    return [
-        most,
-        *(
-            f"{', '.join(word for word in words.split(', ') if word not in usual)}: "
-            f"{', '.join(by_setting[words])}"
-            for words in others
-        ),
+    made_with = {
+        f"{SETS[name].title} {measure}": [f"{key} {value}" for key, value in made.settings.items()]
+        for name, measure, made in results.all()
+    }
+    usual = max(made_with.values(), key=list(made_with.values()).count)
+    others: dict[str, list[str]] = {}
+    for title, words in made_with.items():
+        if words != usual:
+            unlike = ", ".join(word for word in words if word not in usual)
+            others.setdefault(unlike, []).append(title)
+    shown = ", ".join(words for words in usual if not words.endswith(" "))
+    return [shown, *(f"{words}: {', '.join(titles)}" for words, titles in others.items())]
+
+
+def _notes(results: Results) -> list[str]:
+    """Return what a reader must know of the numbers."""
+    lines = [
+        f"{SETS[name].title}, {measure}: {made.note}"
+        for name, measure, made in results.all()
+        if made.note
     ]
-
-
-def _is_as_harness(results: Results, name: str) -> bool:
-    return all(made.data.get("as_harness") for made in results.measurements[name].values())
+    other = {SETS[name].title for name, _, made in results.all() if not made.data["as_harness"]}
+    if other:
+        lines.append(f"another file than math-evaluation-harness's: {', '.join(sorted(other))}")
+    return [f"note: {line}" for line in [*lines, *describe_settings(results)[1:]]]

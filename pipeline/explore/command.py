@@ -1,32 +1,19 @@
-"""`python -m pipeline.explore`: what is in a dataset, how it is aligned, how it would be packed."""
+"""`vocag explore`: what is in a dataset, how it is aligned, how it would be packed."""
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from pipeline.dataset.files import open_dataset
-from pipeline.drawing.charts import require_drawable
-from pipeline.drawing.formatting import printable
-from pipeline.drawing.page_blocks import render_preview
-from pipeline.drawing.terminal_blocks import LEGEND, draw_document
-from pipeline.explore.info import describe_dataset, describe_groups, describe_plan
-from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_dataset, plan_mixture_rows
-from pipeline.explore.preview import load_previews
-from pipeline.packing.mixture_file import is_mixture
-from pipeline.packing.opening import OpenedRun, open_run
+from pipeline.drawing.printing import print_lines, use_colour
 from pipeline.packing.reading import Reading
-from pipeline.packing.rules import PackingRules
-from vocag_cli.options import (
-    Condition,
-    DatasetSource,
-    Option,
-    TokenName,
-    parse_command,
-)
+from vocag_cli.options import DatasetSource, Option, parse_command
+
+# What a command does is imported in its `lines`: help needs no numpy.
+if TYPE_CHECKING:
+    from pipeline.packing.opening import OpenedRun
+    from pipeline.packing.rules import PackingRules
 
 _EPILOG = """\
 examples:
@@ -62,6 +49,9 @@ class InfoOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
+        from pipeline.dataset.files import open_dataset
+        from pipeline.explore.info import describe_dataset, describe_groups
+
         dataset = open_dataset(self.dataset)
         return describe_groups(dataset, self.by) if self.by else describe_dataset(dataset)
 
@@ -76,7 +66,6 @@ class PreviewOptions:
         id: show the document of this id instead.
         max_tokens: student tokens shown of each.
         html: write a page to this file instead of drawing in the terminal.
-        colour: auto: where the output is a terminal and NO_COLOR is not set.
     """
 
     dataset: DatasetSource
@@ -84,7 +73,6 @@ class PreviewOptions:
     id: str | None = None
     max_tokens: int = 300
     html: Path | None = None
-    colour: Literal["auto", "always", "never"] = "auto"
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -95,6 +83,10 @@ class PreviewOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the page where one is wanted."""
+        from pipeline.dataset.files import open_dataset
+        from pipeline.drawing.terminal_blocks import LEGEND, draw_document
+        from pipeline.explore.preview import load_previews, render_page
+
         dataset = open_dataset(self.dataset)
         documents = load_previews(
             dataset,
@@ -103,12 +95,12 @@ class PreviewOptions:
             max_tokens=self.max_tokens,
         )
         if self.html is not None:
-            self.html.write_text(render_preview(dataset.manifest, list(documents)), "utf-8")
+            self.html.write_text(render_page(dataset, documents), "utf-8")
             yield f"wrote {self.html}"
             return
         width = shutil.get_terminal_size((100, 24)).columns
         for document in documents:
-            yield from draw_document(document, width=width, colour=_use_colour(self.colour))
+            yield from draw_document(document, width=width, colour=use_colour())
         yield LEGEND
 
 
@@ -117,33 +109,23 @@ class PlanOptions:
     """Rows, padding and steps per epoch; of a mixture, tokens and epochs by dataset and stage.
 
     Attributes:
-        dataset: folder, URL or manifest of a dataset, or a mixture's FILE.toml.
+        dataset: what to plan.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row (default: from the dataset's ratio, with room to
             spare).
         global_batch_size: rows per step.
         num_steps: of the run on a mixture (default: as many as it gives).
-        figure: write a picture of a mixture's epochs to this file, .svg or .html.
+        figure: draw a mixture's epochs to this file, .svg, .pdf or .png.
         replicas: student replicas that share a step.
-        student_bos: token that stands before a student's text, its id, or none (default: the
-            dataset's).
-        student_eos: token that stands after a student's document, likewise.
-        teacher_context: token that stands before a teacher's text, likewise.
-        where: plan those documents only that this is true of, such as "language == 'en' and score >
-            0.5"; any condition of DuckDB over the metadata.
     """
 
-    dataset: DatasetSource
+    dataset: Annotated[Reading, Option(form="positional")]
     seq_length: int
     teacher_seq_length: int | None = None
     global_batch_size: int = 1
     num_steps: int | None = None
     figure: Path | None = None
     replicas: int = 1
-    student_bos: TokenName | None = None
-    student_eos: TokenName | None = None
-    teacher_context: TokenName | None = None
-    where: Condition = ""
 
     def __post_init__(self) -> None:
         """Check that replicas share a step evenly."""
@@ -157,40 +139,36 @@ class PlanOptions:
                 f"--global-batch-size {self.global_batch_size} is no multiple of --replicas "
                 f"{self.replicas}: every replica must get as many rows of a step"
             )
-        for option, value in (("--num-steps", self.num_steps), ("--figure", self.figure)):
-            if value is not None and not is_mixture(self.dataset):
-                raise ValueError(f"{option} {value} tells of a mixture: {self.dataset} is none")
-        if self.where and is_mixture(self.dataset):
-            raise ValueError(
-                f"--where {self.where} is of one dataset, and {self.dataset} a mixture of several: "
-                'give its datasets a "where" there'
-            )
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"--num-steps {self.num_steps}: it must be at least 1")
-        require_drawable(self.figure)
+        if self.figure is not None:
+            from pipeline.drawing.charts import require_drawable
+
+            require_drawable(self.figure)
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and draw the picture where one is wanted."""
-        opened = open_run(
-            Reading(
-                path=self.dataset,
-                where=self.where,
-                student_bos=self.student_bos,
-                student_eos=self.student_eos,
-                teacher_context=self.teacher_context,
-            )
-        )
+        from pipeline.explore.info import describe_plan
+        from pipeline.explore.mixture import plan_dataset
+        from pipeline.packing.opening import open_run
+
+        opened = open_run(self.dataset)
         rules = opened.rules(seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length)
         if opened.mixture.names:
             yield from self._mixture(opened, rules)
-        else:
-            yield from describe_plan(
-                plan_dataset(opened.datasets[0], rules),
-                global_batch_size=self.global_batch_size,
-                num_replicas=self.replicas,
-            )
+            return
+        for option, value in (("--num-steps", self.num_steps), ("--figure", self.figure)):
+            if value is not None:
+                raise ValueError(f"{option} {value} is for mixtures: {self.dataset.path} is none")
+        yield from describe_plan(
+            plan_dataset(opened.datasets[0], rules),
+            global_batch_size=self.global_batch_size,
+            num_replicas=self.replicas,
+        )
 
-    def _mixture(self, opened: OpenedRun, rules: PackingRules) -> Iterator[str]:
+    def _mixture(self, opened: "OpenedRun", rules: "PackingRules") -> Iterator[str]:
+        from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_mixture_rows
+
         num_rows = None if self.num_steps is None else self.num_steps * self.global_batch_size
         planned = plan_mixture_rows(opened, rules, num_rows=num_rows)
         yield from describe_mixture(planned, global_batch_size=self.global_batch_size)
@@ -208,26 +186,14 @@ _COMMANDS: dict[str, type[InfoOptions | PreviewOptions | PlanOptions]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
-    try:
-        options = parse_command(
+
+    def lines() -> Iterator[str]:
+        return parse_command(
             _COMMANDS,
             argv,
             prog="vocag explore",
             description="What is in a dataset, how it is aligned, how it would be packed.",
             epilog=_EPILOG,
-        )
-        for line in options.lines():
-            print(line)
-    except BrokenPipeError:
-        # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        print(f"explore: {printable(str(error))}", file=sys.stderr)
-        return 2
-    return 0
+        ).lines()
 
-
-def _use_colour(choice: str) -> bool:
-    if choice == "auto":
-        return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return choice == "always"
+    return print_lines("explore", lines)

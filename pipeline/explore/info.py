@@ -129,8 +129,6 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
 
 def _quality(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, str]:
     """Return what is known of the alignment of the documents that are read."""
-    if isnan(statistics.byte_iou_sum):
-        return {}
     student = manifest.totals["num_student_tokens"]
     unmapped = student - statistics.num_mapped
     told = {"unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})"}
@@ -140,36 +138,26 @@ def _quality(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, s
 
 
 def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
-    """Return the statistics less the removed documents', as far as the indices know them.
+    """Return the statistics less the removed documents', as the indices know them.
 
-    Their samples aren't read: they may be removed because they are damaged. So IoS is NaN where
-    documents are removed; and so is IoU where that is from a shard of version 1, which knows no
-    document's quality.
+    Their samples aren't read: they may be removed because they are damaged. So IoS, which no index
+    has, is NaN if documents are removed.
     """
-    statistics = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
-    if dataset.manifest.removed is None:
-        return statistics
-    num_mapped, iou = 0, 0.0
-    lengths = [statistics.student_length_counts.copy(), statistics.teacher_length_counts.copy()]
+    read = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
     for shard in range(len(dataset.manifest.shards)):
         if not len(removed := dataset.removed_of(shard)):
             continue
         index = dataset.read_index(shard, with_names=True, metadata=[])
-        for counts, own in zip(
-            lengths, (index.num_student_tokens, index.num_teacher_tokens), strict=True
-        ):
-            counts -= count_lengths(own[removed])
-        known = len(index.num_mapped) == len(index)
-        num_mapped += int(index.num_mapped[removed].sum()) if known else 0
-        iou += float(index.byte_iou_sum[removed].sum()) if known else nan
-    return replace(
-        statistics,
-        num_mapped=statistics.num_mapped - num_mapped,
-        byte_iou_sum=statistics.byte_iou_sum - iou,
-        byte_ios_sum=nan,
-        student_length_counts=lengths[0],
-        teacher_length_counts=lengths[1],
-    )
+        students, teachers = index.num_student_tokens, index.num_teacher_tokens
+        read = replace(
+            read,
+            num_mapped=read.num_mapped - int(index.num_mapped[removed].sum()),
+            byte_iou_sum=read.byte_iou_sum - float(index.byte_iou_sum[removed].sum()),
+            byte_ios_sum=nan,
+            student_length_counts=read.student_length_counts - count_lengths(students[removed]),
+            teacher_length_counts=read.teacher_length_counts - count_lengths(teachers[removed]),
+        )
+    return read
 
 
 def _facts(facts: dict[str, str]) -> Iterator[str]:

@@ -118,7 +118,7 @@ def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iter
 
 
 def draw_mixture(planned: PlannedMixture, output: Path) -> None:
-    """Write a picture, .svg or .html: epochs of each dataset over the run's student tokens.
+    """Write a picture: epochs of each dataset over the run's student tokens.
 
     Raises:
         ValueError: another ending, or no matplotlib.
@@ -136,7 +136,7 @@ def draw_mixture(planned: PlannedMixture, output: Path) -> None:
         y_label="epochs read",
         y_range=(0, None),
     )
-    write_figure(chart, output, notes=list(describe_mixture(planned, global_batch_size=1)))
+    write_figure(chart, output)
 
 
 def _once_more(plan: MixturePlan) -> int:

@@ -5,7 +5,7 @@ tokenizations share a byte boundary, a block ends. "Probability" as two student 
 teacher token is one block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizers
 from pipeline.drawing.blocks import PreviewDocument, ShownTokens, make_blocks
+from pipeline.drawing.page_blocks import render_preview
+from pipeline.drawing.web_page import tag
 from pipeline.tokenization import Tokenizer
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.errors import DatasetError
-from schemas.index import ShardIndex
 
 
 def load_previews(
@@ -34,22 +35,22 @@ def load_previews(
         DatasetError: no such document; a sample or index is damaged.
 
     Example:
-        >>> next(load_previews(dataset, num_documents=1, document_id=None, max_tokens=100)).key
-        '000d5b0c3f2e4a8d9c1b7e6f5a4d3c2b'
+        >>> next(load_previews(dataset, num_documents=1, document_id=None, max_tokens=100)).title
+        'docs/0017'
     """
-    num_left = num_documents
-    key = None if document_id is None else document_key(document_id)
+    num_left = num_documents if document_id is None else 1
     for shard in range(len(dataset.manifest.shards)):
         index = dataset.read_index(shard, with_names=True)
-        kept = np.delete(np.arange(len(index)), dataset.removed_of(shard)).tolist()
-        found = kept[:num_left] if key is None else range(*_find_row(index, key))
-        rows = [row for row in found if row in kept]
+        rows = np.delete(np.arange(len(index)), dataset.removed_of(shard))
+        if document_id is not None:
+            rows = rows[np.array(index.key)[rows] == document_key(document_id)]
+        rows = rows[:num_left]
         name = dataset.manifest.shards[shard].file
         # A shard without any of them is not opened: a remote one would be asked for in vain.
-        for _, sample in dataset.samples(shard, index, documents=rows) if rows else ():
+        for _, sample in dataset.samples(shard, index, documents=rows) if len(rows) else ():
             yield lay_out(dataset, decode_document(sample), name, max_tokens=max_tokens)
         num_left -= len(rows)
-        if num_left <= 0 or (key is not None and rows):
+        if not num_left:
             return
     if document_id is not None:
         raise DatasetError(
@@ -68,16 +69,32 @@ def lay_out(
     student, teacher = _shown_tokens(dataset, document, len(spans), num_teacher)
     unmapped = document.teacher_spans[:, 0] == document.teacher_spans[:, 1]
     return PreviewDocument(
-        document_id=document.document_id,
-        key=document_key(document.document_id),
-        shard=shard,
+        title=document.document_id,
+        place=f"sample {document_key(document.document_id)} in {shard}",
         num_student_tokens=len(document.student),
         num_teacher_tokens=len(document.teacher),
         num_unmapped=int(unmapped.sum()),
         num_text_bytes=document.num_text_bytes,
-        has_text=document.text is not None,
         blocks=make_blocks(student, teacher, spans),
+        has_text=document.text is not None,
     )
+
+
+def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:
+    """Return documents as a page for a browser.
+
+    Example:
+        >>> Path("preview.html").write_text(render_page(dataset, documents), "utf-8")
+    """
+    manifest = dataset.manifest
+    student = tag("span", manifest.student.source, class_="student")
+    teacher = tag("span", manifest.teacher.source, class_="teacher")
+    head = [
+        tag("h1", f"{manifest.name}, aligned"),
+        tag("p", "Student ", student, " above, teacher ", teacher, " below."),
+        tag("p", "Fingerprint ", tag("code", manifest.fingerprint), class_="soft small"),
+    ]
+    return render_preview(f"{manifest.name}: preview", head, list(documents))
 
 
 def _shown_tokens(
@@ -93,10 +110,11 @@ def _shown_tokens(
         student, teacher = (ShownTokens.of_text(text, *side) for side in sides)
         return student, teacher
     tokenizers = load_dataset_tokenizers(dataset)
-    loaded: tuple[Tokenizer, Tokenizer] = (tokenizers.student, tokenizers.teacher)
     student, teacher = (
         ShownTokens(input_ids, byte_offsets, _vocabulary_bytes(tokenizer, input_ids, byte_offsets))
-        for tokenizer, (input_ids, byte_offsets) in zip(loaded, sides, strict=True)
+        for tokenizer, (input_ids, byte_offsets) in zip(
+            (tokenizers.student, tokenizers.teacher), sides, strict=True
+        )
     )
     return student, teacher
 
@@ -115,9 +133,3 @@ def _vocabulary_bytes(
         spelled = data[max(len(data) - (end - start), 0) :] if data and end > start else None
         contents.append(spelled)
     return contents
-
-
-def _find_row(index: ShardIndex, key: str) -> tuple[int, int]:
-    """Return the row that holds a key, as a range that is empty where none does."""
-    keys = list(index.key)
-    return (keys.index(key), keys.index(key) + 1) if key in keys else (0, 0)

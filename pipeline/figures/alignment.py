@@ -7,7 +7,7 @@ two ranges of bytes. Their intersection over union (IoU) and
 over the student's range (IoS) say how much of the guidance would come from other text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,40 +24,35 @@ from pipeline.tokenization import Tokenizer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER_CHUNKS = (8, 16, 32, 64, 128, 256, 512)
-PAPER_SEQ_LENGTH = 2048
+
+Ratios = tuple[float, float]
+"""IoU and IoS, means in 0 to 1."""
 
 
 @dataclass(frozen=True)
 class ChunkingQuality:
-    """IoU and IoS, means in 0 to 1.
+    """How well tokens match by chunks and by themselves.
 
     Attributes:
         num_sequences: sequences measured.
         seq_length: student tokens of each.
-        num_chunks: the numbers of chunks tried.
-        chunk_iou: mean over all chunks, one for each number.
-        chunk_ios: likewise.
-        token_iou: mean over mapped tokens of the token-level alignment.
-        token_ios: likewise.
+        chunks: means over all chunks, by the number of them in a sequence.
+        tokens: means over mapped tokens of the token-level alignment.
     """
 
     num_sequences: int
     seq_length: int
-    num_chunks: tuple[int, ...]
-    chunk_iou: tuple[float, ...]
-    chunk_ios: tuple[float, ...]
-    token_iou: float
-    token_ios: float
+    chunks: Mapping[int, Ratios]
+    tokens: Ratios
 
 
 def measure_chunking(
     texts: Sequence[str],
     student: Tokenizer,
     teacher: Tokenizer,
-    num_chunks: Sequence[int] = PAPER_CHUNKS,
+    num_chunks: Sequence[int],
     *,
-    seq_length: int = PAPER_SEQ_LENGTH,
+    seq_length: int,
 ) -> ChunkingQuality:
     """Cut both tokenizations into chunks and compare with token-level alignment.
 
@@ -74,7 +69,7 @@ def measure_chunking(
             tokens than chunks.
 
     Example:
-        >>> measure_chunking(documents, llama2, qwen2_5).token_ios
+        >>> measure_chunking(documents, llama2, qwen2_5, [8, 512], seq_length=2048).tokens[1]
         1.0
 
     Source: section 2 and Fig. 3, in bytes.
@@ -87,16 +82,12 @@ def measure_chunking(
         raise ValueError(f"{document.document_id} can't be aligned: {reason}")
     sequences = _cut_sequences(batch, seq_length)
     _require_tokens(sequences, seq_length, max(num_chunks))
-    means = [_chunk_quality(sequences, count) for count in num_chunks]
     tokens = measure_alignment(batch)
     return ChunkingQuality(
         num_sequences=len(sequences),
         seq_length=seq_length,
-        num_chunks=tuple(num_chunks),
-        chunk_iou=tuple(iou for iou, _ in means),
-        chunk_ios=tuple(ios for _, ios in means),
-        token_iou=tokens.byte_iou,
-        token_ios=tokens.byte_ios,
+        chunks={count: _chunk_quality(sequences, count) for count in num_chunks},
+        tokens=(tokens.byte_iou, tokens.byte_ios),
     )
 
 
@@ -106,28 +97,26 @@ def describe_chunking(quality: ChunkingQuality) -> Iterator[str]:
         f"{format_plural(quality.num_sequences, 'sequence')} of "
         f"{format_count(quality.seq_length)} student tokens; means over chunks, in bytes"
     )
+    ratios = {f"{count} chunks": ratios for count, ratios in quality.chunks.items()}
     rows = [["aligned by", "IoU", "IoS"]]
-    for count, iou, ios in zip(
-        quality.num_chunks, quality.chunk_iou, quality.chunk_ios, strict=True
-    ):
-        rows.append([f"{count} chunks", f"{100 * iou:.2f} %", f"{100 * ios:.2f} %"])
-    token = [f"{100 * value:.2f} %" for value in (quality.token_iou, quality.token_ios)]
-    yield from format_table([*rows, ["tokens", *token]], align="<>>")
+    for name, (iou, ios) in {**ratios, "tokens": quality.tokens}.items():
+        rows.append([name, f"{100 * iou:.2f} %", f"{100 * ios:.2f} %"])
+    yield from format_table(rows, align="<>>")
 
 
-def draw_chunking(quality: ChunkingQuality, *, student: str, teacher: str) -> "Figure":
+def draw_chunking(quality: ChunkingQuality, student: str, teacher: str) -> "Figure":
     """Return the chart."""
-    same = len(quality.num_chunks)
+    by_chunks = quality.chunks.values()
     lines = {
-        "tokens, IoS": [quality.token_ios] * same,
-        "tokens, IoU": [quality.token_iou] * same,
-        "chunks, IoS": quality.chunk_ios,
-        "chunks, IoU": quality.chunk_iou,
+        "tokens, IoS": [100 * quality.tokens[1] for _ in by_chunks],
+        "tokens, IoU": [100 * quality.tokens[0] for _ in by_chunks],
+        "chunks, IoS": [100 * ios for _, ios in by_chunks],
+        "chunks, IoU": [100 * iou for iou, _ in by_chunks],
     }
     return line_chart(
         f"Text shared by student {student} and teacher {teacher}",
-        [str(count) for count in quality.num_chunks],
-        {name: [100 * value for value in values] for name, values in lines.items()},
+        [str(count) for count in quality.chunks],
+        lines,
         x_label=f"equal chunks per sequence of {format_count(quality.seq_length)} student tokens",
         y_label="share of the text, %",
         y_range=(0, 102),
@@ -162,9 +151,7 @@ def _laid_end_to_end(batch: AlignedBatch) -> tuple[Ranges, Ranges]:
     return student, teacher
 
 
-def _chunk_quality(
-    sequences: Sequence[tuple[Ranges, Ranges]], num_chunks: int
-) -> tuple[float, float]:
+def _chunk_quality(sequences: Sequence[tuple[Ranges, Ranges]], num_chunks: int) -> Ratios:
     student, teacher = (
         np.concatenate([_chunk_ranges(sides[side], num_chunks) for sides in sequences])
         for side in (0, 1)
@@ -189,10 +176,9 @@ def _require_tokens(
             f"the texts have fewer than {seq_length} student tokens, not one sequence: give more "
             "documents or lower --seq-length"
         )
-    for number, sides in enumerate(sequences):
-        for side, offsets in zip(("student", "teacher"), sides, strict=True):
-            if len(offsets) < num_chunks:
-                raise ValueError(
-                    f"sequence {number} has {len(offsets)} {side} tokens, fewer than {num_chunks} "
-                    "chunks: raise --seq-length or lower --chunks"
-                )
+    shortest = min(len(offsets) for sides in sequences for offsets in sides)
+    if shortest < num_chunks:
+        raise ValueError(
+            f"a sequence has {shortest} tokens of one side, fewer than {num_chunks} chunks: raise "
+            "--seq-length or lower --chunks"
+        )

@@ -1,30 +1,23 @@
-"""`python -m pipeline.figures`: the paper's figures, from real tokenizers, texts and models."""
+"""`vocag figures`: the paper's figures, from real tokenizers, texts and models."""
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pipeline.drawing.charts import require_drawable, write_figure
-from pipeline.drawing.formatting import printable
-from pipeline.figures.alignment import (
-    PAPER_CHUNKS,
-    PAPER_SEQ_LENGTH,
-    describe_chunking,
-    draw_chunking,
-    measure_chunking,
-)
+from pipeline.drawing.printing import print_lines, use_colour
 from pipeline.figures.runs import compare_runs
-from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
-from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
-from pipeline.tokenization import Tokenizer, load_tokenizer
-from vocag_cli import install
 from vocag_cli.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
+
+# What measures is imported in `lines`: help needs no tokenizer.
+if TYPE_CHECKING:
+    from pipeline.tokenization import Tokenizer
+
+PAPER_CHUNKS = (8, 16, 32, 64, 128, 256, 512)
+PAPER_SEQ_LENGTH = 2048
 
 Text = Annotated[str, Option("TEXT", form="positional")]
 
@@ -53,7 +46,7 @@ class VocabularyOptions:
     Attributes:
         student: the student's tokenizer.
         teacher: the teachers'.
-        output: also write .svg or .html.
+        output: also draw it: .svg, .pdf or .png.
     """
 
     student: TokenizerSource
@@ -66,12 +59,13 @@ class VocabularyOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""
+        from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
+
         student, _ = _split_name(self.student)
         overlaps = measure_overlaps(_load(self.student), _load_all(self.teacher))
-        table = list(describe_overlaps(student, overlaps))
-        yield from table
+        yield from describe_overlaps(student, overlaps)
         if self.output is not None:
-            write_figure(draw_overlaps(student, overlaps), self.output, notes=table)
+            write_figure(draw_overlaps(student, overlaps), self.output)
             yield f"wrote {self.output}"
 
 
@@ -97,9 +91,11 @@ class TokensOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the page where one is wanted."""
+        from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
+
         result = tokenize_text(self.text, _load_all(self.tokenizers))
         width = shutil.get_terminal_size((100, 24)).columns
-        yield from describe_text(result, width=width, colour=_use_colour())
+        yield from describe_text(result, width=width, colour=use_colour())
         if self.output is not None:
             self.output.write_text(draw_text(result), "utf-8")
             yield f"wrote {self.output}"
@@ -116,7 +112,7 @@ class AlignmentOptions:
         text_field: the field of each line that holds the text.
         seq_length: student tokens of the sequences that are cut into chunks, as in the paper.
         chunks: into how many.
-        output: also write .svg or .html.
+        output: also draw it: .svg, .pdf or .png.
     """
 
     student: TokenizerSource
@@ -136,19 +132,19 @@ class AlignmentOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""
-        (student, _), (teacher, _) = _split_name(self.student), _split_name(self.teacher)
+        from pipeline.figures.alignment import describe_chunking, draw_chunking, measure_chunking
+
+        texts = _read_texts(self.input, self.text_field)
+        loaded = _load_all((self.student, self.teacher))
+        (student, students_own), (teacher, teachers_own) = loaded.items()
+        chunks = sorted(set(self.chunks))
         quality = measure_chunking(
-            _read_texts(self.input, self.text_field),
-            _load(self.student),
-            _load(self.teacher),
-            sorted(set(self.chunks)),
-            seq_length=self.seq_length,
+            texts, students_own, teachers_own, chunks, seq_length=self.seq_length
         )
-        table = [f"student {student}, teacher {teacher}", *describe_chunking(quality)]
-        yield from table
+        yield f"student {student}, teacher {teacher}"
+        yield from describe_chunking(quality)
         if self.output is not None:
-            figure = draw_chunking(quality, student=student, teacher=teacher)
-            write_figure(figure, self.output, notes=table)
+            write_figure(draw_chunking(quality, student, teacher), self.output)
             yield f"wrote {self.output}"
 
 
@@ -192,8 +188,9 @@ class KeptOptions:
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the page where one is wanted."""
         # Only this figure needs torch and transformers.
-        kept = import_module("pipeline.figures.kept")
-        text = self.text_file.read_text("utf-8") if self.text_file else self.text
+        from pipeline.figures import kept
+
+        text = self.text_file.read_text("utf-8") if self.text_file else self.text or ""
         student, teacher = _split_name(self.student), _split_name(self.teacher)
         tokens = kept.score_text(
             text,
@@ -217,7 +214,7 @@ class RunsOptions:
     Attributes:
         runs: folders that vocag train has written.
         heldout: name of the held-out set, where the runs have several.
-        output: also write .svg or .html.
+        output: also draw it: .svg, .pdf or .png.
     """
 
     runs: Annotated[tuple[Path, ...], Option("RUN", form="positional")]
@@ -250,26 +247,17 @@ _FIGURES: dict[str, type[_Figure]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where it could not run."""
-    try:
-        options = parse_command(
+
+    def lines() -> Iterator[str]:
+        return parse_command(
             _FIGURES,
             argv,
             prog="vocag figures",
             description="The paper's figures, from real tokenizers, texts and models.",
             epilog=_EPILOG,
-        )
-        for line in options.lines():
-            print(line)
-    except BrokenPipeError:
-        # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except ModuleNotFoundError as error:
-        print(f"figures: {error}: {install('hf')}", file=sys.stderr)
-        return 2
-    except (ValueError, OSError) as error:
-        print(f"figures: {printable(str(error))}", file=sys.stderr)
-        return 2
-    return 0
+        ).lines()
+
+    return print_lines("figures", lines)
 
 
 def _split_name(source: str) -> tuple[str, str]:
@@ -287,38 +275,37 @@ def _split_name(source: str) -> tuple[str, str]:
     return path.resolve().parent.name if generic else path.name, source
 
 
-def _load(source: str) -> Tokenizer:
+def _load(source: str) -> "Tokenizer":
+    from pipeline.tokenization import load_tokenizer
+
     return load_tokenizer(_split_name(source)[1])
 
 
-def _load_all(sources: Sequence[str]) -> dict[str, Tokenizer]:
+def _load_all(sources: Sequence[str]) -> "dict[str, Tokenizer]":
     names = [_split_name(source)[0] for source in sources]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"two tokenizers are called {twice.pop()}: name them, NAME=SOURCE")
+    if len(set(names)) < len(names):
+        raise ValueError(f"several tokenizers are called {', '.join(names)}: write NAME=SOURCE")
     return {name: _load(source) for name, source in zip(names, sources, strict=True)}
 
 
 def _read_texts(path: Path, text_field: str) -> list[str]:
+    text = path.read_text("utf-8")
     if path.suffix == ".txt":
-        return [path.read_text("utf-8")]
+        return [text]
     texts = []
     # Not splitlines: a JSON string may hold U+2028, which it takes for a line's end.
-    for number, line in enumerate(path.read_text("utf-8").rstrip("\n").split("\n"), start=1):
+    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
-        if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+        except ValueError:
+            record = None
+        found = record.get(text_field) if isinstance(record, dict) else None
+        if not isinstance(found, str):
             raise ValueError(f'{path}, line {number} has no text "{text_field}": see --text-field')
-        texts.append(record[text_field])
+        texts.append(found)
     return texts
 
 
 def _require_page(output: Path | None) -> None:
     if output is not None and output.suffix != ".html":
         raise ValueError(f"--output {output}: this figure is a page; name a file ending in .html")
-
-
-def _use_colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

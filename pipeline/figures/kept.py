@@ -13,10 +13,11 @@ from torch import Tensor
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.dataset.conventions import name_tokens
-from pipeline.drawing.blocks import Block, PreviewToken, ShownTokens, make_blocks
+from pipeline.drawing.blocks import PreviewDocument, PreviewToken
 from pipeline.drawing.formatting import format_count, format_share, format_table
-from pipeline.drawing.page_blocks import BLOCK_STYLE, Mark, draw_block, draw_legend
-from pipeline.drawing.web_page import render_page, tag
+from pipeline.drawing.page_blocks import Mark, render_preview
+from pipeline.drawing.web_page import tag
+from pipeline.figures.tokens import lay_out
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
@@ -37,14 +38,14 @@ class KeptTokens:
     """A text's student tokens with what decided about each.
 
     Attributes:
-        blocks: its T_student student tokens and its teacher tokens, as they belong together.
+        document: its T_student student tokens and its teacher tokens, as they belong together.
         student_losses: float64 [T_student], nats; NaN where a token has no context.
         guidance: float64 [T_student], nats, the teacher's; NaN = unmapped.
         kept: bool [T_student].
         threshold: the smallest kept difference, nats; NaN where none was kept.
     """
 
-    blocks: tuple[Block, ...]
+    document: PreviewDocument
     student_losses: NDArray[np.float64]
     guidance: NDArray[np.float64]
     kept: NDArray[np.bool_]
@@ -53,12 +54,7 @@ class KeptTokens:
     @property
     def student(self) -> list[PreviewToken]:
         """The student's tokens, in order."""
-        return [token for block in self.blocks for token in block.student]
-
-    @property
-    def teacher(self) -> list[PreviewToken]:
-        """The teacher's tokens, in order."""
-        return [token for block in self.blocks for token in block.teacher]
+        return [token for block in self.document.blocks for token in block.student]
 
 
 def score_text(
@@ -112,12 +108,8 @@ def score_text(
         loss_mask=student_mask,
         rule=SelectionRule(keep_fraction=keep_fraction),
     )
-    above, below = (
-        ShownTokens.of_text(data, tokens.input_ids, tokens.byte_offsets)
-        for tokens in (batch.student, batch.teacher)
-    )
     return KeptTokens(
-        blocks=make_blocks(above, below, batch.teacher_spans),
+        document=lay_out("The text", data, batch),
         student_losses=student_losses[0].double().numpy(),
         guidance=guidance[0].double().numpy(),
         kept=selection.kept[0].numpy(),
@@ -141,19 +133,15 @@ def describe_kept(tokens: KeptTokens) -> Iterator[str]:
 
 def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
     """Return a self-contained page: student tokens above, teacher tokens below."""
-    marks = _marks(tokens)
-    blocks = [draw_block(block, marks) for block in tokens.blocks]
+    title = "Which tokens the teacher keeps"
     names = (tag("span", student, class_="student"), tag("span", teacher, class_="teacher"))
-    return render_page(
-        "Which tokens the teacher keeps",
-        tag("h1", "Which tokens the teacher keeps"),
+    head = [
+        tag("h1", title),
         tag("p", "Student ", names[0], " above, teacher ", names[1], " below."),
         tag("p", _summary(tokens)),
         tag("p", "Rest the pointer on a token for its losses in nats.", class_="soft small"),
-        draw_legend(_LEGEND),
-        tag("div", *blocks, class_="tokens"),
-        style=BLOCK_STYLE,
-    )
+    ]
+    return render_preview(title, head, [tokens.document], legend=_LEGEND, marks=_marks(tokens))
 
 
 @torch.inference_mode()
@@ -190,7 +178,7 @@ def _summary(tokens: KeptTokens) -> str:
 
 def _marks(tokens: KeptTokens) -> dict[int, Mark]:
     """Return what the page says of each student token."""
-    covering = [token.text for token in tokens.teacher]
+    covering = [token.text for block in tokens.document.blocks for token in block.teacher]
     return {
         token.index: Mark(
             "kept" if tokens.kept[token.index] else "dropped",

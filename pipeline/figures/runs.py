@@ -47,7 +47,7 @@ def compare_runs(
 
     Args:
         folders: of the runs.
-        output: .svg or .html file; None draws nothing.
+        output: the chart's file; None draws nothing.
         heldout: as in `read_run`.
 
     Raises:
@@ -78,7 +78,7 @@ def compare_runs(
             x_label="step",
             y_label="bits per byte (less is better)",
         )
-        write_figure(chart, output, notes=table)
+        write_figure(chart, output)
     return table
 
 

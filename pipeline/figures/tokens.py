@@ -1,19 +1,16 @@
 """One text as several tokenizers see it, and how the first maps to the others (paper, Fig. 2)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
-from pipeline.drawing.blocks import Block, PreviewDocument, ShownTokens, make_blocks, show_bytes
+from pipeline.drawing.blocks import PreviewDocument, ShownTokens, make_blocks, show_bytes
 from pipeline.drawing.formatting import format_count, format_plural, format_table
-from pipeline.drawing.page_blocks import BLOCK_STYLE, draw_block
+from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
-from pipeline.drawing.web_page import render_page, tag
+from pipeline.drawing.web_page import tag
 from pipeline.tokenization import Tokenizer
-
-_STYLE = "td { padding: .15rem 1.2rem .15rem 0; } td.number { text-align: right; }\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,14 +20,17 @@ class TokenizedText:
     Attributes:
         text: UTF-8 bytes.
         tokens: each tokenizer's tokens, by its name.
-        blocks: the first tokenizer's tokens laid out over each other one's, by its name.
-        num_unmapped: tokens of the first that nothing of the other covers, by its name.
+        pairs: the first tokenizer's tokens laid out over each other one's.
     """
 
     text: bytes
     tokens: Mapping[str, TokenBatch]
-    blocks: Mapping[str, tuple[Block, ...]]
-    num_unmapped: Mapping[str, int]
+    pairs: tuple[PreviewDocument, ...]
+
+    def pieces(self, name: str) -> str:
+        """Return a tokenizer's tokens as people read them."""
+        ranges = self.tokens[name].byte_offsets.tolist()
+        return " | ".join(show_bytes(self.text[start:end]) or "∅" for start, end in ranges)
 
 
 def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedText:
@@ -46,19 +46,16 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
     Source: Fig. 2.
     """
     data = text.encode("utf-8", "surrogatepass")
-    document = SourceDocument("text", data)
     student, *teachers = tokenizers
     tokens: dict[str, TokenBatch] = {}
-    blocks: dict[str, tuple[Block, ...]] = {}
-    unmapped: dict[str, int] = {}
+    pairs = []
     for name in teachers or [student]:
-        aligned = align_batch([document], tokenizers[student], tokenizers[name])
+        aligned = align_batch([SourceDocument("", data)], tokenizers[student], tokenizers[name])
         for _, reason in aligned.failures:
             raise ValueError(f"{student} and {name} can't align this text: {reason}")
         tokens |= {student: aligned.student, name: aligned.teacher}
-        blocks[name] = _blocks(data, aligned)
-        unmapped[name] = int((aligned.teacher_spans[:, 0] == aligned.teacher_spans[:, 1]).sum())
-    return TokenizedText(data, tokens, blocks if teachers else {}, unmapped)
+        pairs.append(lay_out(f"student {student} above, teacher {name} below", data, aligned))
+    return TokenizedText(data, tokens, tuple(pairs if teachers else ()))
 
 
 def describe_text(result: TokenizedText, *, width: int, colour: bool) -> Iterator[str]:
@@ -68,15 +65,12 @@ def describe_text(result: TokenizedText, *, width: int, colour: bool) -> Iterato
     rows = [["tokenizer", "tokens", "bytes/token", ""]]
     for name, tokens in result.tokens.items():
         count = len(tokens.input_ids)
-        pieces = " | ".join(_pieces(result.text, tokens))
-        rows.append([name, format_count(count), f"{len(result.text) / max(count, 1):.2f}", pieces])
+        each = f"{len(result.text) / max(count, 1):.2f}"
+        rows.append([name, format_count(count), each, result.pieces(name)])
     yield from format_table(rows, align="<>><")
-    student = next(iter(result.tokens))
-    for teacher, blocks in result.blocks.items():
+    for pair in result.pairs:
         yield ""
-        yield f"student {student}, teacher {teacher}: {result.num_unmapped[teacher]} unmapped"
-        # The first two lines would name a document and its shard.
-        yield from islice(draw_document(_as_document(blocks), width=width, colour=colour), 2, None)
+        yield from draw_document(pair, width=width, colour=colour)
     yield LEGEND
 
 
@@ -87,43 +81,33 @@ def draw_text(result: TokenizedText) -> str:
             "tr",
             tag("td", name),
             tag("td", format_count(len(tokens.input_ids)), class_="number"),
-            tag("td", " | ".join(_pieces(result.text, tokens)), class_="mono"),
+            tag("td", result.pieces(name), class_="mono"),
         )
         for name, tokens in result.tokens.items()
     ]
-    student = next(iter(result.tokens))
-    alignments = []
-    for teacher, blocks in result.blocks.items():
-        names = (tag("span", student, class_="student"), tag("span", teacher, class_="teacher"))
-        alignments += [
-            tag("h2", "Student ", names[0], " above, teacher ", names[1], " below"),
-            tag("div", *map(draw_block, blocks), class_="tokens"),
-        ]
     title = "One text, several tokenizers"
     text = tag("p", show_bytes(result.text), class_="mono")
-    return render_page(
-        title,
-        tag("h1", title),
-        text,
-        tag("table", *counts),
-        *alignments,
-        style=BLOCK_STYLE + _STYLE,
-    )
+    return render_preview(title, [tag("h1", title), text, tag("table", *counts)], result.pairs)
 
 
-def _pieces(text: bytes, tokens: TokenBatch) -> list[str]:
-    return [show_bytes(text[start:end]) or "∅" for start, end in tokens.byte_offsets.tolist()]
+def lay_out(title: str, text: bytes, aligned: AlignedBatch) -> PreviewDocument:
+    """Return one aligned text to be drawn.
 
-
-def _blocks(text: bytes, aligned: AlignedBatch) -> tuple[Block, ...]:
+    Example:
+        >>> lay_out("student above, teacher below", b"the", aligned).num_student_tokens
+        1
+    """
+    spans = aligned.teacher_spans
     student, teacher = (
         ShownTokens.of_text(text, tokens.input_ids, tokens.byte_offsets)
         for tokens in (aligned.student, aligned.teacher)
     )
-    return make_blocks(student, teacher, aligned.teacher_spans)
-
-
-def _as_document(blocks: Sequence[Block]) -> PreviewDocument:
-    num_student = sum(len(block.student) for block in blocks)
-    num_teacher = sum(len(block.teacher) for block in blocks)
-    return PreviewDocument("", "", "", num_student, num_teacher, 0, 0, True, tuple(blocks))
+    return PreviewDocument(
+        title=title,
+        place="",
+        num_student_tokens=len(aligned.student.input_ids),
+        num_teacher_tokens=len(aligned.teacher.input_ids),
+        num_unmapped=int((spans[:, 0] == spans[:, 1]).sum()),
+        num_text_bytes=len(text),
+        blocks=make_blocks(student, teacher, spans),
+    )

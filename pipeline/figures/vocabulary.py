@@ -96,10 +96,6 @@ def compare_vocabularies(student: Tokenizer, teacher: Tokenizer) -> tuple[float,
 
     Both over base vocabularies, without added tokens.
     """
-    sides = (student, teacher)
-    raw = [list(tokenizer.base_vocabulary()) for tokenizer in sides]
-    decoded: list[Sequence[str]] = [
-        [spelled.hex() for spelled in tokenizer.base_vocabulary().values() if spelled]
-        for tokenizer in sides
-    ]
-    return vocabulary_overlap(*raw), vocabulary_overlap(*decoded)
+    ours, theirs = student.base_vocabulary(), teacher.base_vocabulary()
+    decoded = ([spelled.hex() for spelled in side.values() if spelled] for side in (ours, theirs))
+    return vocabulary_overlap(ours, theirs), vocabulary_overlap(*decoded)

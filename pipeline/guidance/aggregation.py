@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from pipeline.guidance.checks import (
-    check_choice,
-    check_finite,
-)
-
-__all__ = ["aggregate_teacher_losses", "has_context"]
-
-Aggregation = Literal["mean", "max", "sum"]
+from pipeline.guidance.checks import check_finite
+from pipeline.guidance.rule import Aggregation, check_choice
 
 
 @torch.no_grad()
@@ -51,16 +43,16 @@ def aggregate_teacher_losses(
     Source: Eq. 2.
     """
     check_choice("how", how, Aggregation)
-    _check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
+    check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
     losses = teacher_losses.detach().float()
     expected = ~losses.isnan() if teacher_loss_mask is None else teacher_loss_mask.bool()
     check_finite({"teacher_losses": (losses, expected | losses.isinf())})
     starts, ends = teacher_spans[..., 0].long(), teacher_spans[..., 1].long()
-    counts = _span_sums(expected.double(), starts, ends)
+    counts = span_sums(expected.double(), starts, ends)
     if how == "max":
         values = _span_maxima(losses.masked_fill(~expected, -torch.inf), starts, ends)
     else:
-        values = _span_sums(losses.masked_fill(~expected, 0.0).double(), starts, ends)
+        values = span_sums(losses.masked_fill(~expected, 0.0).double(), starts, ends)
         values = values / counts if how == "mean" else values
     return values.float().masked_fill(counts == 0, torch.nan)
 
@@ -88,10 +80,12 @@ def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
     return found.scatter_(-1, cu_seqlens.long(), False)[..., :-1]
 
 
-def _span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    # A prefix sum answers any span, however wide or overlapping. In fp32 it would lose the small
-    # losses behind a long prefix (8,192 tokens at 3 nats: errors of 1e-3); fp64 keeps them to
-    # 1e-11.
+def span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    """Return the sum of each span of a row's values, by a prefix sum: fp64 or whole numbers.
+
+    In fp32 it would lose small losses behind a long prefix (1e-3 after 8,192 tokens of 3 nats);
+    fp64 keeps them to 1e-11.
+    """
     prefix = torch.nn.functional.pad(values.cumsum(-1), (1, 0))
     return prefix.gather(-1, ends) - prefix.gather(-1, starts)
 
@@ -120,9 +114,14 @@ def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     return maxima
 
 
-def _check_spans(
+def check_spans(
     teacher_losses: Tensor, teacher_spans: Tensor, teacher_loss_mask: Tensor | None
 ) -> None:
+    """Refuse spans that don't belong to the losses, as `aggregate_teacher_losses` takes them.
+
+    Raises:
+        ValueError: shapes disagree or a span leaves the row.
+    """
     if (
         teacher_losses.dim() != 2
         or teacher_spans.dim() != 3

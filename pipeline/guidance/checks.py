@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -35,30 +33,15 @@ def check_finite(
 
 
 def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """Return how many values that count are NaN or infinite, int64 scalar.
-
-    Args:
-        tensors: as in `check_finite`.
-
-    Example:
-        >>> count_broken({"student_losses": (torch.tensor([[1.0, nan]]), mask)})
-        tensor(1)
-    """
+    """Return how many values that count are NaN or infinite, int64 scalar; see `check_finite`."""
     return torch.stack([bad.sum() for bad in _broken(tensors).values()]).sum()
 
 
 def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
-    """Raise if this rank or another has broken values.
-
-    Args:
-        tensors: as in `check_finite`, of this rank.
-        num_broken: of all ranks.
+    """Raise where this rank's values or another's are broken, `num_broken` on all ranks.
 
     Raises:
         NonFiniteLossError: names the rows.
-
-    Example:
-        >>> refuse_broken(tensors, count_broken(tensors))
     """
     if not int(num_broken):
         return
@@ -94,13 +77,3 @@ def check_same_shape(student_losses: Tensor, **others: Tensor | None) -> None:
                 f"{name} {tuple(other.shape)} must have the shape of student_losses "
                 f"{tuple(student_losses.shape)}"
             )
-
-
-def check_choice(name: str, value: str, choices: object) -> None:
-    """Refuse a value that its Literal type doesn't list.
-
-    Raises:
-        ValueError: lists the choices.
-    """
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")

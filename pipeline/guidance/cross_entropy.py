@@ -118,8 +118,6 @@ def score_tokens(
     input_ids: Tensor,
     *,
     teacher_loss_mask: Tensor,
-    vocab_size: int | None = None,
-    chunk_elements: int | None = None,
 ) -> Tensor:
     """Give a frozen teacher's loss of each of its own tokens, without gradient.
 
@@ -133,8 +131,6 @@ def score_tokens(
         input_ids: int64 [rows, T], the teacher's tokens.
         teacher_loss_mask: bool [rows, T], False where a token has no context (the first of a
             document) or is padding.
-        vocab_size: as in `linear_cross_entropy`.
-        chunk_elements: as in `linear_cross_entropy`.
 
     Returns:
         fp32 [rows, T], nats; NaN where `teacher_loss_mask` is False.
@@ -153,12 +149,7 @@ def score_tokens(
             "has no loss; set it to False"
         )
     scores = linear_cross_entropy(
-        hidden[:, :-1],
-        output_layer,
-        input_ids[:, 1:],
-        loss_mask=mask[:, 1:],
-        vocab_size=vocab_size,
-        chunk_elements=chunk_elements,
+        hidden[:, :-1], output_layer, input_ids[:, 1:], loss_mask=mask[:, 1:]
     )
     losses = torch.full(input_ids.shape, torch.nan, dtype=scores.losses.dtype, device=hidden.device)
     losses[:, 1:] = scores.losses.masked_fill(~mask[:, 1:], torch.nan)

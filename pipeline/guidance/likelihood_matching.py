@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.guidance.aggregation import _check_spans, _span_sums
+from pipeline.guidance.aggregation import check_spans, span_sums
 from pipeline.guidance.checks import check_finite, check_same_shape
 
 TEMPERATURE = 100.0
@@ -75,7 +75,7 @@ def likelihood_divergences(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}; the paper takes 100")
-    _check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
+    check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
     check_same_shape(student_losses, loss_mask=loss_mask, teacher_spans=teacher_spans[..., 0])
     mask, has_loss = loss_mask.bool(), teacher_loss_mask.bool()
     check_finite({"student_losses": (student_losses, mask)})
@@ -85,7 +85,7 @@ def likelihood_divergences(
     losses = torch.where(chunks.numbers >= 0, student_losses, 0.0).to(wide)
     of_student = torch.zeros_like(losses).scatter_add(-1, chunks.numbers.clamp_min(0), losses)
     known = torch.where(has_loss, teacher_losses.detach(), 0.0).double()
-    of_teacher = _span_sums(known, chunks.teacher_starts, chunks.teacher_stops)
+    of_teacher = span_sums(known, chunks.teacher_starts, chunks.teacher_stops)
     # Where there is no chunk, equal values keep the logarithms finite; they are left out below.
     one = torch.ones_like(of_student)
     divergences = _coin_divergence(
@@ -147,7 +147,7 @@ def find_chunks(teacher_spans: Tensor, *, loss_mask: Tensor, teacher_loss_mask: 
     teacher_stops = nothing.scatter_reduce(-1, place, torch.where(mapped, stops, 0), "amax")
     num_labels = nothing.scatter_add(-1, place, mapped.long())
     num_learned = nothing.scatter_add(-1, place, (mapped & loss_mask).long())
-    num_silent = _span_sums((~teacher_loss_mask).long(), teacher_starts, teacher_stops)
+    num_silent = span_sums((~teacher_loss_mask).long(), teacher_starts, teacher_stops)
     whole = (num_labels > 0) & (num_learned == num_labels) & (num_silent == 0)
     return Chunks(numbers, opens, teacher_starts, teacher_stops, whole)
 

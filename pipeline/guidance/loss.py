@@ -5,7 +5,7 @@ Three steps, all pure functions of tensors:
     guidance  = aggregate_teacher_losses(teacher_losses, teacher_spans, "max")
     selection = select_tokens(student_losses, guidance, loss_mask=loss_mask)
     result    = guided_loss(student_losses, selection)
-    (result.loss_sum / result.count).backward()
+    (result.loss_sum / result.num_tokens).backward()
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 2 to 4 and section 6.2.
 
@@ -21,49 +21,33 @@ tensors are [rows, seq_length], aligned with the labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pipeline.guidance.aggregation import _check_spans, _span_sums
-from pipeline.guidance.checks import (
-    NonFiniteLossError,
-    check_choice,
-    check_same_shape,
-)
-from pipeline.guidance.selection import PAPER_RULE, Selection, SelectionRule, select_tokens
-
-__all__ = [
-    "PAPER_RULE",
-    "LossResult",
-    "NonFiniteLossError",
-    "Selection",
-    "SelectionRule",
-    "guided_loss",
-    "mapped_tokens",
-    "metric_values",
-    "select_tokens",
-]
-
-Expectation = Literal["kept", "all"]
+from pipeline.guidance.aggregation import check_spans, span_sums
+from pipeline.guidance.checks import check_same_shape
+from pipeline.guidance.rule import Expectation, check_choice
+from pipeline.guidance.selection import Selection
 
 
-@dataclass(frozen=True)
-class LossResult:
+class LossResult(NamedTuple):
     """A loss as a sum and a count, so that it adds up over microbatches and ranks.
+
+    A tuple, because what wraps modules looks for tensors in tuples.
 
     Attributes:
         loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
-            `loss_sum / count`.
-        count: int64 scalar; 0 when nothing was kept (then `loss_sum` is 0 and so is its gradient).
+            `loss_sum / num_tokens`.
+        num_tokens: int64 scalar, what to divide by; 0 when nothing was kept (then `loss_sum` is 0
+            and so is its gradient).
         metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
             and ranks, then divide: `metric_values`.
     """
 
     loss_sum: Tensor
-    count: Tensor
+    num_tokens: Tensor
     metrics: dict[str, Tensor]
 
 
@@ -88,9 +72,9 @@ def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor) -> Tensor:
         >>> mapped_tokens(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[False, True]]))
         tensor([[False,  True]])
     """
-    _check_spans(has_loss, teacher_spans, None)
+    check_spans(has_loss, teacher_spans, None)
     starts, ends = teacher_spans[..., 0].long(), teacher_spans[..., 1].long()
-    return _span_sums(has_loss.long(), starts, ends) > 0
+    return span_sums(has_loss.long(), starts, ends) > 0
 
 
 def guided_loss(
@@ -116,7 +100,7 @@ def guided_loss(
 
     Example:
         >>> result = guided_loss(student_losses, selection)
-        >>> (result.loss_sum / result.count.clamp_min(1)).backward()
+        >>> (result.loss_sum / result.num_tokens.clamp_min(1)).backward()
 
     Source: Eq. 3.
     """

@@ -99,7 +99,8 @@ def export_tokenizer(
     """
     record = record or dataset.manifest.student
     own = load_dataset_tokenizer(dataset.location, record)
-    definition = _definition(own, record)
+    definition, names = _definition(own, record)
+    special = _special_ids(names, record)
     proof = _Proof(own, definition, record)
     documents = list(proof.known_texts(_documents(dataset, max_documents)))
     if not documents:
@@ -108,10 +109,16 @@ def export_tokenizer(
             "probe texts only",
             dataset.location,
         )
-    files = _tokenizer_files(definition, record)
+    settings = {f"{name}_token": names[token_id] for name, token_id in special.items()}
+    # This class takes the file as it is, in transformers 4 and 5.
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    files = {
+        "tokenizer.json": orjson.dumps(definition),
+        "tokenizer_config.json": _dump(settings | {"clean_up_tokenization_spaces": False}),
+    }
     place, loaded = _load_as_proven(files, config, proof, documents)
     written = {str(Path(place, name)): data for name, data in files.items()}
-    written["generation_config.json"] = _generation_config(definition, record)
+    generation = {f"{name}_token_id": token_id for name, token_id in special.items()}
     differing, num_probes = proof.compare_probes(loaded)
     if differing:
         logger.warning(
@@ -122,7 +129,13 @@ def export_tokenizer(
             len(documents),
             [text[:40] for text in differing],
         )
-    return ExportedTokenizer(written, place, len(documents), num_probes, tuple(differing))
+    return ExportedTokenizer(
+        files=written | {"generation_config.json": _dump(generation)},
+        folder=place,
+        num_documents=len(documents),
+        num_probes=num_probes,
+        differing_probes=tuple(differing),
+    )
 
 
 def _load_as_proven(
@@ -165,19 +178,23 @@ def _load(files: Mapping[str, bytes]) -> Any:
         return AutoTokenizer.from_pretrained(folder)
 
 
-def _definition(own: Tokenizer, record: TokenizerRecord) -> Definition:
-    """Return the `tokenizer.json` to write: the dataset's, with the rows' BOS before a text."""
+def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, dict[int, str]]:
+    """Return the `tokenizer.json` to write, and its tokens by id.
+
+    It is the dataset's, with the rows' BOS before a text.
+    """
     if own.file.kind == "sentencepiece":
         definition = convert_sentencepiece(own.file_bytes, source=record.source)
     else:
         definition = orjson.loads(own.file_bytes)
-    names = _names(definition)
+    names = {token_id: piece for piece, token_id in model_pieces(definition).items()}
+    names |= {token["id"]: token["content"] for token in added_tokens(definition)}
     ids = {name: token_id for token_id, name in names.items()}
     before, after = read_template(definition.get("post_processor"), ids) or ([], [])
     wanted = _before(record)
-    if before == wanted:
-        return definition
-    return definition | {"post_processor": _template(wanted, after, names)}
+    if before != wanted:
+        definition = definition | {"post_processor": _template(wanted, after, names)}
+    return definition, names
 
 
 def _before(record: TokenizerRecord) -> list[int]:
@@ -211,23 +228,6 @@ def _template(before: Sequence[int], after: Sequence[int], names: Mapping[int, s
     }
 
 
-def _tokenizer_files(definition: Definition, record: TokenizerRecord) -> dict[str, bytes]:
-    """Return `tokenizer.json` and the configuration that names BOS, EOS and padding."""
-    names = _names(definition)
-    special = _special_ids(names, record)
-    config: dict[str, Any] = {
-        f"{name}_token": names[token_id] for name, token_id in special.items()
-    }
-    # This class takes the file as it is, in transformers 4 and 5.
-    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return {"tokenizer.json": orjson.dumps(definition), "tokenizer_config.json": _dump(config)}
-
-
-def _generation_config(definition: Definition, record: TokenizerRecord) -> bytes:
-    special = _special_ids(_names(definition), record)
-    return _dump({f"{name}_token_id": token_id for name, token_id in special.items()})
-
-
 def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str, int]:
     first, end = record.around_text.first_token_id, record.around_text.end_token_id
     eos = record.eos_token_id if end is None else end
@@ -239,11 +239,6 @@ def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str,
     pad = next((own[name] for name in _PAD_NAMES if name in own), eos)  # EOS is masked like it
     ids = {"bos": bos, "eos": eos, "pad": pad}
     return {name: token_id for name, token_id in ids.items() if token_id is not None}
-
-
-def _names(definition: Definition) -> dict[int, str]:
-    pieces = {token_id: piece for piece, token_id in model_pieces(definition).items()}
-    return pieces | {token["id"]: token["content"] for token in added_tokens(definition)}
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:
@@ -267,8 +262,10 @@ class _Proof:
     ) -> Iterator[tuple[str, str, list[int]]]:
         """Yield where a document lies, its text and its ids, if the text is known."""
         for shard, document in documents:
-            text = _text(document, self._own)
-            if text is not None and not self._holds_control(text):
+            # Kept, or spelled by its student tokens and proven by its hash.
+            found = find_text(document, {"student": lambda: self._own})
+            text = "" if found is None else found.decode()
+            if found is not None and not self._holds_control(text):
                 place = f"document {json.dumps(document.document_id)} of {shard}"
                 yield place, text, document.student.input_ids.tolist()
 
@@ -325,9 +322,3 @@ def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocum
             if num_bytes > _MAX_PROVEN_BYTES:
                 return
             yield record.file, document
-
-
-def _text(document: AlignedDocument, own: Tokenizer) -> str | None:
-    """Return a document's text: kept, or spelled by its student tokens and proven by its hash."""
-    text = find_text(document, {"student": lambda: own})
-    return None if text is None else text.decode()

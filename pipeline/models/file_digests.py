@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.remote.user_cache import cache_folder, keep
 
@@ -45,23 +45,16 @@ def digest_of_files(files: Sequence[Path]) -> str:
     return sha256(json.dumps(content).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class _State:
-    """What changes when a file does.
+class _State(NamedTuple):
+    """What changes when a file does: its path with links followed, its size, times and place.
 
-    Attributes:
-        path: links followed.
-        size: bytes.
-        modified: nanoseconds since 1970.
-        changed: likewise, by the system's own clock: a copy that keeps a time does not keep this.
-        inode: of the file.
-        device: of the disk.
+    A copy that keeps the time of the last change does not keep that of the inode's.
     """
 
     path: str
     size: int
-    modified: int
-    changed: int
+    modified_ns: int
+    changed_ns: int
     inode: int
     device: int
 
@@ -72,15 +65,6 @@ class _State:
         times = (found.st_mtime_ns, found.st_ctime_ns)
         return cls(str(real), found.st_size, *times, found.st_ino, found.st_dev)
 
-    @property
-    def cache_file(self) -> Path:
-        name = sha256(json.dumps(astuple(self)).encode()).hexdigest()
-        return cache_folder("file-digests") / name
-
-    def is_settled(self, now: int) -> bool:
-        """Whether a later change would show in the times."""
-        return max(self.modified, self.changed) < now - _TICK_NS
-
 
 def _digest(path: Path) -> str:
     return _digest_of_state(_State.of(path))
@@ -88,21 +72,17 @@ def _digest(path: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _digest_of_state(state: _State) -> str:
-    kept = _read(state.cache_file)
-    if kept is not None:
-        return kept
-    settled = state.is_settled(time.time_ns())
+    kept = cache_folder("file-digests") / sha256(json.dumps(state).encode()).hexdigest()
+    try:
+        text = kept.read_text()
+    except (OSError, ValueError):
+        text = ""
+    if _DIGEST.fullmatch(text):
+        return text
+    # Whether a later change would show in the times.
+    is_settled = max(state.modified_ns, state.changed_ns) < time.time_ns() - _TICK_NS
     with Path(state.path).open("rb", buffering=0) as file:
         digest = file_digest(file, "sha256").hexdigest()
-    if settled and _State.of(Path(state.path)) == state:
-        keep(state.cache_file, digest)
+    if is_settled and _State.of(Path(state.path)) == state:
+        keep(kept, digest)
     return digest
-
-
-def _read(path: Path) -> str | None:
-    """Return a digest that was kept, None where there is none or what is there is no digest."""
-    try:
-        text = path.read_text()
-    except (OSError, ValueError):
-        return None
-    return text if _DIGEST.fullmatch(text) else None

@@ -42,7 +42,7 @@ _TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 0.01}
 _TOLERANCE = 1e-3
 
 
-class ForeignLossesError(ValueError):
+class UnknownLogitsError(ValueError):
     """A model's losses can't be computed from its hidden states."""
 
 
@@ -50,7 +50,7 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
     """Return a model's output layer, with the scale and cap that its configuration names.
 
     Raises:
-        ForeignLossesError: none, or one with a bias.
+        UnknownLogitsError: none, or one with a bias.
 
     Example:
         >>> output_layer(load_language_model("models/granite")).scale  # doctest: +SKIP
@@ -58,7 +58,7 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
     """
     layer = cast(Any, model).get_output_embeddings()
     if layer is None or getattr(layer, "bias", None) is not None:
-        raise ForeignLossesError(
+        raise UnknownLogitsError(
             f"{type(model).__name__} has no output layer, or one with a bias, which losses are "
             f"not computed from here: {_REMEDY}"
         )
@@ -81,7 +81,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
         model: on the device where it will run.
 
     Raises:
-        ForeignLossesError: they are others, because of something between the output layer and the
+        UnknownLogitsError: they are others, because of something between the output layer and the
             logits, or before it, that isn't known here.
 
     Example:
@@ -108,7 +108,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
         return
     difference = float((found - own).abs().mean())
     if not difference <= _TOLERANCES.get(model.dtype, _TOLERANCE):
-        raise ForeignLossesError(
+        raise UnknownLogitsError(
             f"{type(model).__name__} ({model.config.model_type}) computes its logits in a way that "
             f"isn't known here: {_NUM_TOKENS} tokens have a mean loss of {float(own.mean()):.4f} "
             f"nats by its own logits and of {float(found.mean()):.4f} by its hidden states and "

@@ -15,7 +15,7 @@ Where no bounds are given (evaluation, generation) it is transformers' own "sdpa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -134,69 +134,42 @@ def packed_attention(
     if unknown or not getattr(module, "is_causal", True):
         raise ValueError(f"{type(module).__name__} attends with {unknown or 'no causal order'}")
     shape_blhd = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    query_shd, key_skd, value_skd = (
-        states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)
-    )
-    attend = _attend_by_kernel if _kernel_fits(query, value) else _attend_in_turn
-    out_shd = attend(
-        query_shd,
-        key_skd,
-        value_skd,
-        cu_seq_lens_q,
-        scale=scaling,
-        dropout=dropout,
-        window=sliding_window,
-        longest=query.shape[2],
-    )
-    return out_shd.view(shape_blhd), None
-
-
-def _attend_by_kernel(
-    query_shd: Tensor,
-    key_skd: Tensor,
-    value_skd: Tensor,
-    bounds: Tensor,
-    *,
-    scale: float | None,
-    dropout: float,
-    window: int | None,
-    longest: int,
-) -> Tensor:
-    attend = _varlen_kernel()
-    assert attend is not None
-    if dropout:
+    states_shd = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
+    kernel = _varlen_kernel() if _kernel_fits(query, value) else None
+    if kernel is None:
+        out_shd = _attend_in_turn(
+            states_shd, cu_seq_lens_q, scale=scaling, dropout=dropout, window=sliding_window
+        )
+    elif dropout:
         raise ValueError(f"attention dropout {dropout} is not in torch's kernel: set it to 0")
-    out: Tensor = attend(
-        query_shd,
-        key_skd,
-        value_skd,
-        bounds,
-        bounds,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_shd.shape[1] != key_skd.shape[1],
-    )
-    return out
+    else:
+        longest = query.shape[2]
+        out_shd = kernel(
+            *states_shd,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            longest,
+            longest,
+            scale=scaling,
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    return out_shd.view(shape_blhd), None
 
 
 @torch.compiler.disable  # the loop's length is data
 def _attend_in_turn(
-    query_shd: Tensor,
-    key_skd: Tensor,
-    value_skd: Tensor,
+    states_shd: Sequence[Tensor],
     bounds: Tensor,
     *,
     scale: float | None,
     dropout: float,
     window: int | None,
-    longest: int,
 ) -> Tensor:
     lengths = bounds.diff().tolist()
     # Splitting once, and not slicing, lets the gradient be put together once.
-    parts = zip(*(torch.split(x, lengths) for x in (query_shd, key_skd, value_skd)), strict=True)
-    shared = query_shd.shape[1] // key_skd.shape[1]
+    parts = zip(*(torch.split(states, lengths) for states in states_shd), strict=True)
+    shared = states_shd[0].shape[1] // states_shd[1].shape[1]
     outs = []
     for query, key, value in parts:
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
@@ -222,7 +195,6 @@ def _kernel_fits(query: Tensor, value: Tensor) -> bool:
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.shape[-1] == value.shape[-1] <= _MAX_HEAD_DIM
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
-        and _varlen_kernel() is not None
     )
 
 

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import fsspec
 import msgspec
 from msgspec import Meta
 
@@ -127,6 +126,8 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
         >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
         {'web': 0.7, 'math': 0.3}
     """
+    import fsspec  # slow to import, and help needs `is_mixture` alone
+
     path = os.fspath(path)
     try:
         with fsspec.open(path, "rb") as file:

@@ -6,34 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
-from pipeline.dataset.conventions import choose_conventions
+from pipeline.dataset.conventions import NOTHING, choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.mixture_file import MixedDataset, Mixture
 from pipeline.packing.reading import LATEST, Reading
 from pipeline.packing.rules import Convention, PackingRules, teacher_share
+from pipeline.packing.state import StreamMismatchError, StreamState
 from schemas.errors import DatasetError, ForeignTokenizerError
 from schemas.manifest import Manifest
 
 logger = logging.getLogger(__name__)
-
-
-class SavedReading(Protocol):
-    """What a run that goes on has noted of its data."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the run, see `OpenedRun.fingerprint`."""
-
-    @property
-    def generations(self) -> Sequence[int]:
-        """Of each dataset, in the mixture's order."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +84,30 @@ class OpenedRun:
         """Of each dataset."""
         return tuple(each.dataset.manifest.generation for each in self.datasets)
 
-    def reads_more_of(self, saved: SavedReading) -> bool:
-        """Whether a saved run has read this one's datasets at other generations."""
-        now = self.fingerprint
-        return now != saved.fingerprint == _fingerprint_at(self.mixture, self.known, saved)
+    def moves_on(self, saved: StreamState) -> bool:
+        """Return whether a run leaves the generations that its state is of for those that are open.
+
+        Raises:
+            StreamMismatchError: the state is of other generations, and the run may not move. Other
+                data pass: `StreamState.require_same_run` compares fingerprints.
+        """
+        then = _fingerprint_at(self.mixture, self.known, saved)
+        if not self.fingerprint != saved.fingerprint == then:
+            return False
+        path, now = self.mixture.path, name_generations(self.generations)
+        if self.reading.generation != LATEST:
+            raise StreamMismatchError(
+                f"the checkpoint was made with generation {name_generations(saved.generations)} of "
+                f"{path}, and generation {now} is open: hand the saved state to AlignedRows, which "
+                f'finds its own, or give generation="{LATEST}" to move the run on'
+            )
+        logger.warning(
+            "the run moves on to generation %s of %s: from here on its rows are another run's, so "
+            "this epoch reads some documents again and others not",
+            now,
+            path,
+        )
+        return True
 
     def rules(
         self,
@@ -125,16 +133,10 @@ class OpenedRun:
                 that has no room for text.
         """
         named = self.reading
-        left_to_the_datasets = {
-            ("student", "first_token_id"): student is None and named.student_bos is None,
-            ("student", "continued_token_id"): student is None and named.student_bos is None,
-            ("student", "end_token_id"): student is None and named.student_eos is None,
-            ("teacher", "first_token_id"): teacher is None and named.teacher_context is None,
-            ("teacher", "continued_token_id"): teacher is None and named.teacher_context is None,
-        }
-        for (side, field), is_left in left_to_the_datasets.items():
-            if is_left:
-                self._require_one_convention(side, field)
+        if student is None:
+            self._require_one_convention("student", named.student_bos, named.student_eos)
+        if teacher is None:
+            self._require_one_convention("teacher", named.teacher_context, NOTHING)
         return PackingRules.of_dataset(
             self.manifest,
             seq_length=seq_length,
@@ -170,23 +172,25 @@ class OpenedRun:
                     "conditions exclude each other"
                 )
 
-    def _require_one_convention(self, side: str, field: str) -> None:
-        """Check that all datasets have the same token at one place around their texts."""
+    def _require_one_convention(self, side: str, before: str | None, after: str | None) -> None:
+        """Check that all datasets have the same tokens around their texts where none is named."""
+        named = {"first_token_id": before, "continued_token_id": before, "end_token_id": after}
         first, *others = self.datasets
-        token = _token_around(first, side, field)
-        for other in others:
-            if _token_around(other, side, field) != token:
-                raise DatasetError(
-                    f"{self.mixture.path}: the {side}'s {field} is "
-                    f'{_token_around(other, side, field)} in "{other.entry.name}" and {token} in '
-                    f'"{first.entry.name}": name the tokens that shall stand around all texts, or '
-                    "align both with the same ones"
-                )
+        for field in (field for field, name in named.items() if name is None):
+            token = _token_around(first, side, field)
+            for other in others:
+                if _token_around(other, side, field) != token:
+                    raise DatasetError(
+                        f"{self.mixture.path}: the {side}'s {field} is "
+                        f'{_token_around(other, side, field)} in "{other.entry.name}" and {token} '
+                        f'in "{first.entry.name}": name the tokens around all texts, or align both '
+                        "with the same ones"
+                    )
 
 
 def open_run(
     reading: Reading,
-    saved: SavedReading | None = None,
+    saved: StreamState | None = None,
     *,
     seed: int = 0,
     max_epochs: int | None = 1,
@@ -206,10 +210,10 @@ def open_run(
         ForeignTokenizerError: one was made with other tokenizers than the first.
         MixtureFileError: a file that can't be read, or contradicts itself.
         WhereError: a condition can't be understood; it lists the columns that there are.
-        ValueError: no such token.
+        ValueError: no such token, or what a mixture can't have, see `Reading.mixture`.
 
     Example:
-        >>> open_run(Reading(path="mixture.toml")).datasets[0].dataset.location  # doctest: +SKIP
+        >>> open_run(Reading("mixture.toml")).datasets[0].dataset.location  # doctest: +SKIP
         '/data/aligned/web'
     """
     mixture = reading.mixture(seed=seed, max_epochs=max_epochs)
@@ -247,7 +251,7 @@ def _choose_generations(
     reading: Reading,
     mixture: Mixture,
     known: Sequence[Mapping[int, str]],
-    saved: SavedReading | None,
+    saved: StreamState | None,
 ) -> list[int]:
     """Return which generation of each dataset is read."""
     if isinstance(reading.generation, int):
@@ -278,7 +282,7 @@ def name_generations(numbers: Sequence[int]) -> str:
 
 
 def _fingerprint_at(
-    mixture: Mixture, known: Sequence[Mapping[int, str]], saved: SavedReading
+    mixture: Mixture, known: Sequence[Mapping[int, str]], saved: StreamState
 ) -> str | None:
     """Return a run's fingerprint at the generations that were saved, None where there are none."""
     if len(saved.generations) != len(known):

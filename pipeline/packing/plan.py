@@ -18,28 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.packing.kernels import (
-    ENDS,
     FORCED,
-    STARTS,
     fit_segments,
     measure_segments,
     split_documents,
 )
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
-
-__all__ = [
-    "ENDS",
-    "FORCED",
-    "SEGMENT",
-    "STARTS",
-    "RowPlan",
-    "SplitShard",
-    "Splitter",
-    "plan_chosen_rows",
-    "plan_rows",
-    "split_index",
-]
 
 SEGMENT = np.dtype(
     [
@@ -165,23 +150,28 @@ def plan_chosen_rows(
         >>> plan = plan_chosen_rows(select_documents(dataset, "year > 2020").each, rules)
     """
     counts: list[int] = []
-    windows: list[_Window] = []
+    windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
+    first_documents: list[int] = []
     pending = np.empty(0, SEGMENT)
+
+    def pack(window: _Measured) -> None:
+        windows.append(_pack_window(window, rules))
+        first_documents.append(int(window.segments["document"][0]))
+
     for segments, num_documents in _number(each(partial(_split, rules))):
         counts.append(num_documents)
         full, pending = _cut_windows(_measure(_join([pending, segments]), rules), rules)
-        windows += [_pack_window(window, rules) for window in full]
+        for window in full:
+            pack(window)
     if len(pending):
-        windows.append(_pack_window(_measure(pending, rules), rules))
-    num_rows = [len(window.row_sizes) for window in windows]
-    row_sizes = [np.zeros(1, np.int64), *(window.row_sizes for window in windows)]
-    first_documents = [window.first_document for window in windows]
+        pack(_measure(pending, rules))
+    row_sizes = [sizes for _, sizes in windows]
     shard_document_starts = np.cumsum([0, *counts], dtype=np.int64)
     return RowPlan(
         rules=rules,
-        segments=_join([window.segments for window in windows]),
-        row_starts=np.cumsum(np.concatenate(row_sizes)),
-        window_row_starts=np.cumsum([0, *num_rows], dtype=np.int64),
+        segments=_join([segments for segments, _ in windows]),
+        row_starts=np.cumsum(np.concatenate([np.zeros(1, np.int64), *row_sizes])),
+        window_row_starts=np.cumsum([0, *map(len, row_sizes)], dtype=np.int64),
         window_shards=np.searchsorted(shard_document_starts, first_documents, "right") - 1,
         shard_document_starts=shard_document_starts,
     )
@@ -239,21 +229,6 @@ class _Measured:
         return _Measured(self.segments[own], self.student[own], self.teacher[own], self.fill[own])
 
 
-@dataclass(frozen=True, eq=False)
-class _Window:
-    """A run of segments, packed into rows.
-
-    Attributes:
-        segments: SEGMENT [G], in row order.
-        row_sizes: int64 [R], the segments of each row.
-        first_document: the first of them in the dataset's order.
-    """
-
-    segments: NDArray[np.void]
-    row_sizes: NDArray[np.int64]
-    first_document: int
-
-
 def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | None) -> SplitShard:
     segments = split_index(index, student_room=rules.student_room, teacher_room=rules.teacher_room)
     return segments if kept is None else segments[kept[segments["document"]]], len(index)
@@ -291,7 +266,10 @@ def _cut_windows(
     return windows, measured.segments[bounds[-1] :]
 
 
-def _pack_window(window: _Measured, rules: PackingRules) -> _Window:
+def _pack_window(
+    window: _Measured, rules: PackingRules
+) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Return a window's segments in row order, and the number of segments of each row."""
     decreasing = np.argsort(-window.fill, kind="stable")
     row = fit_segments(
         window.student[decreasing],
@@ -301,7 +279,7 @@ def _pack_window(window: _Measured, rules: PackingRules) -> _Window:
     )
     order = decreasing[np.argsort(row, kind="stable")]
     segments = window.segments.view(_PLAIN)[order].view(SEGMENT)
-    return _Window(segments, np.bincount(row), int(window.segments["document"][0]))
+    return segments, np.bincount(row)
 
 
 def _join(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:

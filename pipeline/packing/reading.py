@@ -1,9 +1,11 @@
-"""What a run reads: of which data, in which state, and the tokens around a text."""
+"""What a run reads: which data, in which state, and the tokens around a text."""
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pipeline.packing.mixture_file import Mixture, is_mixture, mixture_of_one, read_mixture
+from vocag_cli.options import Condition, Option, TokenName
 
 Generation = int | Literal["latest"] | None
 
@@ -11,75 +13,71 @@ LATEST: Literal["latest"] = "latest"
 """The newest generation, also for a run that was started on another."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What to read.
-
-    Attributes:
-        path: a dataset's folder or manifest, or a mixture's .toml file; a path, or a URL that
-            `fsspec` reads.
-        where: read those documents only that this is true of, such as "language == 'en' and score >
-            0.5", see `pipeline.dataset.selection`; "" reads all. Not of a mixture, whose file says
-            it of each dataset.
-        generation: which state of a dataset that grows is read: its number (not of a mixture), or
-            "latest", to which a run that goes on then moves; None: the one on which the run was
-            started, the newest of a new run.
-        student_bos: stands before a student's text: a token's name or id, or "none"; None takes
-            the dataset's.
-        student_eos: stands after a document's last student token, likewise.
-        teacher_context: stands before a teacher's text, likewise.
-
-    Raises:
-        ValueError: a condition or a generation's number of a mixture.
-    """
-
-    path: str
-    where: str = ""
-    generation: Generation = None
-    student_bos: str | None = None
-    student_eos: str | None = None
-    teacher_context: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check what a mixture's file says by dataset."""
-        if self.where.strip() and is_mixture(self.path):
-            raise ValueError(
-                f"where {self.where.strip()} is of one dataset, and {self.path} a mixture of "
-                'several: give its datasets a "where" there'
-            )
-        if isinstance(self.generation, int) and is_mixture(self.path):
-            raise ValueError(
-                f"generation {self.generation} is of one dataset, and {self.path} a mixture of "
-                f'several: leave it out, or write "{LATEST}"'
-            )
-
-    def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
-        """Return the mixture that is read: what its file says, or a dataset by itself.
-
-        Args:
-            seed: of a dataset's order; a mixture's file says its own.
-            max_epochs: of a dataset, likewise.
-
-        Raises:
-            MixtureFileError: a file that can't be read, or contradicts itself.
-        """
-        if is_mixture(self.path):
-            return read_mixture(self.path)
-        return mixture_of_one(self.path, seed=seed, max_epochs=max_epochs, where=self.where)
-
-
 def parse_generation(text: str) -> Generation:
     """Return a generation as an option names it.
 
     Raises:
-        ValueError: neither a number nor "latest"; "" is None.
+        ArgumentTypeError: neither a number nor "latest".
 
     Example:
-        >>> parse_generation("3"), parse_generation("latest"), parse_generation("")
-        (3, 'latest', None)
+        >>> parse_generation("3"), parse_generation("latest")
+        (3, 'latest')
     """
     if text == LATEST:
         return LATEST
-    if text and not text.isdecimal():
-        raise ValueError(f'generation "{text}" is neither a number nor "{LATEST}"')
-    return int(text) if text else None
+    if not text.isdecimal():
+        raise ArgumentTypeError(f'"{text}" is neither a number nor "{LATEST}"')
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to read, declared once for every command that reads rows.
+
+    Attributes:
+        path: folder, URL or manifest of an aligned dataset, or a mixture's FILE.toml.
+        where: read only documents that match, such as "language == 'en' and score > 0.5"; any
+            condition of DuckDB over their metadata (default: all; a mixture's file says it for each
+            dataset).
+        generation: state of a growing dataset to read, by its number, or latest, to which a resumed
+            run then moves (default: the newest, and a resumed run keeps its own).
+        student_bos: token before a student's text, its id, or none (default: the dataset's).
+        student_eos: token after a student's document, its id, or none (default: the dataset's).
+        teacher_context: token before a teacher's text, its id, or none (default: the dataset's).
+
+    Example:
+        >>> Reading("aligned", where="score > 0.5").mixture().datasets[0].where
+        'score > 0.5'
+    """
+
+    path: Annotated[str, Option("DATASET", form="itself")]
+    where: Condition = ""
+    generation: Annotated[Generation, Option("N", read=parse_generation)] = None
+    student_bos: TokenName | None = None
+    student_eos: TokenName | None = None
+    teacher_context: TokenName | None = None
+
+    def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
+        """Return the mixture that is read: what its file says, or one dataset without a name.
+
+        Args:
+            seed: of a dataset's order; a mixture's file has its own.
+            max_epochs: of a dataset; a mixture's file has its own.
+
+        Raises:
+            MixtureFileError: a file that can't be read, or contradicts itself.
+            ValueError: a condition or a generation's number, which a mixture can't have.
+        """
+        if not is_mixture(self.path):
+            return mixture_of_one(self.path, seed=seed, max_epochs=max_epochs, where=self.where)
+        if self.where.strip():
+            raise ValueError(
+                f"where {self.where.strip()} is for one dataset, and {self.path} is a mixture: "
+                'give its datasets a "where" there'
+            )
+        if isinstance(self.generation, int):
+            raise ValueError(
+                f"generation {self.generation} is for one dataset, and {self.path} is a mixture: "
+                f'leave it out, or write "{LATEST}"'
+            )
+        return read_mixture(self.path)

@@ -6,8 +6,6 @@ from hashlib import sha256
 
 from schemas.manifest import Manifest, TokenizerRecord, generation_of
 
-__all__ = ["Convention", "PackingRules", "suggest_teacher_seq_length", "teacher_share"]
-
 _LENGTH_STEP = 64
 
 

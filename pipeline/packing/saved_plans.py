@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents
-from pipeline.packing.plan import RowPlan, plan_chosen_rows
+from pipeline.packing.plan import RowPlan, SplitShard, Splitter, plan_chosen_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
 
@@ -104,8 +104,21 @@ def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder
 
 def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None:
     started = time.monotonic()
-    indices = _Indices(selection)
-    plan = plan_chosen_rows(indices.each, rules)
+    # Of each index only what reading samples needs is kept.
+    kept: list[dict[str, NDArray[np.integer]]] = []
+
+    def each(split: Splitter) -> Iterator[SplitShard]:
+        def keep(index: ShardIndex, chosen: Kept) -> tuple[dict[str, Any], SplitShard]:
+            columns = {
+                name: getattr(index, name).astype(to) for name, to in _SAMPLE_COLUMNS.items()
+            }
+            return columns, split(index, chosen)
+
+        for columns, result in selection.each(keep):
+            kept.append(columns)
+            yield result
+
+    plan = plan_chosen_rows(each, rules)
     require_documents(len(plan), selection)
     student_padding, teacher_padding = plan.padding()
     logger.info(
@@ -118,7 +131,11 @@ def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None
         100 * teacher_padding,
         plan.num_forced_segments,
     )
-    arrays = indices.sample_columns() | {name: getattr(plan, name) for name in _PLAN_ARRAYS}
+    arrays = {
+        name: np.concatenate([np.empty(0, dtype), *(columns[name] for columns in kept)])
+        for name, dtype in _SAMPLE_COLUMNS.items()
+    }
+    arrays |= {name: getattr(plan, name) for name in _PLAN_ARRAYS}
     about = {
         "fingerprint": selection.dataset.manifest.fingerprint,
         "rules": asdict(rules),
@@ -126,35 +143,6 @@ def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None
         "num_rows": len(plan),
     }
     _write(folder, arrays, about)
-
-
-class _Indices:
-    """A dataset's indices, read one by one; of each only what reading samples needs is kept."""
-
-    def __init__(self, selection: ChosenDocuments) -> None:
-        self._selection = selection
-        self._kept: list[dict[str, NDArray[np.integer]]] = []
-
-    def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
-        """Yield what a function makes of each index, see `ChosenDocuments.each`."""
-        self._kept.clear()
-
-        def keep(index: ShardIndex, chosen: Kept) -> tuple[dict[str, NDArray[np.integer]], Result]:
-            columns = {
-                name: getattr(index, name).astype(to) for name, to in _SAMPLE_COLUMNS.items()
-            }
-            return columns, work(index, chosen)
-
-        for columns, result in self._selection.each(keep):
-            self._kept.append(columns)
-            yield result
-
-    def sample_columns(self) -> dict[str, NDArray[np.integer]]:
-        """Return what was kept of the indices that were read, by column."""
-        return {
-            name: np.concatenate([np.empty(0, dtype), *(kept[name] for kept in self._kept)])
-            for name, dtype in _SAMPLE_COLUMNS.items()
-        }
 
 
 def _write(folder: Path, arrays: dict[str, NDArray[np.generic]], about: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ The client asks a silent hub six times for every file, for minutes. Here it is a
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.remote.first_contact import NoAnswerError, answer_of
@@ -33,18 +34,17 @@ def download_file(source: str, names: Sequence[str]) -> Path:
     repository, revision = _split(source)
 
     def first_of(local_only: bool) -> Path:
-        for name in names[:-1]:
-            try:
-                found = hf_hub_download(
-                    repository, name, revision=revision, local_files_only=local_only
-                )
-                return Path(found)
-            except EntryNotFoundError:
-                continue
-        found = hf_hub_download(
-            repository, names[-1], revision=revision, local_files_only=local_only
-        )
-        return Path(found)
+        def download(name: str) -> Path:
+            found = hf_hub_download(
+                repository, name, revision=revision, local_files_only=local_only
+            )
+            return Path(found)
+
+        *others, last = names
+        for name in others:
+            with suppress(EntryNotFoundError):
+                return download(name)
+        return download(last)
 
     return _from_hub_or_cache(source, first_of, " or ".join(names))
 

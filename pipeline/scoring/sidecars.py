@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import Kept
-from pipeline.scoring.contexts import Pieces
+from pipeline.dataset.selection import ChosenDocuments, Kept
+from pipeline.scoring.contexts import ContextRule, Pieces
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
 from schemas.index import ShardIndex
@@ -38,115 +38,134 @@ class DocumentTokens:
     starts: NDArray[np.int64]
 
 
-def read_teacher_tokens(
-    dataset: Dataset, shard_index: int, index: ShardIndex, *, kept: Kept = None
-) -> DocumentTokens:
-    """Return the teacher tokens of a shard's documents, each verified against the index.
+@dataclass(frozen=True, eq=False)
+class ShardToScore:
+    """What a teacher reads of a shard, removed documents too: what is stored outlives them.
 
-    Removed ones too: what is stored beside a shard doesn't depend on them.
-
-    Args:
+    Attributes:
         dataset: the dataset.
-        shard_index: its shard.
+        number: of the shard.
         index: of the shard, with names.
-        kept: the documents to read; the others get no tokens.
-
-    Raises:
-        DamagedShardError: the tar is missing or cut.
-        DamagedSampleError: a sample is altered.
-
-    Example:
-        >>> read_teacher_tokens(dataset, 0, dataset.read_index(0, with_names=True)).starts[:3]
-        array([  0, 152, 331])
-    """
-    parts, lengths = [np.empty(0, np.int64)], np.zeros(len(index), np.int64)
-    documents = None if kept is None else np.flatnonzero(kept).tolist()
-    for place, sample in dataset.samples(
-        shard_index, index, documents=documents, with_removed=True
-    ):
-        parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
-        lengths[place] = len(parts[-1])
-    starts = np.append(0, np.cumsum(lengths))
-    if not np.array_equal(lengths, scored_lengths(index, kept)):
-        raise DamagedShardError(
-            f"the samples of {dataset.shard(shard_index).url} have other numbers of teacher "
-            "tokens than its index says: restore the shard or run beam_jobs.align again"
-        )
-    return DocumentTokens(np.concatenate(parts), starts)
-
-
-def scored_lengths(index: ShardIndex, kept: Kept) -> NDArray[np.int64]:
-    """Return the teacher tokens of each document that are scored, int64 [N].
-
-    Args:
-        index: of the shard.
-        kept: the documents that are; 0 stands for the others.
-    """
-    lengths = index.num_teacher_tokens
-    return lengths if kept is None else np.where(kept, lengths, 0)
-
-
-def make_sidecar(
-    losses: NDArray[np.float32],
-    starts: NDArray[np.int64],
-    *,
-    shard_record: ShardRecord,
-    pieces: Pieces,
-    teacher: str,
-) -> tuple[bytes, SidecarRecord]:
-    """Return a shard's sidecar and what the score manifest says of it.
-
-    Args:
-        losses: float32 [M], nats; NaN where a token has no context.
-        starts: int64 [D + 1], as in `DocumentTokens`.
-        shard_record: of the shard that was scored.
+        kept: the documents that are scored.
         pieces: in which.
-        teacher: fingerprint of the `TeacherRule`.
     """
-    stored = ShardLosses(to_fp16(losses), starts, teacher, shard_record.sha256)
-    data = encode_sidecar(stored)
-    return data, describe_sidecar(data, stored, shard_record=shard_record, pieces=pieces)
 
+    dataset: Dataset
+    number: int
+    index: ShardIndex
+    kept: Kept
+    pieces: Pieces
 
-def accept_sidecar(
-    data: bytes,
-    *,
-    shard_record: ShardRecord,
-    index: ShardIndex,
-    pieces: Pieces,
-    teacher: str,
-    kept: Kept = None,
-) -> SidecarRecord | None:
-    """Return the record of a sidecar that an earlier run has left, None where it is of no use.
+    @classmethod
+    def open(cls, documents: ChosenDocuments, number: int, context: ContextRule) -> ShardToScore:
+        """Read a shard's index.
 
-    It must decode, belong to this shard's bytes and this teacher, and have a place for every token
-    of the documents that are scored.
-    """
-    file = sidecar_name(shard_record.file, teacher)
-    try:
-        stored = decode_sidecar(data, where=file)
-    except ValueError:
-        return None
-    if (stored.teacher, stored.shard_sha256) != (teacher, shard_record.sha256):
-        return None
-    if not np.array_equal(np.diff(stored.starts), scored_lengths(index, kept)):
-        return None
-    return describe_sidecar(data, stored, shard_record=shard_record, pieces=pieces)
+        Args:
+            documents: of the dataset, those that are scored, but for removed ones.
+            number: of the shard.
+            context: where documents are cut.
 
+        Raises:
+            DamagedShardError: the index is missing or is not the manifest's.
 
-def describe_sidecar(
-    data: bytes, stored: ShardLosses, *, shard_record: ShardRecord, pieces: Pieces
-) -> SidecarRecord:
-    """Return what the score manifest says of a sidecar."""
-    known = stored.losses[~np.isnan(stored.losses)].astype(np.float64)
-    return SidecarRecord(
-        file=sidecar_name(shard_record.file, stored.teacher),
-        num_bytes=len(data),
-        sha256=sha256(data).hexdigest(),
-        shard=shard_record.file,
-        num_tokens=len(stored.losses),
-        num_losses=len(known),
-        loss_sum=float(known.sum()),
-        num_split_documents=pieces.num_split_documents,
-        context_sha256=pieces.context_sha256,
-    )
+        Example:
+            >>> ShardToScore.open(select_documents(dataset), 0, context).lengths[:2]
+            array([152, 179])
+        """
+        index, kept = documents.read(number, with_removed=True, with_names=True)
+        pieces = context.pieces(index)
+        if kept is not None:
+            pieces = pieces.of_documents(kept)
+        return cls(documents.dataset, number, index, kept, pieces)
+
+    @property
+    def record(self) -> ShardRecord:
+        """The manifest's."""
+        return self.dataset.manifest.shards[self.number]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that are scored."""
+        return len(self.index) if self.kept is None else int(self.kept.sum())
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Teacher tokens of each document, int64 [N]; 0 where it is not scored."""
+        lengths = self.index.num_teacher_tokens
+        return lengths if self.kept is None else np.where(self.kept, lengths, 0)
+
+    def read_tokens(self, wanted: Kept = None) -> DocumentTokens:
+        """Return the documents' teacher tokens, each verified against the index.
+
+        Args:
+            wanted: of the documents that are scored, those to read; None: all. The others get no
+                tokens.
+
+        Raises:
+            DamagedShardError: the tar is missing or cut.
+            DamagedSampleError: a sample is altered.
+
+        Example:
+            >>> ShardToScore.open(select_documents(dataset), 0, context).read_tokens().starts[:3]
+            array([  0, 152, 331])
+        """
+        chosen = self.kept if wanted is None else wanted
+        documents = None if chosen is None else np.flatnonzero(chosen).tolist()
+        expected = self.lengths if chosen is None else np.where(chosen, self.lengths, 0)
+        lengths = np.zeros_like(expected)
+        parts = [np.empty(0, np.int64)]
+        for place, sample in self.dataset.samples(
+            self.number, self.index, documents=documents, with_removed=True
+        ):
+            parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
+            lengths[place] = len(parts[-1])
+        if not np.array_equal(lengths, expected):
+            raise DamagedShardError(
+                f"the samples of {self.dataset.shard(self.number).url} have other numbers of "
+                "teacher tokens than its index says: restore the shard or run beam_jobs.align again"
+            )
+        return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)))
+
+    def make_sidecar(
+        self, losses: NDArray[np.float32], teacher: str
+    ) -> tuple[bytes, SidecarRecord]:
+        """Return the shard's sidecar and what the score manifest says of it.
+
+        Args:
+            losses: float32 [M], nats, of the documents' tokens; NaN where one has no context.
+            teacher: fingerprint of the `TeacherRule`.
+        """
+        starts = np.append(0, np.cumsum(self.lengths))
+        stored = ShardLosses(to_fp16(losses), starts, teacher, self.record.sha256)
+        data = encode_sidecar(stored)
+        return data, self.describe_sidecar(data, stored)
+
+    def accept_sidecar(self, data: bytes, teacher: str) -> SidecarRecord | None:
+        """Return the record of a sidecar that an earlier run has left, None if it is of no use.
+
+        It must decode, belong to this shard's bytes and this teacher, and have a place for every
+        token of the documents that are scored.
+        """
+        try:
+            stored = decode_sidecar(data, where=sidecar_name(self.record.file, teacher))
+        except ValueError:
+            return None
+        is_ours = (stored.teacher, stored.shard_sha256) == (teacher, self.record.sha256)
+        if not is_ours or not np.array_equal(np.diff(stored.starts), self.lengths):
+            return None
+        return self.describe_sidecar(data, stored)
+
+    def describe_sidecar(self, data: bytes, stored: ShardLosses) -> SidecarRecord:
+        """Return what the score manifest says of a sidecar of this shard."""
+        known = stored.losses[~np.isnan(stored.losses)].astype(np.float64)
+        return SidecarRecord(
+            file=sidecar_name(self.record.file, stored.teacher),
+            num_bytes=len(data),
+            sha256=sha256(data).hexdigest(),
+            shard=self.record.file,
+            num_tokens=len(stored.losses),
+            num_losses=len(known),
+            loss_sum=float(known.sum()),
+            num_split_documents=self.pieces.num_split_documents,
+            context_sha256=self.pieces.context_sha256,
+        )

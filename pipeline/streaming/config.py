@@ -1,6 +1,6 @@
-"""What a run reads of a dataset, and how: options of `pipeline.streaming`, without torch."""
+"""What a run reads, and how: options of `pipeline.streaming`, without torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from pipeline.packing.reading import Reading
@@ -8,11 +8,12 @@ from pipeline.packing.rules import Convention
 from pipeline.streaming.damage import OnDamage
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamConfig(Reading):
-    """What a run reads, see `Reading`, and how.
+@dataclass(frozen=True)
+class StreamConfig:
+    """What a run reads, and how.
 
     Attributes:
+        data: what to read.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row; None takes `suggest_teacher_seq_length`.
         seed: of the order.
@@ -22,7 +23,7 @@ class StreamConfig(Reading):
             says how often each of its datasets is read, and by which seed.
         shuffle_shards: shards that are shuffled together, and so are read at one time.
         student: the tokens added around the student's text; None takes the dataset's, with those
-            in their place that `Reading` names.
+            in their place that `data` names.
         teacher: the same for the teacher.
         on_damage: "raise", or "quarantine" to mask what can't be read, counted and listed.
         quarantine_file: where that list is kept; None puts it beside the plan.
@@ -34,6 +35,8 @@ class StreamConfig(Reading):
             a teacher; None leaves them out of the rows.
     """
 
+    data: Reading
+    _: KW_ONLY
     seq_length: int
     teacher_seq_length: int | None = None
     seed: int = 0
@@ -52,7 +55,6 @@ class StreamConfig(Reading):
 
     def __post_init__(self) -> None:
         """Check the counts."""
-        super().__post_init__()
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -61,9 +63,9 @@ class StreamConfig(Reading):
             ("student", ("student_bos", "student_eos")),
             ("teacher", ("teacher_context",)),
         ):
-            given = [name for name in names if getattr(self, name) is not None]
+            given = [name for name in names if getattr(self.data, name) is not None]
             if getattr(self, convention) is not None and given:
                 raise ValueError(
                     f"the {convention}'s convention is given whole and by {given[0]} "
-                    f"{getattr(self, given[0])!r}: choose one"
+                    f"{getattr(self.data, given[0])!r}: choose one"
                 )

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.guidance import NonFiniteLossError
+from pipeline.packing.kernels import ENDS, FORCED, STARTS
 from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.order import RowOrder, order_rows
-from pipeline.packing.plan import ENDS, FORCED, STARTS
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
 from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses

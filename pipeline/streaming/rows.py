@@ -46,26 +46,15 @@ from torch.utils.data import Dataset as TorchDataset
 from pipeline.dataset.files import Dataset
 from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import MixturePlan, Source, plan_mixture
-from pipeline.packing.opening import open_run
-from pipeline.packing.rules import PackingRules
-from pipeline.streaming.batch import Rows, collate_rows
+from pipeline.packing.opening import OpenedRun, open_run
+from pipeline.packing.state import StreamState
+from pipeline.streaming.batch import Rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.dataset_rows import DatasetRows
-from pipeline.streaming.generations import moves_on
 from pipeline.streaming.layout import RowLayout
-from pipeline.streaming.state import StreamMismatchError, StreamState
 from schemas.errors import ForeignLossesError
 from schemas.manifest import Manifest
 from schemas.sidecar import TeacherRule
-
-__all__ = [
-    "AlignedRows",
-    "Rows",
-    "StreamConfig",
-    "StreamMismatchError",
-    "StreamState",
-    "collate_rows",
-]
 
 _NO_END = 1 << 62
 """More rows than any run reads, and few enough for `len`."""
@@ -79,16 +68,24 @@ class AlignedRows(TorchDataset[Rows]):
         opened: what it reads.
         datasets: each one's rows, in the mixture's order.
         plan: which of them gives which row.
+        rules: what a row is, of any of the datasets.
         layout: the fields of a row; of a mixture's, `source` is among them.
     """
 
-    def __init__(self, config: StreamConfig, saved: StreamState | None = None) -> None:
+    def __init__(
+        self,
+        config: StreamConfig,
+        saved: StreamState | None = None,
+        *,
+        opened: OpenedRun | None = None,
+    ) -> None:
         """Open a dataset or all of a mixture, load or make their plans, and check that they fit.
 
         Args:
             config: what is read, and how.
             saved: the state of the run that goes on, None of a new run: where the data have grown
                 since, they are opened as they were. `restore` then says where the run stands.
+            opened: the data, if it is open already, by the seed and the epochs of `config`.
 
         Raises:
             DatasetError: no finished dataset, one that stands in a mixture twice or whose parts
@@ -101,11 +98,13 @@ class AlignedRows(TorchDataset[Rows]):
             ValueError: impossible configuration.
 
         Example:
-            >>> rows = AlignedRows(StreamConfig(path="aligned", seq_length=2048))  # doctest: +SKIP
+            >>> rows = AlignedRows(StreamConfig(Reading("aligned"), seq_length=8))  # doctest: +SKIP
         """
         self.config = config
-        self.opened = open_run(config, saved, seed=config.seed, max_epochs=config.num_epochs)
-        self._rules = self.opened.rules(
+        self.opened = opened or open_run(
+            config.data, saved, seed=config.seed, max_epochs=config.num_epochs
+        )
+        self.rules = self.opened.rules(
             seq_length=config.seq_length,
             teacher_seq_length=config.teacher_seq_length,
             student=config.student,
@@ -114,15 +113,15 @@ class AlignedRows(TorchDataset[Rows]):
         )
         mixture = self.opened.mixture
         self.datasets = tuple(
-            DatasetRows(config, each, self._rules, seed=mixture.seed)
+            DatasetRows(config, each, self.rules, seed=mixture.seed)
             for each in self.opened.datasets
         )
         self.opened.require_no_overlap([rows.plan.segments["document"] for rows in self.datasets])
         _require_one_teacher(mixture, self.datasets)
         self.plan = _plan(mixture, self.datasets, config.global_batch_size)
         self.layout = RowLayout(
-            self._rules.seq_length,
-            self._rules.teacher_seq_length,
+            self.rules.seq_length,
+            self.rules.teacher_seq_length,
             max(rows.plan.max_segments for rows in self.datasets),
             with_losses=config.stored_losses is not None,
             sources=mixture.names,
@@ -165,11 +164,6 @@ class AlignedRows(TorchDataset[Rows]):
         return self.opened.manifest
 
     @property
-    def rules(self) -> PackingRules:
-        """What a row is, of any of the datasets."""
-        return self._rules
-
-    @property
     def samples_per_epoch(self) -> int:
         """Rows of an epoch: of a dataset whole global batches, of a mixture each dataset once."""
         return sum(source.num_rows for source in self.plan.sources)
@@ -199,7 +193,7 @@ class AlignedRows(TorchDataset[Rows]):
             shuffle_shards=self.config.shuffle_shards,
             samples_per_epoch=self.samples_per_epoch,
             consumed_samples=consumed_samples,
-            where=self.config.where.strip(),
+            where=self.config.data.where.strip(),
             generations=self.opened.generations,
         )
 
@@ -216,7 +210,7 @@ class AlignedRows(TorchDataset[Rows]):
         self.state(0).require_same_run(
             saved,
             global_batch_size=self.config.global_batch_size,
-            moves_on=moves_on(self.opened, saved),
+            moves_on=self.opened.moves_on(saved),
         )
         return saved.consumed_samples
 

@@ -16,13 +16,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import check_crc32
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
-from pipeline.streaming.layout import (
-    ADVANCE,
-    STUDENT_IDS,
-    TEACHER_IDS,
-    WIDTH,
-    SampleTensors,
-)
+from pipeline.streaming.layout import SampleTensors
 from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION
 from schemas.errors import (
     DamagedSampleError,
@@ -32,6 +26,7 @@ from schemas.errors import (
 from schemas.safetensors_view import read_header, vector_place
 
 _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
+"""As in `SampleTensors`."""
 MAX_OPEN_SHARDS = 64
 _MAX_KNOWN_SAMPLES = 4096
 _REMEDY = "restore the shard or run beam_jobs.align again"
@@ -52,7 +47,6 @@ class SampleReader:
         """
         self._dataset = dataset
         self._table = table
-        self._read: tuple[int, ...] = (STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH)
         self._cache = cache
         self._shard_starts: list[int] = table.shard_document_starts.tolist()
         self._open: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
@@ -173,11 +167,11 @@ class SampleReader:
         num_student = int(self._table.num_student_tokens[document_index])
         num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)
-        tensors = []
-        for tensor in self._read:
-            length = lengths[tensor]
-            tensors.append(vector_place(header[_TENSORS[tensor]], length, body, len(sample)))
-        return tuple(tensors)  # type: ignore[return-value]  # as many as are read
+        student_ids, teacher_ids, advance, width = (
+            vector_place(header[name], length, body, len(sample))
+            for name, length in zip(_TENSORS, lengths, strict=True)
+        )
+        return student_ids, teacher_ids, advance, width
 
     def _names(self, document_index: int) -> tuple[str, str, str]:
         """Return a document's shard, key and id, for messages; reads the shard's index.

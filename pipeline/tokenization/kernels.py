@@ -16,15 +16,16 @@ SPACE = np.uint8(0x20)
 NOT_ASCII = np.uint64(0x8080808080808080)
 WORD = np.uint64(8)
 """Bytes that `_load_word` reads, wherever it starts: so many follow the last one of a text."""
+UNKNOWN = -2
 
 
 @compiled
 def offsets_from_vocabulary(
     input_ids: NDArray[np.uint32],
     cu_tokens: NDArray[np.int64],
-    text: NDArray[np.uint8],
-    cu_text: NDArray[np.int64],
-    compare: NDArray[np.bool_],
+    num_text_bytes: NDArray[np.int64],
+    compared: NDArray[np.uint8],
+    cu_compared: NDArray[np.int64],
     token_bytes: NDArray[np.uint8],
     cu_token_bytes: NDArray[np.int64],
     token_lengths: NDArray[np.int32],
@@ -39,40 +40,49 @@ def offsets_from_vocabulary(
     Args:
         input_ids: uint32 [N].
         cu_tokens: int64 [D + 1].
-        text: uint8, the documents' bytes and `WORD` more (`flatten_bytes`).
-        cu_text: int64 [D + 1].
-        compare: bool [D], whether to compare every byte; else the sum of lengths must do.
+        num_text_bytes: int64 [D].
+        compared: uint8, all bytes of the documents that are compared with their tokens, and `WORD`
+            more (`flatten_bytes`); of the others the sum of lengths must do.
+        cu_compared: int64 [D + 1].
         token_bytes: uint8, the bytes of each vocabulary entry, one after another, and `WORD` more.
         cu_token_bytes: int64 [V + 1]; entry v is `token_bytes[cu[v]:cu[v + 1]]`.
         token_lengths: int32 [V], bytes of each entry; 0 marks one that no text may hold.
         byte_offsets: int32 [N, 2], written here.
         proven: bool [D], written here: whether the tokens tile the text.
     """
+    prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):
         ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
         own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
-        total = np.int64(0)
-        known = True
-        for i in range(len(ids)):
-            length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0
-            known &= length > 0
-            total += length
-        prefix = total - (cu_text[d + 1] - cu_text[d])
-        proven[d] = known and (prefix == 0 or prefix == 1)
-        if proven[d] and prefix == 1:
-            proven[d] = len(ids) > 0 and token_bytes[cu_token_bytes[ids[0]]] == SPACE
-        if not proven[d]:
-            own[:] = 0
-            continue
-        position = -prefix
-        for i in range(len(ids)):
-            own[i, 0] = position
-            position += token_lengths[ids[i]]
-            own[i, 1] = position
-        if prefix == 1:
+        end = _lay_side_by_side(ids, token_lengths, -prefix, own)
+        excess = end + prefix - num_text_bytes[d]
+        fits = end != UNKNOWN and (excess == 0 or excess == 1)
+        if fits and excess != prefix:
+            prefix = excess
+            _lay_side_by_side(ids, token_lengths, -prefix, own)
+        if fits and prefix == 1:
             own[0, 0] = 0
-        if compare[d]:
-            proven[d] = _spells(ids, text, cu_text[d], token_bytes, cu_token_bytes, prefix)
+            fits = token_bytes[cu_token_bytes[ids[0]]] == SPACE
+        if not fits:
+            own[:] = 0
+        elif cu_compared[d] < cu_compared[d + 1]:
+            fits = _spells(ids, compared, cu_compared[d], token_bytes, cu_token_bytes, prefix)
+        proven[d] = fits
+
+
+@compiled
+def _lay_side_by_side(
+    ids: NDArray[np.uint32], token_lengths: NDArray[np.int32], start: int, ranges: Ranges
+) -> int:
+    """Write the tokens' ranges; return where the last ends, `UNKNOWN` where one's length is."""
+    position, known = start, True
+    for i in range(len(ids)):
+        length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0
+        known &= length > 0
+        ranges[i, 0] = position
+        position += length
+        ranges[i, 1] = position
+    return position if known else UNKNOWN
 
 
 @compiled
@@ -82,7 +92,7 @@ def _spells(
     first_byte: int,
     token_bytes: NDArray[np.uint8],
     cu_token_bytes: NDArray[np.int64],
-    prefix: np.int64,
+    prefix: int,
 ) -> bool:
     """Return whether the tokens' bytes, less `prefix` leading ones, are those from `first_byte` on.
 

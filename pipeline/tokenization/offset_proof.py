@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.batches import Ranges
 from pipeline.tokenization.normalization import Normalize, framed
 
-_SPACES = (b" ", b"\t", b"\n", b"\x0b", b"\x0c", b"\r")
+_WHITE_SPACE = b" \t\n\x0b\x0c\r"
 
 
 def find_unproven(
@@ -58,13 +58,10 @@ def _runs(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
     """Yield the runs of tokens that share bytes, each as its first token and where it stops."""
     first = 0
     for i in range(1, len(ranges) + 1):
-        if i == len(ranges) or ranges[i][0] >= ranges[i - 1][1] or _is_empty(ranges[i - 1]):
+        start, end = ranges[i - 1]
+        if i == len(ranges) or ranges[i][0] >= end or start == end:
             yield first, i
             first = i
-
-
-def _is_empty(pair: Sequence[int]) -> bool:
-    return pair[0] == pair[1]
 
 
 def _holds(
@@ -72,7 +69,8 @@ def _holds(
 ) -> bool:
     normalized = normalized.translate(None, lost_bytes)
     if not keeps_spaces:
-        normalized, contents = _squeeze(normalized), [_squeeze(content) for content in contents]
+        normalized = normalized.translate(None, _WHITE_SPACE)
+        contents = [content.translate(None, _WHITE_SPACE) for content in contents]
     if all(contents):
         joined = b"".join(contents)
         return joined in (normalized, b" " + normalized)
@@ -85,7 +83,3 @@ def _holds(
             return False
         place = found + len(content.removeprefix(b" "))
     return True
-
-
-def _squeeze(data: bytes) -> bytes:
-    return data.translate(None, b"".join(_SPACES))

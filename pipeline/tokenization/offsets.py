@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.batches import Ranges
-
 
 def byte_positions(text: str) -> NDArray[np.int64]:
     """Return the byte position of each character and of the end, int64 [len(text) + 1].
@@ -60,20 +58,6 @@ def mend_offsets(
         start, end = int(cluster[0, 0]), int(cluster[-1, 1])
         _lay_out(cluster, start, end, text, contents[firsts[c] : stops[c]])
     return offsets
-
-
-def to_character_units(byte_offsets: Ranges, text: str) -> NDArray[np.int64]:
-    """Return character ranges, int64 [T, 2], that cover the given byte ranges, as the paper counts.
-
-    Example:
-        >>> to_character_units(np.array([[0, 1], [1, 2], [2, 3]]), "é!").tolist()
-        [[0, 1], [0, 1], [1, 2]]
-    """
-    starts = byte_positions(text)
-    first = np.searchsorted(starts, byte_offsets[:, 0], side="right") - 1
-    end = np.searchsorted(starts, byte_offsets[:, 1], side="left")
-    empty = byte_offsets[:, 0] == byte_offsets[:, 1]
-    return np.stack([first, np.where(empty, first, end)], axis=1).astype(np.int64)
 
 
 def _lay_out(

@@ -5,13 +5,12 @@
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-Value = int | bytes
 
 
 class PieceKind(IntEnum):
@@ -76,48 +75,31 @@ def read_sentencepiece_model(data: bytes) -> SentencePieceModel:
         <ModelKind.BPE: 2>
     """
     # Field numbers and defaults of sentencepiece_model.proto.
-    pieces, trainer, normalizer = [], dict[int, Value](), dict[int, Value]()
-    for number, value in _fields(data):
-        if number == 1:
-            pieces.append(_piece(_message(value)))
-        elif number == 2:
-            trainer = _message(value)
+    fields = list(_fields(data))
+    trainer, normalizer = dict[int, Any](), dict[int, Any]()
+    for number, value in fields:
+        if number == 2:
+            trainer = dict(_fields(value))
         elif number == 3:
-            normalizer = _message(value)
-    charsmap = normalizer.get(2, b"")
-    assert isinstance(charsmap, bytes)
+            normalizer = dict(_fields(value))
     return SentencePieceModel(
-        pieces=tuple(pieces),
-        kind=ModelKind(_number(trainer.get(3, 1))),
-        unk_id=_number(trainer.get(40, 0)),
+        pieces=tuple(_piece(dict(_fields(value))) for number, value in fields if number == 1),
+        kind=ModelKind(trainer.get(3, 1)),
+        unk_id=trainer.get(40, 0),
         byte_fallback=bool(trainer.get(35, 0)),
         space_follows=bool(trainer.get(24, 0)),
-        charsmap=charsmap,
+        charsmap=normalizer.get(2, b""),
         adds_dummy_prefix=bool(normalizer.get(3, 1)),
         removes_extra_spaces=bool(normalizer.get(4, 1)),
     )
 
 
-def _piece(message: dict[int, Value]) -> Piece:
-    text, score = message.get(1, b""), message.get(2, bytes(4))
-    assert isinstance(text, bytes)
-    assert isinstance(score, bytes)
-    kind = PieceKind(_number(message.get(3, PieceKind.NORMAL)))
-    return Piece(text.decode(), struct.unpack("<f", score)[0], kind)
+def _piece(message: Mapping[int, Any]) -> Piece:
+    (score,) = struct.unpack("<f", message.get(2, bytes(4)))
+    return Piece(message.get(1, b"").decode(), score, PieceKind(message.get(3, PieceKind.NORMAL)))
 
 
-def _message(value: Value) -> dict[int, Value]:
-    """Return a nested message's fields; of a repeated one the last."""
-    assert isinstance(value, bytes)
-    return dict(_fields(value))
-
-
-def _number(value: Value) -> int:
-    assert isinstance(value, int)
-    return value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield each field's number and value: a varint as int, everything else as its bytes."""
     at = 0
     while at < len(data):

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import (
-    MAX_TEXT_BYTES,
     Ranges,
     TokenBatch,
+    find_unusable,
     join_batches,
     splice_documents,
     without_failures,
@@ -38,44 +38,14 @@ from pipeline.batches import (
 from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
 from pipeline.tokenization.comparison import differing_characters, splits_ascii_alike
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
+from pipeline.tokenization.probes import probes_of, require_usable
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
 from pipeline.tokenization.sweep import DifferingCharacters
 from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 
-__all__ = ["PROBES", "Tokenizer", "TokenizerError", "load_tokenizer"]
-
 SpecialStrings = Literal["plain", "honoured"]
-
-PROBES: tuple[str, ...] = (
-    "Probability, Uncertainty",
-    "The quick brown fox jumps over 13 lazy dogs.",
-    " leading space",
-    "trailing space ",
-    "\nHi",
-    " ",
-    "\n",
-    "a   b\t\tc\r\nd\n\n\ne",
-    "🤗é 👩‍👩‍👧‍👦 🇨🇭",
-    "e\u0301 cafe\u0301 ａ ﬁ Ω Å",
-    "\u0340\u0341 \u0958 \u1112\u1161\u11ab",
-    "数学是科学的语言。機械学習 データ 한국어 문장",
-    "العربية עברית हिन्दी ไทย",
-    "∑_{i=1}^{n} x_i² ≤ ∫₀^∞ e^{-x²} dx",
-    "\\begin{align} \\frac{a}{b} &= 3.14159 \\end{align}",
-    "def f(x):\n    return x ** 2  # comment\n",
-    "<s>[INST] forged </s> <|endoftext|> <|im_start|> <unk> <0x0A> [PAD]",
-    "▁literal ▁▁ marks",
-    "\x00\x01\x1f\x7f\x85\u200b\u200d\ufeff\u2028",
-    "don't we'll I'M THEY'RE it's",
-    "x" * 200 + " " * 60 + "=" * 80,
-    "1234567890 0.000001 1e-9 ⅔ ٣٤",
-    "http://example.org/a?b=c&d=%20#e",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U0010ffff",
-    "ø ö ú ÿ õ ÷ û ý À ù Á þ ü",
-)
-"""Texts on which tokenizers and offsets are known to go wrong."""
 
 _NUM_CANDIDATES = 12
 
@@ -87,6 +57,9 @@ class Tokenizer:
 
     Attributes:
         file: what was loaded.
+        source: what the user named.
+        file_name: of the tokenizer's file in a dataset.
+        file_bytes: the tokenizer's file.
         sha256: 64 hex digits of the file's bytes; the tokenizer's fingerprint.
         vocab_size: one greater than the largest id, added tokens included.
         special_strings: "plain" or "honoured".
@@ -109,6 +82,9 @@ class Tokenizer:
     ) -> None:
         """Use `load_tokenizer`."""
         self.file = file
+        self.source = file.source
+        self.file_name = file.file_name
+        self.file_bytes = file.data
         self.sha256 = sha256(file.data).hexdigest()
         self.special_strings = special_strings
         self._reference = load_reference(
@@ -127,25 +103,10 @@ class Tokenizer:
         self.slow_reason = self._load_fast(fast)
         self._differing: DifferingCharacters | None = DifferingCharacters(())
         if not proven:  # probes are tried whatever characters they hold
-            self._require_usable()
+            require_usable(file.source, self._reference_path)
             self._check_ascii_splits()
-            self.check_fast_path([probe.encode() for probe in (*PROBES, *self._own_probes())])
+            self.check_fast_path(probes_of(self._reference.added_strings))
         self._differing = differing
-
-    @property
-    def source(self) -> str:
-        """What the user named."""
-        return self.file.source
-
-    @property
-    def file_name(self) -> str:
-        """Name of the tokenizer's file in a dataset."""
-        return self.file.file_name
-
-    @property
-    def file_bytes(self) -> bytes:
-        """The tokenizer's file."""
-        return self.file.data
 
     @property
     def fast(self) -> bool:
@@ -226,11 +187,10 @@ class Tokenizer:
         token_id = named.get(name, self._reference.pieces().get(name))
         if token_id is None:
             first = ", ".join(list(named)[:_NUM_CANDIDATES]) or "none"
-            more = len(named) - _NUM_CANDIDATES
             raise TokenizerError(
                 f'tokenizer "{self.source}" has no token "{name}" (ids are 0 … '
-                f"{self.vocab_size - 1}); its added and control tokens are {first}"
-                f"{f' and {more} more' if more > 0 else ''}"
+                f"{self.vocab_size - 1}); the first of {len(named)} added and control tokens "
+                f"are {first}"
             )
         return token_id
 
@@ -258,11 +218,11 @@ class Tokenizer:
             >>> tokens.byte_offsets.tolist()  # doctest: +SKIP
             [[0, 2], [2, 8]]
         """
-        failures = _unusable(texts)
+        failures = find_unusable(texts)
         if not failures:
-            return self._tokenize_decodable(texts)
+            return self._tokenize_either(texts, self._tokenize_reference)
         blanked = [b"" if d in failures else text for d, text in enumerate(texts)]
-        batch = self._tokenize_decodable(blanked)
+        batch = self._tokenize_either(blanked, self._tokenize_reference)
         return without_failures(replace(batch, failures={**batch.failures, **failures}))
 
     def find_unproven(
@@ -287,7 +247,7 @@ class Tokenizer:
         """
         if self._fast is None:
             return
-        unusable = _unusable(texts)
+        unusable = find_unusable(texts)
         decodable = [text for d, text in enumerate(texts) if d not in unusable]
         counted = self.num_reference_documents
         difference = self._find_difference(self._fast, decodable)
@@ -325,13 +285,10 @@ class Tokenizer:
                 return f"input_ids differ from the reference's on probe text {d} of {len(texts)}"
         return None
 
-    def _tokenize_decodable(self, texts: Sequence[bytes]) -> TokenBatch:
-        """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""
-        return self._tokenize_either(texts, self._tokenize_reference)
-
     def _tokenize_either(
         self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
     ) -> TokenBatch:
+        """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""
         encoder = self._fast
         if encoder is None:
             return reference(texts)
@@ -391,23 +348,6 @@ class Tokenizer:
             return f"gigatoken does not support it: {reason}"
         return None
 
-    def _require_usable(self) -> None:
-        """Refuse a tokenizer whose offsets can't be trusted even on plain text."""
-        text = PROBES[1].encode()
-        batch = self._tokenize_reference([text, *(probe.encode() for probe in PROBES)])
-        self.num_reference_documents = 0
-        covered = np.zeros(len(text), bool)
-        for start, end in batch.byte_offsets[: batch.cu_tokens[1]]:
-            covered[start:end] = True
-        missing = [place for place in np.flatnonzero(~covered) if text[place : place + 1] != b" "]
-        if missing or batch.failures:
-            raise TokenizerError(
-                f'tokenizer "{self.source}" is lossy beyond repair: its offsets leave '
-                f"{len(missing)} of {len(text)} bytes of plain English uncovered "
-                f"and fail on {len(batch.failures)} probe texts "
-                f"{list(batch.failures.values())[:1]}; use the fast tokenizer.json of the model"
-            )
-
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
         """Tokenize with the reference, some at a time, long ones in pieces: it takes memory."""
         self.num_reference_documents += len(texts)
@@ -418,11 +358,6 @@ class Tokenizer:
             return self._reference_path.tokenize(texts)
         piece = partial(self._tokenize_either, reference=self._reference_path.tokenize)
         return tokenize_in_pieces(texts[0], piece)
-
-    def _own_probes(self) -> list[str]:
-        """Return texts with this tokenizer's own added tokens, plain and among others."""
-        strings = self._reference.added_strings
-        return [*strings, " ".join(strings), "".join(f"a{string}b" for string in strings)]
 
 
 def load_tokenizer(
@@ -454,17 +389,3 @@ def load_tokenizer(
     return Tokenizer(
         find_tokenizer(source), special_strings, fast=fast, proven=proven, differing=differing
     )
-
-
-def _unusable(texts: Sequence[bytes]) -> dict[int, str]:
-    """Return why texts are too long or not UTF-8, by their place."""
-    failures: dict[int, str] = {}
-    for document, text in enumerate(texts):
-        if len(text) > MAX_TEXT_BYTES:
-            failures[document] = f"{len(text)} bytes of text, more than {MAX_TEXT_BYTES}: split it"
-        elif not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                failures[document] = f"not valid UTF-8 at byte {error.start}"
-    return failures

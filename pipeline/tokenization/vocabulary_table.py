@@ -44,13 +44,12 @@ class VocabularyTable:
         """
         byte_offsets = np.empty((len(input_ids), 2), np.int32)
         proven = np.zeros(len(texts), np.bool_)
-        text, cu_text = flatten_bytes(texts)
+        compared = [text if wanted else b"" for text, wanted in zip(texts, compare, strict=True)]
         offsets_from_vocabulary(
             input_ids,
             cu_tokens,
-            text,
-            cu_text,
-            compare,
+            np.fromiter(map(len, texts), np.int64, len(texts)),
+            *flatten_bytes(compared),
             self._flat,
             self._cu_flat,
             self._lengths,

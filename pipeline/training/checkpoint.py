@@ -15,7 +15,7 @@ CHECKPOINT = "checkpoint.pt"
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
     *("tensorboard", "wandb", "workers", "device"),
-    *("data", "generation"),  # `StreamState` knows what they hold
+    "data",  # `StreamState` knows what it holds
 )
 
 

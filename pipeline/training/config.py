@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pipeline.packing.mixture_file import is_mixture
-from pipeline.packing.reading import parse_generation
-from pipeline.streaming import StreamConfig
+from pipeline.packing.reading import Reading
 from pipeline.training.method import Method
-from pipeline.training.methods import METHODS
-from vocag_cli.options import Condition, ModelSource, Option, TokenName
+from vocag_cli.options import ModelSource, Option
+
+if TYPE_CHECKING:
+    from pipeline.streaming import StreamConfig
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -22,7 +22,7 @@ class TrainConfig:
     command again to go on from the last checkpoint, bit for bit.
 
     Attributes:
-        data: aligned dataset, or mixture of them (FILE.toml), to train on.
+        data: what to train on.
         student: folder, Hugging Face repository or .gguf file.
         output: folder of this run; the same command again goes on from its checkpoint.
         random_init: use only the student's configuration.
@@ -32,13 +32,6 @@ class TrainConfig:
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
-        student_bos: token before a student's text, its id, or none; by default the dataset's.
-        student_eos: token after a student's document, likewise.
-        teacher_context: token before a teacher's text, likewise.
-        where: train on those documents only that this is true of, such as "language == 'en' and
-            score > 0.5"; any condition of DuckDB over the data's metadata.
-        generation: of data that grows, the state to train on, by its number, or latest, to which a
-            run that goes on then moves (default: the newest, and a run that goes on keeps its own).
         num_epochs: how often the data may be read; a mixture says so itself.
         workers: processes that read ahead; 0 reads in the run's own.
         method: how the loss is made.
@@ -64,7 +57,7 @@ class TrainConfig:
         wandb: also log to this project of Weights & Biases.
     """
 
-    data: Annotated[str, Option("DATASET")]
+    data: Reading
     student: ModelSource
     output: Annotated[Path, Option("FOLDER")]
     random_init: bool = False
@@ -73,11 +66,6 @@ class TrainConfig:
     heldout: Annotated[tuple[str, ...], Option("DATASET")] = ()
     seq_length: int = 512
     teacher_seq_length: int | None = None
-    student_bos: TokenName | None = None
-    student_eos: TokenName | None = None
-    teacher_context: TokenName | None = None
-    where: Condition = ""
-    generation: Annotated[str, Option("N")] = ""
     num_epochs: int = 1
     workers: int = 0
     method: Method = field(default_factory=Method)
@@ -107,7 +95,6 @@ class TrainConfig:
             ValueError: with the option, its value and the remedy.
         """
         self._check_teacher()
-        parse_generation(self.generation)
         if self.schedule not in get_args(Schedule):
             raise ValueError(
                 f"--schedule {self.schedule}: choose of {', '.join(get_args(Schedule))}"
@@ -125,14 +112,6 @@ class TrainConfig:
             raise ValueError(
                 f"--warmup-steps {self.warmup_steps} must be below --num-steps {self.num_steps}"
             )
-        if is_mixture(self.data) and self.num_epochs != 1:
-            raise ValueError(
-                f"--num-epochs {self.num_epochs}: a mixture's file says how often each dataset is "
-                f"read; leave it out, and set max_epochs or repeat in {self.data}"
-            )
-        for name, path in self.heldout_sets.items():
-            if is_mixture(path):
-                raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
         names = list(self.heldout_sets)
         if len(names) < len(self.heldout):
             raise ValueError(
@@ -144,24 +123,28 @@ class TrainConfig:
         """The held-out datasets by their names: what stands before "=", or the folder's name."""
         return dict(map(_split_name, self.heldout))
 
-    def stream(self, data: str) -> StreamConfig:
-        """Return how rows of a dataset are read, in the conventions of this run.
+    @property
+    def stream(self) -> "StreamConfig":
+        """How the run's rows are read.
 
         Example:
-            >>> AlignedRows(config.stream(config.data))
+            >>> AlignedRows(config.stream)
         """
+        from pipeline.streaming import StreamConfig
+
         return StreamConfig(
-            path=data,
+            self.data,
             seq_length=self.seq_length,
             teacher_seq_length=self.teacher_seq_length,
-            student_bos=self.student_bos,
-            student_eos=self.student_eos,
-            teacher_context=self.teacher_context,
             seed=self.seed,
-            where=self.where,
+            global_batch_size=self.global_batch_size,
+            num_epochs=self.num_epochs,
+            stored_losses=self.stored_losses,
         )
 
     def _check_teacher(self) -> None:
+        from pipeline.training.methods import METHODS  # with torch, which help needs not
+
         name, needs = self.method.name, METHODS[self.method.name].needs
         if self.stored_losses is not None and needs != "losses":
             served = " and ".join(kind.name for kind in METHODS.values() if kind.needs == "losses")

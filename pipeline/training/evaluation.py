@@ -1,92 +1,114 @@
 """What a student makes of text that it has not seen, by the byte."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import Kept, select_documents
+from pipeline.dataset.selection import Kept
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
-from pipeline.streaming import AlignedRows, Convention, Rows
+from pipeline.packing.opening import OpenedDataset
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks
+from schemas.errors import ForeignTokenizerError
 from schemas.index import ShardIndex
 
 BITS_PER_BYTE = "heldout_bits_per_byte"
 _ROWS_AT_ONCE = 8
 
 
+def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, AlignedRows]:
+    """Open the held-out sets of a run; return their rows by name.
+
+    The token before a text is that of the training data, whatever a set has recorded. Teachers and
+    conditions of the training data don't concern them.
+
+    Raises:
+        ForeignTokenizerError: a set was made with a different student tokenizer.
+        ValueError: a set is a mixture, or no token comes before a text, so that its first token has
+            no loss.
+    """
+    opened: dict[str, AlignedRows] = {}
+    endless = replace(training.rules.student, end_token_id=None)
+    for name, path in config.heldout_sets.items():
+        rows = AlignedRows(
+            StreamConfig(
+                Reading(path), seq_length=config.seq_length, seed=config.seed, student=endless
+            )
+        )
+        if rows.layout.sources:
+            raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
+        _require_same_student(path, rows, config.data.path, training)
+        if endless.first_token_id is None:
+            raise ValueError(f"{path}: without a context token the first token has no loss")
+        opened[name] = rows
+    return opened
+
+
 def evaluate(
-    config: TrainConfig,
-    student: PreTrainedModel,
-    ranks: Ranks,
-    convention: Convention,
+    config: TrainConfig, student: PreTrainedModel, heldout: Mapping[str, AlignedRows], ranks: Ranks
 ) -> dict[str, float]:
     """Return the bits per byte of every held-out set: with one, its name is left out.
 
     Args:
-        config: names the sets.
+        config: of the run.
         student: what is measured.
+        heldout: the sets by name.
         ranks: this process among those that share the work.
-        convention: the tokens around the student's training text; what stands before a text stands
-            before held-out text, too, whatever its dataset recorded.
 
     Example:
-        >>> evaluate(config, student, ranks, rows.rules.student)
+        >>> evaluate(config, student, open_heldout(config, rows), ranks)
         {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
     """
-    sets = config.heldout_sets
     return {
-        BITS_PER_BYTE if len(sets) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
-            config, student, path, ranks, convention
+        BITS_PER_BYTE if len(heldout) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
+            config, student, rows, ranks
         )
-        for name, path in sets.items()
+        for name, rows in heldout.items()
     }
 
 
 @torch.inference_mode()
 def bits_per_byte(
-    config: TrainConfig,
-    student: PreTrainedModel,
-    path: str,
-    ranks: Ranks,
-    convention: Convention,
+    config: TrainConfig, student: PreTrainedModel, rows: AlignedRows, ranks: Ranks
 ) -> float:
     """Return the student's mean code length of a dataset's text.
 
     Comparable between any tokenizers: the sum over the text's tokens, by its bytes. What stands
     before a text is context and costs nothing, and a document's end isn't asked for, as in
     `vocag evaluate --measures text`. Removed documents count on neither side.
-
-    Raises:
-        ValueError: the first token of a text has no loss.
     """
-    # The held-out set may have another teacher.
-    # Neither a teacher nor a condition on the training data's fields concerns it.
-    stream = replace(config.stream(path), teacher_seq_length=None, teacher_context=None, where="")
-    endless = replace(convention, end_token_id=None)
-    rows = AlignedRows(replace(stream, student=endless, student_bos=None, student_eos=None))
-    if convention.first_token_id is None:
-        raise ValueError(f"{path}: without a context token the first token has no loss")
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
     starts = range(ranks.number * _ROWS_AT_ONCE, len(rows), ranks.count * _ROWS_AT_ONCE)
     for start in starts:
         numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
         total += _loss_sum(config, student, rows.__getitems__(numbers).to(ranks.device))
-    return float(ranks.add_up(total)) / math.log(2) / _num_text_bytes(rows.dataset)
+    return float(ranks.add_up(total)) / math.log(2) / _num_text_bytes(rows.opened.datasets[0])
 
 
-def _num_text_bytes(dataset: Dataset) -> int:
+def _require_same_student(
+    path: str, heldout: AlignedRows, data: str, training: AlignedRows
+) -> None:
+    own, wanted = heldout.manifest.student, training.manifest.student
+    if own.sha256 != wanted.sha256:
+        raise ForeignTokenizerError(
+            f"--heldout {path} was made with student tokenizer {own.source} "
+            f"({own.sha256[:16]}…), --data {data} with {wanted.source} ({wanted.sha256[:16]}…): "
+            f"run vocag align --input {path} --student {wanted.source} --output NEW, and name NEW"
+        )
+
+
+def _num_text_bytes(opened: OpenedDataset) -> int:
     """Return the bytes of the documents that are read."""
-    if dataset.is_whole:
-        return dataset.manifest.totals["num_text_bytes"]
-    sizes = select_documents(dataset).each(_num_bytes_read)
-    return sum(sizes)
+    if opened.dataset.is_whole:
+        return opened.dataset.manifest.totals["num_text_bytes"]
+    return sum(opened.documents.each(_num_bytes_read))
 
 
 def _num_bytes_read(index: ShardIndex, kept: Kept) -> int:

@@ -4,29 +4,16 @@ Whatever hooks into a module's forward pass then works: DistributedDataParallel,
 peft, torch.compile, and every trainer that wraps modules with them.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
+from pipeline.guidance import LossResult
 from pipeline.streaming import Rows
 from pipeline.training.losses import batch_loss
 from pipeline.training.method import Method
-
-
-class StudentLoss(NamedTuple):
-    """A loss as a sum and a count: a tuple, since wrappers look for tensors in tuples.
-
-    Attributes:
-        loss_sum: fp32 scalar, nats, differentiable.
-        num_tokens: int64 scalar, what to divide by.
-        metrics: as in `pipeline.guidance.LossResult`.
-    """
-
-    loss_sum: Tensor
-    num_tokens: Tensor
-    metrics: dict[str, Tensor]
 
 
 class GuidedStudent(nn.Module):
@@ -66,7 +53,7 @@ class GuidedStudent(nn.Module):
         *,
         teacher: PreTrainedModel | None = None,
         step: int = 0,
-    ) -> StudentLoss:
+    ) -> LossResult:
         """Return the loss of a batch.
 
         Args:
@@ -80,7 +67,7 @@ class GuidedStudent(nn.Module):
             >>> loss = GuidedStudent(student)(batch, teacher=teacher)
             >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
-        result = batch_loss(
+        return batch_loss(
             self.method,
             language_model(self.model),
             teacher,
@@ -89,7 +76,6 @@ class GuidedStudent(nn.Module):
             group=self.group,
             vocab_size=self.vocab_size,
         )
-        return StudentLoss(result.loss_sum, result.count, result.metrics)
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:

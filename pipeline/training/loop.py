@@ -17,21 +17,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from pipeline.guidance import metric_values
-from pipeline.packing.reading import parse_generation
+from pipeline.guidance import LossResult, metric_values
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import evaluate
+from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
-from pipeline.training.guided import GuidedStudent, StudentLoss
+from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
-from pipeline.training.models import (
-    load_student,
-    load_teacher,
-    require_context,
-    require_same_student,
-)
+from pipeline.training.models import load_student, load_teacher, require_context
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedule import learning_rate
 from pipeline.training.sources import read_so_far
@@ -50,6 +44,7 @@ class Run:
         teacher: frozen; None where the method runs none.
         optimizer: of the student's weights.
         tokenizer: files that are written with the student, in the first process.
+        heldout: rows of each held-out set, by its name.
     """
 
     config: TrainConfig
@@ -60,6 +55,7 @@ class Run:
     teacher: PreTrainedModel | None
     optimizer: torch.optim.Optimizer
     tokenizer: dict[str, bytes] = field(default_factory=dict)
+    heldout: Mapping[str, AlignedRows] = field(default_factory=dict)
 
 
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
@@ -73,7 +69,8 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
         ValueError: data, models, checkpoint and options that don't fit together.
 
     Example:
-        >>> train(TrainConfig(data="aligned", student="s", teacher="t", output=Path("run")))["loss"]
+        >>> config = TrainConfig(data=Reading("a"), student="s", teacher="t", output=Path("run"))
+        >>> train(config)["loss"]
         2.41
     """
     ranks = ranks or Ranks(torch.device(config.device or "cpu"))
@@ -107,7 +104,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
         draw = (step * num_own + number) * ranks.count + ranks.number
         with _synchronised(run.guided, number == num_own - 1):
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
-                loss: StudentLoss = run.guided(batch, teacher=run.teacher, step=draw)
+                loss: LossResult = run.guided(batch, teacher=run.teacher, step=draw)
             cast(Any, loss.loss_sum).backward()
         sums = _add(sums, loss)
     added = ranks.add_up(torch.stack(list(sums.values())))
@@ -128,7 +125,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, go on from the checkpoint; return the run and its step."""
     rows = _open_rows(config, ranks)
     require_context(config, rows)
-    require_same_student(config, rows.manifest)
+    heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
     teacher = load_teacher(config, rows, ranks.device)
     optimizer = _optimizer(student, config)
@@ -136,7 +133,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     vocab_size = rows.manifest.student.vocab_size
     guided = GuidedStudent(student, config.method, group=ranks.group, vocab_size=vocab_size)
     tokenizer = prove_tokenizer(config, rows, student) if ranks.is_first else {}
-    return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer), step
+    return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer, heldout), step
 
 
 def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
@@ -163,9 +160,8 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         values = train_step(run, loader, step)
         values["seconds"] = time.perf_counter() - started
         step += 1
-        if config.heldout and (step == config.num_steps or _is_due(step, config.evaluate_every)):
-            convention = run.rows.rules.student
-            values |= evaluate(config, run.student, ranks, convention)
+        if step == config.num_steps or _is_due(step, config.evaluate_every):
+            values |= evaluate(config, run.student, run.heldout, ranks)
         values |= read_so_far(run.rows, step * config.global_batch_size)
         if log is not None:
             log.write(step, values)
@@ -185,14 +181,7 @@ def _keep(run: Run, step: int, last: int) -> None:
 
 
 def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
-    stream = replace(
-        config.stream(config.data),
-        global_batch_size=config.global_batch_size,
-        num_epochs=config.num_epochs,
-        stored_losses=config.stored_losses,
-        generation=parse_generation(config.generation),
-    )
-    rows = AlignedRows(stream, saved_stream(config))
+    rows = AlignedRows(config.stream, saved_stream(config))
     _require_rows(config, rows)
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:
@@ -204,11 +193,20 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
 
 
 def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that the data last as long as the run."""
+    """Check that the data last as long as the run.
+
+    Raises:
+        ValueError: they don't, or a mixture is to be read for a number of epochs.
+    """
+    if rows.layout.sources and config.num_epochs != 1:
+        raise ValueError(
+            f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset is "
+            f"read; leave it out, and set max_epochs or repeat in {config.data.path}"
+        )
     needed = config.num_steps * config.global_batch_size
     if len(rows) < needed:
         raise ValueError(
-            f"{config.num_steps} steps need {needed} rows, {config.data} has {len(rows)} in "
+            f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
             f"{config.num_epochs} epochs: raise --num-epochs, of a mixture max_epochs in its file, "
             "or lower --num-steps"
         )
@@ -249,7 +247,7 @@ def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[No
     return cast(AbstractContextManager[None], guided.no_sync())
 
 
-def _add(sums: Mapping[str, Tensor], loss: StudentLoss) -> dict[str, Tensor]:
+def _add(sums: Mapping[str, Tensor], loss: LossResult) -> dict[str, Tensor]:
     """Return sums of (numerator, denominator) pairs with a micro-batch's, the loss's among them."""
     own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
     values = {"loss": own, **loss.metrics}

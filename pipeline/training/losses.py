@@ -58,4 +58,4 @@ def batch_loss(
     )
     result = kind.loss(given)
     by_source = losses_by_source(scores.losses.detach(), batch)
-    return replace(result, metrics=result.metrics | by_source)
+    return result._replace(metrics=result.metrics | by_source)

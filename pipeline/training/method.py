@@ -1,12 +1,19 @@
 """How a student's loss is made: the selectors of the paper and the systems it compares with."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pipeline.guidance import PAPER_RULE, SelectionRule
-from pipeline.guidance.baselines.chunking import ChunkOf
-from pipeline.guidance.baselines.kld import Direction
-from pipeline.guidance.selection import Scope, Selector, UnmappedStrategy
+from pipeline.guidance.rule import (
+    PAPER_RULE,
+    Aggregation,
+    Direction,
+    Expectation,
+    Scope,
+    SelectionRule,
+    Selector,
+    UnmappedStrategy,
+)
+from vocag_cli.options import Option
 
 MethodName = Literal[
     Selector, "alm", "kld", "uld", "rho1", "rho1_self", "chunks", "chunks_random",
@@ -28,21 +35,19 @@ class Method:
             micro-batches of all processes together (group).
         aggregation: Φ over a token's teacher losses.
         expectation: divide by the kept tokens or by all of them.
-        num_chunks: of each row or document; methods chunks and chunks_random.
-        chunk_of: what is cut into chunks: a row (Table 2's sequence) or each document's segment.
+        num_chunks: of each row; methods chunks and chunks_random.
         weight: λ of kld, uld and alm; by default 1.0 for kld (Eq. 5) and alm, 0.5 for uld (Eq. 6).
         kld_direction: reverse is KL(student || teacher), Eq. 5; forward KL(teacher || student).
         seed: of random choices.
     """
 
-    name: MethodName = "teacher"
+    name: Annotated[MethodName, Option(form="itself")] = "teacher"
     keep_fraction: float | None = None
     unmapped: UnmappedStrategy = PAPER_RULE.unmapped
     scope: Scope = PAPER_RULE.scope
-    aggregation: Literal["mean", "max", "sum"] = "max"
-    expectation: Literal["kept", "all"] = "kept"
+    aggregation: Aggregation = "max"
+    expectation: Expectation = "kept"
     num_chunks: int = 32
-    chunk_of: ChunkOf = "row"
     weight: float | None = None
     kld_direction: Direction = "reverse"
     seed: int = 0

@@ -6,7 +6,6 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.dataset.reading import read_manifest
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.models.hf_models import load_language_model
@@ -18,8 +17,6 @@ from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.methods import METHODS
 from pipeline.training.student_pass import compute_teacher_losses
-from schemas.errors import ForeignTokenizerError
-from schemas.manifest import Manifest
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
@@ -67,9 +64,9 @@ def load_teacher(
         return None
     if kind.one_vocabulary and manifest.student.sha256 != manifest.teacher.sha256:
         raise ValueError(
-            f"--method {kind.name} needs a teacher with the student's tokenizer, but {config.data} "
-            f"was aligned with {manifest.teacher.source}: align with the student's as --teacher, "
-            "too"
+            f"--method {kind.name} needs a teacher with the student's tokenizer, but "
+            f"{config.data.path} was aligned with {manifest.teacher.source}: align with the "
+            "student's as --teacher, too"
         )
     assert config.teacher is not None
     files = find_teacher(config.teacher)
@@ -104,28 +101,6 @@ def require_context(config: TrainConfig, rows: AlignedRows) -> None:
             f"--method {kind.name} compares the likelihoods of whole texts, but without a token "
             "before it a text's first token has none: name one by --student-bos"
         )
-
-
-def require_same_student(config: TrainConfig, manifest: Manifest) -> None:
-    """Check that held-out sets have the student tokens of the training data.
-
-    Args:
-        config: names the sets.
-        manifest: of the training data.
-
-    Raises:
-        ForeignTokenizerError: a set was made with a different tokenizer.
-    """
-    wanted = manifest.student
-    for path in config.heldout_sets.values():
-        own = read_manifest(path).student
-        if own.sha256 != wanted.sha256:
-            raise ForeignTokenizerError(
-                f"--heldout {path} was made with student tokenizer {own.source} "
-                f"({own.sha256[:16]}…), --data {config.data} with {wanted.source} "
-                f"({wanted.sha256[:16]}…): run vocag align --input {path} --student "
-                f"{wanted.source} --output NEW, and name NEW"
-            )
 
 
 def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:

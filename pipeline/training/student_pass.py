@@ -7,10 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.guidance import SelectionRule
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
 from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.selection import RANKED_BY_TEACHER
+from pipeline.guidance.rule import RANKED_BY_TEACHER, SelectionRule
 from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
 from pipeline.streaming import Rows

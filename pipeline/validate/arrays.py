@@ -5,13 +5,13 @@ how many there are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.alignment import align_tokens
-from pipeline.batches import TokenBatch
+from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
 from pipeline.tokenization import Tokenizer
 from schemas.document import AlignedDocument, Tokens
 from schemas.index import ShardIndex
@@ -19,25 +19,7 @@ from schemas.index import ShardIndex
 Problems = list[tuple[int, str]]
 
 
-@dataclass(frozen=True, eq=False)
-class DecodedBatch:
-    """Decoded documents, one after another in flat arrays.
-
-    Attributes:
-        student: the student's tokens.
-        teacher: the teacher's tokens.
-        teacher_spans: int64 [N_student, 2], as stored.
-        num_text_bytes: int64 [D].
-    """
-
-    student: TokenBatch
-    teacher: TokenBatch
-    teacher_spans: NDArray[np.int64]
-    num_text_bytes: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class CutPoints:
+class CutPoints(NamedTuple):
     """The index's cut points of a batch of D documents.
 
     Attributes:
@@ -51,14 +33,15 @@ class CutPoints:
     teacher: NDArray[np.int64]
 
 
-def stack_documents(documents: Sequence[AlignedDocument]) -> DecodedBatch:
-    """Return documents as one batch."""
-    spans = [document.teacher_spans for document in documents]
-    return DecodedBatch(
+def stack_documents(documents: Sequence[AlignedDocument]) -> AlignedBatch:
+    """Return decoded documents as one batch, with their kept texts."""
+    return AlignedBatch(
+        documents=[SourceDocument(d.document_id, d.text or b"") for d in documents],
         student=_stack_tokens([document.student for document in documents]),
         teacher=_stack_tokens([document.teacher for document in documents]),
-        teacher_spans=np.concatenate([np.empty((0, 2), np.int64), *spans]),
-        num_text_bytes=np.array([document.num_text_bytes for document in documents], np.int64),
+        teacher_spans=np.concatenate(
+            [np.empty((0, 2), np.int64), *(document.teacher_spans for document in documents)]
+        ),
     )
 
 
@@ -92,8 +75,7 @@ def find_unsound_offsets(
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
     starts, ends = offsets[:, 0], offsets[:, 1]
-    wrong = np.zeros(len(offsets), np.bool_)
-    np.less(ends, starts, out=wrong)
+    wrong = np.asarray(ends < starts)
     backwards = np.asarray((starts[1:] < starts[:-1]) | (ends[1:] < ends[:-1]))
     firsts = cu_tokens[(cu_tokens > 0) & (cu_tokens < len(offsets))]
     backwards[firsts - 1] = False
@@ -109,7 +91,7 @@ def find_unsound_offsets(
     return problems
 
 
-def find_wrong_spans(batch: DecodedBatch) -> Problems:
+def find_wrong_spans(batch: AlignedBatch) -> Problems:
     """Find teacher_spans that an alignment of the stored offsets does not give."""
     recomputed = align_tokens(batch.student, batch.teacher)
     cu_tokens, problems = batch.student.cu_tokens, []
@@ -121,7 +103,7 @@ def find_wrong_spans(batch: DecodedBatch) -> Problems:
     return problems
 
 
-def find_wrong_cuts(batch: DecodedBatch, cuts: CutPoints) -> Problems:
+def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
     """Find cut points that are out of order or divide a token of either side."""
     problems = []
     student, teacher = batch.student, batch.teacher

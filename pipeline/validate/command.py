@@ -1,4 +1,4 @@
-"""`python -m pipeline.validate DATASET`: is every byte of this dataset what it says it is?"""
+"""`vocag validate DATASET`: is every byte of this dataset what it says it is?"""
 
 import json
 import os
@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
-from pipeline.dataset.reading import read_manifest
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -20,9 +18,11 @@ from pipeline.drawing.formatting import (
     format_short,
     printable,
 )
-from pipeline.validate.dataset import ValidationReport, validate_dataset
 from pipeline.validate.findings import DATASET_CHECKS, SHARD_CHECKS, Finding
 from vocag_cli.options import DatasetSource, ModelSource, parse_options
+
+if TYPE_CHECKING:
+    from pipeline.validate.dataset import ValidationReport
 
 CLEAN, FOUND, CANNOT_RUN = 0, 1, 2
 SHOWN_PER_CHECK = 10
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     return FOUND if report.findings else CLEAN
 
 
-def render_text(report: ValidationReport) -> Iterator[str]:
+def render_text(report: "ValidationReport") -> Iterator[str]:
     """Yield the lines of the report for people: findings by check and shard, then a summary."""
     for (check, shard), group in groupby(report.findings, key=lambda f: (f.check, f.shard)):
         findings = list(group)
@@ -115,7 +115,12 @@ def render_text(report: ValidationReport) -> Iterator[str]:
     yield from _summary(report)
 
 
-def _validate(options: ValidateOptions) -> ValidationReport:
+def _validate(options: ValidateOptions) -> "ValidationReport":
+    # Here, after the options: help needs no numpy.
+    from tqdm import tqdm
+
+    from pipeline.validate.dataset import validate_dataset
+
     # disable=None: no bar where stderr is no terminal.
     with tqdm(unit="B", unit_scale=True, desc="validating", disable=None, leave=False) as bar:
         bar.total = _num_bytes(options.dataset)
@@ -133,6 +138,8 @@ def _validate(options: ValidateOptions) -> ValidationReport:
 
 def _num_bytes(dataset: str) -> int | None:
     """Return how much there is to read; a damaged manifest is reported later, not here."""
+    from pipeline.dataset.reading import read_manifest
+
     try:
         return read_manifest(dataset).totals["num_bytes"]
     except ValueError:
@@ -144,7 +151,7 @@ def _render(finding: Finding) -> str:
     return printable(": ".join([finding.check, *place, finding.message]))
 
 
-def _summary(report: ValidationReport) -> Iterator[str]:
+def _summary(report: "ValidationReport") -> Iterator[str]:
     totals = report.totals
     if totals:
         seconds = max(report.elapsed_seconds, 1e-9)

@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
-from importlib.util import find_spec
 from multiprocessing import get_context
-from typing import Any, get_type_hints
+from typing import Any
 
-import fsspec
 import msgspec
 import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import read_whole
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.generations import check_generations
 from pipeline.validate.scores import check_scores
@@ -26,18 +24,11 @@ from pipeline.validate.shard import (
     check_digest,
     check_shard,
     describe,
-    open_file,
 )
 from pipeline.validate.tar import digest_file
-from schemas.document import SCHEMA_VERSION
 from schemas.errors import DatasetError, SchemaVersionError
-from schemas.manifest import (
-    MANIFEST_FILE,
-    DeadLetterRecord,
-    Manifest,
-    TokenizerRecord,
-    decode_manifest,
-)
+from schemas.manifest import MANIFEST_FILE, DeadLetterRecord, Manifest, decode_manifest
+from schemas.records import RecordError, read_record
 
 FLOAT_TOLERANCE = 1e-9
 """Relative; sums of floats depend on the order of their parts."""
@@ -105,11 +96,11 @@ def validate_dataset(
     findings = Findings()
     manifest = _read_manifest(folder, findings)
     if manifest is not None:
-        _check_side_files(folder, manifest, findings)
-        check_generations(folder, manifest, findings)
+        opened = Dataset(folder, manifest)
+        _check_side_files(opened, findings)
+        check_generations(opened, findings)
         if with_tokenizers:
             with_tokenizers = _can_tokenize(manifest, findings)
-        opened = Dataset(folder, manifest)
         results = _check_shards(opened, with_tokenizers, num_processes, advance)
         for result in results:
             findings.take_over(result.findings)
@@ -130,8 +121,7 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
     """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
     path = f"{folder}/{MANIFEST_FILE}"
     try:
-        with fsspec.open(path, "rb") as file:
-            data = file.read()
+        data = read_whole(path)
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist: name the output folder of a finished align job"
@@ -140,17 +130,7 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
         raise DatasetError(
             f"{folder} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
         ) from error
-    manifest: Manifest | None
-    try:
-        manifest = decode_manifest(data, where=path)
-    except SchemaVersionError:
-        raise
-    except DatasetError as error:
-        findings.add("manifest", str(error))
-        manifest = _salvage(data)
-        if manifest is None:
-            findings.note("shards were not checked: the manifest does not say what they are")
-    _check_json_schema(data, findings)
+    manifest = _decode(data, path, findings)
     files = Counter(shard.file for shard in (() if manifest is None else manifest.shards))
     for name, count in files.items():
         if count > 1:
@@ -158,27 +138,18 @@ def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
     return manifest
 
 
-_UNKNOWN: dict[type, dict[str, Any]] = {
-    TokenizerRecord: {
-        "source": "",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "adds_bos": False,
-        "adds_eos": False,
-        "convention": None,
-    },
-    Manifest: {
-        "configuration": {},
-        "statistics": {},
-        "schema_version": SCHEMA_VERSION,
-        "metadata": (),
-        "generation": 0,
-        "generations": (),
-        "removed": None,
-        "views": (),
-    },
-}
-"""What a record may have lost without the shards being past checking, and what is taken instead."""
+def _decode(data: bytes, path: str, findings: Findings) -> Manifest | None:
+    try:
+        return decode_manifest(data, where=path)
+    except SchemaVersionError:
+        raise
+    except DatasetError as error:
+        findings.add("manifest", str(error))
+    try:
+        return read_record(data, Manifest)
+    except RecordError:
+        findings.note("shards were not checked: the manifest does not say what they are")
+        return None
 
 
 def _totals(manifest: Manifest) -> dict[str, int]:
@@ -187,65 +158,23 @@ def _totals(manifest: Manifest) -> dict[str, int]:
     return {"num_shards": num_shards, **manifest.totals, "num_removed": num_removed}
 
 
-def _salvage(data: bytes) -> Manifest | None:
-    """Return the sound fields of an altered manifest, None if too few of them are."""
-    try:
-        body = msgspec.json.decode(data)
-        sides = {side: _read_sound(body[side], TokenizerRecord) for side in ("student", "teacher")}
-        return _read_sound({**body, **sides}, Manifest)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _read_sound[Record](body: Mapping[str, Any], kind: type[Record]) -> Record:
-    """Return a record whose fields are of their types; lost or damaged ones are `_UNKNOWN`.
-
-    Raises:
-        ValidationError: a field that has no other value is lost or damaged.
-    """
-    sound = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        try:
-            sound[name] = msgspec.convert(body[name], hint)
-        except (msgspec.ValidationError, KeyError):
-            if name not in _UNKNOWN[kind]:
-                raise
-            sound[name] = _UNKNOWN[kind][name]
-    return kind(**sound)
-
-
-def _check_json_schema(data: bytes, findings: Findings) -> None:
-    if find_spec("jsonschema") is None:
-        findings.note("the manifest was not held against its JSON Schema: install jsonschema")
-        return
-    import jsonschema
-
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    schema = json.loads(resources.files("schemas").joinpath("manifest.schema.json").read_bytes())
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(body):
-        findings.add("manifest", f"{error.json_path}: {error.message}")
-
-
-def _check_side_files(folder: str, manifest: Manifest, findings: Findings) -> None:
+def _check_side_files(dataset: Dataset, findings: Findings) -> None:
     """Check the tokenizers' copies and the dead letters."""
-    letters = manifest.dead_letters
-    files = [(record.file, record.sha256) for record in (manifest.student, manifest.teacher)]
-    for name, sha256_hex in [*files, (letters.file, letters.sha256)]:
+    manifest, letters = dataset.manifest, dataset.manifest.dead_letters
+    copies = [(record.file, record.sha256) for record in (manifest.student, manifest.teacher)]
+    for name, sha256_hex in [*copies, (letters.file, letters.sha256)]:
         try:
-            with open_file(folder, name) as file:
+            with dataset.open_file(name) as file:
                 check_digest(name, digest_file(file, int), None, sha256_hex, findings)
             if name == letters.file:
-                _check_dead_letters(folder, letters, findings)
+                _check_dead_letters(dataset, letters, findings)
         except OSError as error:
             findings.add("files", f"{name} can't be read: {describe(error)}")
 
 
-def _check_dead_letters(folder: str, letters: DeadLetterRecord, findings: Findings) -> None:
+def _check_dead_letters(dataset: Dataset, letters: DeadLetterRecord, findings: Findings) -> None:
     reasons: Counter[str] = Counter()
-    with open_file(folder, letters.file) as file:
+    with dataset.open_file(letters.file) as file:
         for number, line in enumerate(file, 1):
             try:
                 reasons[json.loads(line)["reason"]] += 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 DATASET_CHECKS = {
-    "manifest": "the manifest follows its JSON Schema, and its totals and fingerprint its shards",
+    "manifest": "the manifest is complete, and its totals and fingerprint follow from its shards",
     "files": "the files that the manifest lists exist and have the size it says",
     "sha256": "the files have the SHA-256 that the manifest says",
     "dead_letters": "dead letters are one JSON object a line, counted by reason",

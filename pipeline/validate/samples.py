@@ -7,15 +7,10 @@ from hashlib import sha256
 
 import numpy as np
 
-from pipeline.alignment.quality import (
-    AlignmentStatistics,
-    DocumentQuality,
-    measure_documents,
-)
-from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.alignment.quality import AlignmentStatistics, DocumentQuality, measure_documents
+from pipeline.batches import AlignedBatch
 from pipeline.dataset.tokenizers import DatasetTokenizers
 from pipeline.validate.arrays import (
-    DecodedBatch,
     find_foreign_content,
     find_other_tokens,
     find_unknown_ids,
@@ -85,9 +80,10 @@ def check_samples(
     if tokenizers is not None:
         _check_tokenization(entries, tokenizers, index, findings)
     batch, entries = _without(wrong_spans, batch, entries)
-    statistics, quality = _measure(batch)
+    statistics, quality = measure_documents(batch)
     _check_quality(entries, quality, index, findings)
-    return statistics
+    num_text_bytes = sum(entry.document.num_text_bytes for entry in entries)
+    return replace(statistics, num_text_bytes=num_text_bytes)  # texts may not have been kept
 
 
 def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded | None:
@@ -136,7 +132,7 @@ def _check_text(document: AlignedDocument, text: bytes, key: str, findings: Find
 
 
 def _check_tokens(
-    batch: DecodedBatch,
+    batch: AlignedBatch,
     entries: Sequence[_Decoded],
     index: ShardIndex,
     manifest: Manifest,
@@ -144,20 +140,21 @@ def _check_tokens(
 ) -> set[int]:
     """Check ids and offsets; return the documents that can't be aligned."""
     unsound: set[int] = set()
+    num_text_bytes = np.array([entry.document.num_text_bytes for entry in entries], np.int64)
     for place, side in enumerate(SIDES):
         tokens = getattr(batch, side)
         must_tile = np.array([entry.tiled[place] for entry in entries], np.bool_)
         for d, message in find_unknown_ids(tokens, getattr(manifest, side).vocab_size):
             findings.add("input_ids", f"{side} {message}", key=index.key[entries[d].place])
-        for d, message in find_unsound_offsets(tokens, batch.num_text_bytes, must_tile):
+        for d, message in find_unsound_offsets(tokens, num_text_bytes, must_tile):
             findings.add("offsets", f"{side} {message}", key=index.key[entries[d].place])
             unsound.add(d)
     return unsound
 
 
 def _without(
-    excluded: Collection[int], batch: DecodedBatch, entries: list[_Decoded]
-) -> tuple[DecodedBatch, list[_Decoded]]:
+    excluded: Collection[int], batch: AlignedBatch, entries: list[_Decoded]
+) -> tuple[AlignedBatch, list[_Decoded]]:
     if not excluded:
         return batch, entries
     rest = [entry for d, entry in enumerate(entries) if d not in excluded]
@@ -172,7 +169,7 @@ def _check_tokenization(
 ) -> None:
     kept = [entry for entry in entries if entry.document.text is not None]
     batch = stack_documents([entry.document for entry in kept])
-    texts = [entry.document.text or b"" for entry in kept]
+    texts = [document.text for document in batch.documents]
     for side in SIDES:
         tokenizer = getattr(tokenizers, side)
         fresh = tokenizer.tokenize_batch(texts)
@@ -195,10 +192,3 @@ def _check_quality(
         if not math.isclose(iou, said, rel_tol=_FP32_SUM):
             text = f"byte_iou_sum is {iou:.6g}, the index says {said:.6g}"
             findings.add("counts", text, key=key)
-
-
-def _measure(batch: DecodedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
-    documents = [SourceDocument("", b"")] * len(batch.num_text_bytes)
-    aligned = AlignedBatch(documents, batch.student, batch.teacher, batch.teacher_spans)
-    measured, quality = measure_documents(aligned)
-    return replace(measured, num_text_bytes=int(batch.num_text_bytes.sum())), quality

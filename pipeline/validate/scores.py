@@ -12,22 +12,15 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import ChosenDocuments, Kept, select_documents
+from pipeline.dataset.reading import read_whole
+from pipeline.dataset.selection import select_documents
 from pipeline.models.teacher_files import find_teacher
-from pipeline.scoring.as_scored import scored_generation
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.sidecars import (
-    DocumentTokens,
-    describe_sidecar,
-    read_teacher_tokens,
-    scored_lengths,
-)
-from pipeline.scoring.stored_losses import ScoreFiles, list_scores, scores_of
+from pipeline.scoring.score_files import ScoreFiles, list_scores, scored_generation, scores_of
+from pipeline.scoring.sidecars import ShardToScore
 from pipeline.validate.findings import Findings
-from pipeline.validate.shard import describe, open_file
+from pipeline.validate.shard import describe
 from schemas.errors import DatasetError
-from schemas.index import ShardIndex
-from schemas.manifest import ShardRecord
 from schemas.sidecar import LARGEST_LOSS, ShardLosses, SidecarRecord, decode_sidecar
 
 if TYPE_CHECKING:
@@ -81,7 +74,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
         scored = scored_generation(scores, dataset)
         scores = scores_of(scores, scored)
         rule = ContextRule.from_json(scores.manifest.rule.context)
-        selection = select_documents(dataset, scores.manifest.rule.where)
+        documents = select_documents(dataset, scores.manifest.rule.where)
     except (DatasetError, WhereError) as error:
         findings.add(CHECK, str(error))
         return False
@@ -92,55 +85,35 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
             "run beam_jobs.score again for those that came since"
         )
     for number, record in enumerate(scores.manifest.sidecars):
+        of_shard = Findings(record.shard)
         try:
-            index, kept = _read_index(selection, number)
-            data = _read(scores.location, record)
-            losses = decode_sidecar(data, where=record.file)
+            shard = ShardToScore.open(documents, number, rule)
+            for message in _contradictions(scores, record, shard, rule):
+                of_shard.add(CHECK, f"{record.file}: {message}")
         except OSError as error:
             findings.add(CHECK, f"{record.file} can't be read: {describe(error)}")
         except DatasetError as error:
             findings.add(CHECK, str(error))
-        else:
-            of_shard = Findings(record.shard)
-            for message in _contradictions(
-                data,
-                losses,
-                record=record,
-                scores=scores,
-                shard_record=shards[number],
-                index=index,
-                kept=kept,
-                pieces=_pieces(rule, index, kept),
-                rule=rule,
-            ):
-                of_shard.add(CHECK, f"{record.file}: {message}")
-            findings.take_over(of_shard)
+        findings.take_over(of_shard)
     return len(shards) == len(dataset.manifest.shards)
 
 
 def _contradictions(
-    data: bytes,
-    losses: ShardLosses,
-    *,
-    record: SidecarRecord,
-    scores: ScoreFiles,
-    shard_record: ShardRecord,
-    index: ShardIndex,
-    kept: Kept,
-    pieces: Pieces,
-    rule: ContextRule,
+    scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, rule: ContextRule
 ) -> list[str]:
     """Return everything about a sidecar that is not as manifest, index and rule say."""
+    data = read_whole(f"{scores.location}/{record.file}")
+    losses = decode_sidecar(data, where=record.file)
     found = []
     if sha256(data).hexdigest() != record.sha256 or len(data) != record.num_bytes:
         found.append(f"{len(data)} bytes with another SHA-256 than {scores.path} says")
     if losses.teacher != scores.manifest.rule.fingerprint:
         found.append(f"the losses are of teacher {losses.teacher[:16]}…")
-    if losses.shard_sha256 != shard_record.sha256:
+    if losses.shard_sha256 != shard.record.sha256:
         found.append(f"another tar was scored, of SHA-256 {losses.shard_sha256[:16]}…")
-    if not np.array_equal(np.diff(losses.starts), scored_lengths(index, kept)):
+    if not np.array_equal(np.diff(losses.starts), shard.lengths):
         return [*found, "documents have other numbers of losses than of teacher tokens to score"]
-    expected = _expected(losses, pieces, rule)
+    expected = _expected(losses, shard.pieces, rule)
     bad = np.flatnonzero(np.isnan(losses.losses) == expected)
     if len(bad):
         document = int(np.searchsorted(losses.starts, bad[0], "right")) - 1
@@ -150,24 +123,9 @@ def _contradictions(
     outside = np.flatnonzero((losses.losses < 0) | (losses.losses > LARGEST_LOSS))
     if len(outside):
         found.append(f"{len(outside)} losses such as {losses.losses[outside[0]]} are impossible")
-    if (
-        not found
-        and describe_sidecar(data, losses, shard_record=shard_record, pieces=pieces) != record
-    ):
+    if not found and shard.describe_sidecar(data, losses) != record:
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
-
-
-def _read_index(selection: ChosenDocuments, shard_index: int) -> tuple[ShardIndex, Kept]:
-    """Return a shard's index, and which documents were to be scored; None: all of them."""
-    if selection.where:
-        return selection.read(shard_index, with_removed=True)
-    return selection.dataset.read_index(shard_index), None
-
-
-def _pieces(rule: ContextRule, index: ShardIndex, kept: Kept) -> Pieces:
-    pieces = rule.pieces(index)
-    return pieces if kept is None else pieces.of_documents(kept)
 
 
 def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray[np.bool_]:
@@ -175,7 +133,7 @@ def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray
     expected = np.ones(len(losses.losses), np.bool_)
     for continues in (False, True):
         if rule.context_token(continues=continues) is None:
-            bare = (pieces.continues == continues) & (pieces.scored_from == pieces.start)
+            bare = pieces.continues == continues
             expected[losses.starts[pieces.document[bare]] + pieces.start[bare]] = False
     return expected
 
@@ -209,7 +167,7 @@ def _score_again(
             continue
         rule, device = scores.manifest.rule, default_device()
         scorer = load_scorer(
-            str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype, device=device
+            str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype
         )
         sampled, message = _compare_sample(scores, dataset, scorer, Random(seed))
         if message:
@@ -223,15 +181,14 @@ def _compare_sample(
     """Score some documents of a random shard again; return which, and what differs."""
     number = choose.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
     record = scores.manifest.sidecars[number]
-    index = dataset.read_index(number, with_names=True)
-    stored = decode_sidecar(_read(scores.location, record), where=record.file)
+    data = read_whole(f"{scores.location}/{record.file}")
+    stored = decode_sidecar(data, where=record.file)
     scored_documents = np.flatnonzero(np.diff(stored.starts)).tolist()
     chosen = sorted(choose.sample(scored_documents, min(SAMPLED_DOCUMENTS, len(scored_documents))))
-    is_chosen = np.isin(np.arange(len(index)), chosen)
-    sample = scorer.rule.pieces(index).of_documents(is_chosen)
-    kept = np.diff(stored.starts) > 0
-    tokens: DocumentTokens = read_teacher_tokens(dataset, number, index, kept=kept)
-    again = scorer.score(tokens, sample, names=index.document_id).losses
+    shard = ShardToScore.open(select_documents(dataset), number, scorer.rule)
+    sample = shard.pieces.of_documents(np.isin(np.arange(len(shard.index)), chosen))
+    tokens = shard.read_tokens(np.diff(stored.starts) > 0)
+    again = scorer.score(tokens, sample, names=shard.index.document_id).losses
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
     differences = np.abs(np.minimum(again, LARGEST_LOSS) - then)[scored]
@@ -245,8 +202,3 @@ def _compare_sample(
         f"differ when they are scored again, by up to {np.nanmax(differences):.3g} nats: another "
         "teacher gave them, or they were altered; run beam_jobs.score again"
     )
-
-
-def _read(location: str, record: SidecarRecord) -> bytes:
-    with open_file(location, record.file) as file:
-        return bytes(file.read())

@@ -1,11 +1,10 @@
 """Check one shard: its files, its index, every tar member and every sample, in one read."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import IO, cast
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +16,9 @@ from pipeline.validate.samples import check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
 from schemas.errors import DatasetError
 from schemas.index import METADATA_TYPES, ShardIndex, decode_index
-from schemas.manifest import Manifest, ShardRecord
+from schemas.manifest import ShardRecord
+
+_KEY = re.compile("[0-9a-f]{32}")
 
 Advance = Callable[[int], object]
 """Takes the number of bytes read since the last call."""
@@ -60,13 +61,13 @@ def check_shard(
         TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
         OSError: `with_tokenizers`, and a copy can't be read.
     """
-    folder, manifest = dataset.location, dataset.manifest
+    manifest = dataset.manifest
     findings = Findings(shard_record.file)
     tokenizers = load_dataset_tokenizers(dataset) if with_tokenizers else None
-    index = _read_index(folder, shard_record, manifest, findings)
+    index = _read_index(dataset, shard_record, findings)
     statistics = []
     try:
-        with open_file(folder, shard_record.file) as file:
+        with dataset.open_file(shard_record.file) as file:
             if index is None:
                 digest = digest_file(file, advance)
             else:
@@ -82,11 +83,6 @@ def check_shard(
         findings.add("files", f"{shard_record.file} can't be read: {describe(error)}")
     keys = _key_bytes(() if index is None else index.key)
     return ShardResult(findings, keys, AlignmentStatistics.merge(statistics))
-
-
-def open_file(folder: str, name: str) -> IO[bytes]:
-    """Open a file of the dataset for reading, on any store that fsspec knows."""
-    return cast(IO[bytes], fsspec.open(f"{folder}/{name}", "rb").open())
 
 
 def describe(error: OSError) -> str:
@@ -109,12 +105,11 @@ def check_digest(
 
 
 def _read_index(
-    folder: str, shard_record: ShardRecord, manifest: Manifest, findings: Findings
+    dataset: Dataset, shard_record: ShardRecord, findings: Findings
 ) -> ShardIndex | None:
     name = shard_record.index_file
     try:
-        with open_file(folder, name) as file:
-            data = file.read()
+        data = dataset.read_file(name)
     except OSError as error:
         findings.add("files", f"{name} can't be read: {describe(error)}; no sample was checked")
         return None
@@ -126,7 +121,7 @@ def _read_index(
         findings.add("index", f"{name}: {error}; no sample was checked")
         return None
     columns = [f"{field} ({values.type})" for field, values in index.metadata.items()]
-    claims = [f"{entry.name} ({METADATA_TYPES[entry.type]})" for entry in manifest.metadata]
+    claims = [f"{entry.name} ({METADATA_TYPES[entry.type]})" for entry in dataset.manifest.metadata]
     if columns != claims:
         text = f"{name} has metadata {columns}, the manifest names {claims}"
         findings.add("index", text)
@@ -141,13 +136,11 @@ def _read_index(
 
 
 def _key_bytes(keys: Sequence[str]) -> NDArray[np.bytes_]:
-    return np.array([_one_key(key) for key in keys], "S16")
-
-
-def _one_key(key: str) -> bytes:
-    """Return the key's bytes; a damaged key, reported elsewhere, gets bytes of its own."""
-    try:
-        data = bytes.fromhex(key)
-    except ValueError:
-        data = b""
-    return data if len(data) == 16 else sha256(key.encode()).digest()[:16]
+    """Return the keys' bytes; a damaged key, reported elsewhere, gets bytes of its own."""
+    return np.array(
+        [
+            bytes.fromhex(key) if _KEY.fullmatch(key) else sha256(key.encode()).digest()[:16]
+            for key in keys
+        ],
+        "S16",
+    )

@@ -3,7 +3,6 @@
 Nothing here seeks, so remote shards stream; memory holds one window of members at a time.
 """
 
-import io
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,12 +20,6 @@ from schemas.index import ShardIndex
 BLOCK: Final = tarfile.BLOCKSIZE
 WINDOW_BYTES: Final = 8 << 20
 """Payload read at a time; a larger sample is a window of its own."""
-
-_CHECKSUM: Final = slice(148, 156)
-_CHECKSUM_DIGITS: Final = slice(148, 154)
-_SIZE_DIGITS: Final = slice(124, 135)
-_TYPE: Final = 156
-_MAGIC: Final = slice(257, 262)
 
 
 @dataclass(frozen=True)
@@ -101,8 +94,10 @@ class TarReader:
                 self._report_cut(first + present, base + len(data))
                 break
         else:
-            self._check_end(whole=num_in_order == len(self._index))
-        self._drain()
+            if num_in_order == len(self._index):
+                self._check_end()
+        while self._read(WINDOW_BYTES):
+            pass
         self.digest = FileDigest(self.position, self._hash.hexdigest())
 
     def _check_layout(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
@@ -122,33 +117,24 @@ class TarReader:
         return row
 
     def _check_members(self, first: int, last: int, base: int, data: bytes) -> list[Sample]:
-        offsets = self._index.payload_offset[first:last] - base
-        sizes = self._index.payload_bytes[first:last]
-        names = [key + MEMBER_SUFFIX for key in self._index.key[first:last]]
-        sound = _sound_headers(np.frombuffer(data, np.uint8), offsets - BLOCK, sizes, names)
         samples = []
-        for i, (offset, size) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
-            key, end = self._index.key[first + i], offset + size
-            if not sound[i]:
-                problem = _header_problem(data[offset - BLOCK : offset], names[i], size)
+        for row in range(first, last):
+            key, crc32 = self._index.key[row], int(self._index.crc32[row])
+            start = int(self._index.payload_offset[row]) - base
+            end = start + int(self._index.payload_bytes[row])
+            name = key + MEMBER_SUFFIX
+            if problem := _header_problem(data[start - BLOCK : start], name, end - start):
                 self._findings.add("tar", problem, key=key)
                 continue
-            padding = data[end : offset + _padded(size)]
-            if padding.count(0) != len(padding):
-                self._findings.add(
-                    "tar", f"padding after the payload at byte {base + end} not zero", key=key
-                )
-            payload = data[offset:end]
-            crc32 = zlib.crc32(payload)
-            if crc32 == self._index.crc32[first + i]:
-                samples.append(Sample(first + i, payload))
+            if any(data[end : start + _padded(end - start)]):
+                text = f"padding after the payload at byte {base + end} not zero"
+                self._findings.add("tar", text, key=key)
+            found = zlib.crc32(data[start:end])
+            if found == crc32:
+                samples.append(Sample(row, data[start:end]))
             else:
-                expected = int(self._index.crc32[first + i])
-                self._findings.add(
-                    "crc32",
-                    f"payload has CRC-32 {crc32:08x}, the index says {expected:08x}",
-                    key=key,
-                )
+                text = f"payload has CRC-32 {found:08x}, the index says {crc32:08x}"
+                self._findings.add("crc32", text, key=key)
         return samples
 
     def _report_cut(self, row: int, position: int) -> None:
@@ -160,24 +146,18 @@ class TarReader:
             key=self._index.key[row],
         )
 
-    def _check_end(self, *, whole: bool) -> None:
+    def _check_end(self) -> None:
         """Check that nothing but zero blocks follows the last member."""
-        if not whole:
-            return
         start = self.position
         rest = self._read(2 * BLOCK)
         if len(rest) < 2 * BLOCK:
             found = f"{len(rest)} bytes after the last member"
             self._findings.add("tar", f"tar has {found}, not the two zero blocks of its end")
         while rest:
-            if rest.count(0) != len(rest):
+            if any(rest):
                 self._findings.add("tar", f"bytes other than zero follow the tar's end at {start}")
                 break
             rest = self._read(WINDOW_BYTES)
-
-    def _drain(self) -> None:
-        while self._read(WINDOW_BYTES):
-            pass
 
     def _read(self, num_bytes: int) -> bytes:
         data = read_exactly(self._file, num_bytes)
@@ -189,14 +169,11 @@ class TarReader:
 
 def read_exactly(file: IO[bytes], num_bytes: int) -> bytes:
     """Return the next bytes of a file: fewer than asked only at its end."""
-    data = file.read(num_bytes)
-    if len(data) == num_bytes or not data:
-        return data
-    parts = io.BytesIO()
-    while data:
-        parts.write(data)
-        data = file.read(num_bytes - parts.tell()) if parts.tell() < num_bytes else b""
-    return parts.getvalue()
+    parts = []
+    while num_bytes and (data := file.read(num_bytes)):
+        parts.append(data)
+        num_bytes -= len(data)
+    return b"".join(parts)
 
 
 def digest_file(file: IO[bytes], advance: Callable[[int], object]) -> FileDigest:
@@ -223,37 +200,15 @@ def _split(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple
         first = last
 
 
-def _sound_headers(
-    data: NDArray[np.uint8],
-    positions: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    names: list[str],
-) -> NDArray[np.bool_]:
-    """Return which tar headers are plain files of these names and sizes with good checksums."""
-    headers = data[positions[:, None] + np.arange(BLOCK)]
-    stored = _octal(headers[:, _CHECKSUM_DIGITS])
-    sums = headers.sum(axis=1, dtype=np.int64)
-    sums += 8 * ord(" ") - headers[:, _CHECKSUM].sum(axis=1, dtype=np.int64)
-    named = np.ascontiguousarray(headers[:, :100]).view("S100").ravel() == np.array(names, "S100")
-    sized = _octal(headers[:, _SIZE_DIGITS]) == sizes
-    plain = (headers[:, _TYPE] == ord("0")) & (headers[:, _MAGIC] == list(b"ustar")).all(axis=1)
-    return np.asarray((sums == stored) & named & sized & plain)
-
-
-def _octal(digits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return numbers written in octal digits; -1 where another character stands."""
-    values = digits.astype(np.int64) - ord("0")
-    numbers = values @ (8 ** np.arange(values.shape[1] - 1, -1, -1, dtype=np.int64))
-    return np.where(((values >= 0) & (values < 8)).all(axis=1), numbers, -1)
-
-
 def _header_problem(header: bytes, name: str, size: int) -> str:
+    """Return what is wrong with a member's header, "" if it is the one that the format asks for."""
+    expected = tarfile.TarInfo(name)
+    expected.size = size
+    if header == expected.tobuf(tarfile.USTAR_FORMAT):
+        return ""
     try:
-        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        found = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
         return f"tar header of {name} is damaged ({error})"
-    if member.name != name:
-        return f"tar member is {member.name!r} where the index has {name!r}"
-    if member.size != size:
-        return f"tar member {name} has {member.size} bytes, the index says {size}"
-    return f"tar member {name} is no plain ustar file (type {member.type!r})"
+    said = f"{found.name!r} with {found.size} bytes"
+    return f"tar member is {said}, not {name!r} with {size}, or has another owner, mode or time"

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.align import buckets, command, steps
-from beam_jobs.align.command import align, main
+from beam_jobs.align import buckets, making, steps
+from beam_jobs.align.__main__ import main
+from beam_jobs.align.command import align
 from beam_jobs.errors import OptionsError
-from beam_jobs.report.summary import read_summary
-from beam_jobs.runs import find_finished, open_run
+from beam_jobs.runs import find_finished, open_run, read_left_file
 from tests.support.corpus import (
     Corpus,
     align_options,
@@ -86,11 +86,11 @@ def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("module", "function", "call", "leaves_manifest"),
     [
-        ("align.blocks", "_pack", 200, False),  # while reading
+        ("align.blocks", "key_of", 200, False),  # while reading
         ("align.buckets", "align_batch", 30, False),  # in the middle of a shard
         ("storage", "publish", 7, False),  # some shards have their final names
         ("align.steps", "encode_manifest", 1, False),  # all have, the manifest is missing
-        ("align.command", "close_run", 1, True),  # nothing is left but to clean up
+        ("align.making", "close_run", 1, True),  # nothing is left but to clean up
         ("storage", "remove_folder", 1, True),  # nothing is left but a summary
     ],
 )
@@ -99,7 +99,7 @@ def test_a_killed_job_then_a_second_start(
 ) -> None:
     corpus, reference = reference_dataset()
     options = align_options(corpus, tmp_path)
-    script = killed_at("beam_jobs.align.command", module, function, call=call)
+    script = killed_at("beam_jobs.align.__main__", module, function, call=call)
     killed = subprocess.run(
         [sys.executable, "-c", script, *command_line(options)], capture_output=True, check=False
     )
@@ -116,7 +116,7 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
 ) -> None:
     corpus, reference = reference_dataset()
     counter = itertools.count()
-    align_batch, run_job = buckets.align_batch, command.run_job
+    align_batch, run_job = buckets.align_batch, making.run_job
     ends: list[int] = []
 
     def count(*arguments: Any, **keywords: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
             ends.append(next(counter))
 
     monkeypatch.setattr(buckets, "align_batch", count)
-    monkeypatch.setattr(command, "run_job", run_twice)
+    monkeypatch.setattr(making, "run_job", run_twice)
     align(align_options(corpus, tmp_path))
     assert ends[0] > 2
     assert ends[1] == ends[0] + 1, "buckets were aligned again"
@@ -269,7 +269,7 @@ def test_a_cut_file_of_an_interrupted_run_is_named_with_its_remedy(
     path.write_bytes(b'{\n "name": "a')
     expected = f"{path} is damaged (Unterminated string .*: delete the folder {folder}, "
     with pytest.raises(OptionsError, match=re.escape(expected).replace(r"\.\*", ".*")):
-        find_finished(str(tmp_path), {"name": "a"}) if name[0] == "c" else read_summary(str(path))
+        find_finished(str(tmp_path), {"name": "a"}) if name[0] == "c" else read_left_file(str(path))
 
 
 def test_an_unfinished_run_of_another_configuration_is_refused(
@@ -278,7 +278,7 @@ def test_an_unfinished_run_of_another_configuration_is_refused(
     folder = tmp_path / "corpus"
     (folder / "in").mkdir(parents=True)
     (folder / "in" / "a.jsonl").write_bytes(json_line("a", make_text(1)))
-    corpus = Corpus(folder, {}, Counter())
+    corpus = Corpus(folder)
     with monkeypatch.context() as patch:
         patch.setattr(steps, "encode_manifest", _raise)
         assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1

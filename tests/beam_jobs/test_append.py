@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align.blocks import BlockStore, holds_taken_ids, pack_blocks, unpack_block
-from beam_jobs.align.buckets import _unpack
-from beam_jobs.align.command import align, describe, main
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.reading import PlacedDocument
+from beam_jobs.align.__main__ import main
+from beam_jobs.align.blocks import holds_taken_ids, pack_blocks
+from beam_jobs.align.buckets import unpack
+from beam_jobs.align.command import align, describe
+from beam_jobs.align.inputs.documents import PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
-from beam_jobs.errors import OptionsError
-from beam_jobs.left_out import TooManyDeadLettersError
+from beam_jobs.errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
 from schemas.errors import DamagedShardError
-from tests.support.growing import documents, grow, options, take_out, write_input
+from tests.support.datasets import remove_documents
+from tests.support.growing import documents, grow, options, write_input
 
 FIRST = [f"a{number}" for number in range(30)]
 SECOND = [f"b{number}" for number in range(20)]
@@ -114,14 +114,14 @@ def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_removed_ids_stay_taken(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST)
-    take_out(tmp_path, ["a3"])
+    remove_documents(tmp_path / "aligned", "a3")
     manifest = grow(tmp_path, "b", ["a3", "b1"])
     assert manifest.generation == 2
     assert manifest.removed is not None
     assert manifest.removed.count == 1
     assert documents(tmp_path / "aligned").keys() == {*FIRST, "b1"} - {"a3"}
     # The same input as before is done, though documents have left since.
-    take_out(tmp_path, ["b1"])
+    remove_documents(tmp_path / "aligned", "b1")
     assert grow(tmp_path, "b", ["a3", "b1"]).generation == 3
     assert documents(tmp_path / "aligned").keys() == set(FIRST) - {"a3"}
     assert validate_dataset(str(tmp_path / "aligned")).findings == ()
@@ -209,21 +209,9 @@ def test_dead_letters_are_counted_by_generation(
 def test_only_taken_ids_that_meet_a_document_are_held() -> None:
     taken = [TakenId("s.tar", place, f"doc-{place}") for place in range(1000)]
     new = [PlacedDocument("in.jsonl", 0, "doc-7", b"x"), PlacedDocument("in.jsonl", 1, "n", b"y")]
-    blocks = [memoryview(b) for part in (taken, new) for _, b in pack_blocks(part, 1)]
+    blocks = [block for part in (taken, new) for _, block in pack_blocks(part, 1)]
     assert [holds_taken_ids(block) for block in blocks] == [True, False]
-    records = sorted(_unpack(blocks), key=lambda record: record.order)
-    found = [(record.document_id, record.is_taken, record.place) for record in records]
-    assert sorted(found) == sorted(
-        [
-            (b"doc-7", True, "s.tar#7"),
-            (b"doc-7", False, "in.jsonl#0"),
-            (b"n", False, "in.jsonl#1"),
-        ]
-    )
-    at = [record[0] for record in found].index(b"doc-7")
-    assert found[at][1]
-    assert len(list(unpack_block(blocks[0]))) == 1000
-    assert BlockStore("runner", "").shuffle == "runner"
+    assert unpack(blocks) == [*new, taken[7]]
 
 
 KILLED_AT = """
@@ -239,7 +227,7 @@ def dies(original):
     return call
 for name in ("write_atomically", "publish", "delete_files", "remove_folder"):
     setattr(storage, name, dies(getattr(storage, name)))
-from beam_jobs.align.command import main
+from beam_jobs.align.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -259,19 +247,29 @@ def run(arguments: Sequence[str], *, call: int) -> int:
     ).returncode
 
 
+@pytest.fixture(scope="module")
+def appended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, bytes]]:
+    """The folder of a dataset, what is added to it, and the files that there are then."""
+    root = tmp_path_factory.mktemp("appended")
+    grow(root, "a", FIRST)
+    inputs = write_input(root / "in/b.jsonl", [*SECOND, "a7"])
+    whole = shutil.copytree(root / "aligned", root / "whole")
+    assert main(command_line(root, whole, inputs)) == 0
+    return root, inputs, stable(files_of(whole))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 3, 6, 8, 10, 11, 12, 13, 14, 16])
-def test_killed_anywhere_and_run_again(tmp_path: Path, call: int) -> None:
-    grow(tmp_path, "a", FIRST)
-    inputs = write_input(tmp_path / "in/b.jsonl", [*SECOND, "a7"])
-    killed, whole = tmp_path / "killed", tmp_path / "aligned"
-    shutil.copytree(whole, killed)
-    command = command_line(tmp_path, killed, inputs)
+def test_killed_anywhere_and_run_again(
+    tmp_path: Path, appended: tuple[Path, Path, dict[str, bytes]], call: int
+) -> None:
+    root, inputs, whole = appended
+    killed = shutil.copytree(root / "aligned", tmp_path / "killed")
+    command = command_line(root, killed, inputs)
     assert run(command, call=call) == -signal.SIGKILL
     assert documents(killed).keys() in ({*FIRST}, {*FIRST, *SECOND})
     assert main(command) == 0
-    assert main(command_line(tmp_path, whole, inputs)) == 0
-    assert stable(files_of(killed)) == stable(files_of(whole))
+    assert stable(files_of(killed)) == whole
 
 
 def test_a_takedown_between_a_kill_and_the_next_start(
@@ -285,7 +283,7 @@ def test_a_takedown_between_a_kill_and_the_next_start(
         with pytest.raises(Exception, match="injected"):
             grow(tmp_path, "b", SECOND)
     assert list((tmp_path / "aligned").glob("corpus-g001-*"))
-    take_out(tmp_path, ["a3"])
+    remove_documents(tmp_path / "aligned", "a3")
     manifest = grow(tmp_path, "b", SECOND)
     assert manifest.generation == 2
     assert {shard.file[:12] for shard in manifest.newest_shards} == {"corpus-g002-"}

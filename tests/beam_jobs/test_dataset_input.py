@@ -9,30 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from beam_jobs.align import command as align_module
-from beam_jobs.align.command import align, describe, main
+from beam_jobs.align import making
+from beam_jobs.align.__main__ import main
+from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.datasets import open_dataset_as_input, read_texts
+from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.input_identity import InputChangedError
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.lost_texts import LostTextsError
-from beam_jobs.align.inputs.pieces import buckets_for, decode_task, plan_tasks
-from beam_jobs.align.inputs.reading import (
-    DeadLetter,
-    PlacedDocument,
-    ReadingRules,
-    Reason,
-    read_piece,
-)
+from beam_jobs.align.inputs.parts import buckets_for, decode_task, plan_tasks
+from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import OptionsError
+from beam_jobs.errors import InputError, OptionsError
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
-from tests.support.datasets import make_texts, word_pieces
-from tests.support.growing import QUIET, documents, grow, options, take_out, write_input
+from tests.support.datasets import make_texts, remove_documents
+from tests.support.growing import QUIET, documents, grow, options, write_input
 from tests.support.killing import killed_at
 from tests.support.shelf import SCHEME
 from tests.support.tokenizer_zoo import MISTRAL_DATA, shared, source
@@ -82,31 +75,46 @@ def tokenizer(name: str) -> str:
     return name if name == TEKKEN else str(source(name))
 
 
-def align_anew(root: Path, pair: Mapping[str, str], anew: Mapping[str, str], **made: Any) -> None:
-    """Align texts by one pair of tokenizers and then by another: from the dataset, and afresh."""
+def align_texts(root: Path, pair: Mapping[str, str], **made: Any) -> AlignOptions:
+    """Align texts by a pair of tokenizers; return the options."""
     texts = write_texts(root / "texts.jsonl", make_texts(24))
     made = {"input": (str(texts),), "shard_bytes": 1 << 14, "run": QUIET} | made
     paths = {side: tokenizer(name) for side, name in pair.items()}
+    options = AlignOptions(output=str(root / "data"), **paths, **made)
+    align(options)
+    return options
+
+
+def assert_equal_afresh(root: Path, made: AlignOptions, anew: Mapping[str, str]) -> None:
+    """Align by other tokenizers, from the dataset that was made and from its texts."""
     others = {side: tokenizer(name) for side, name in anew.items()}
-    align(AlignOptions(output=str(root / "data"), **paths, **made))
-    align(from_dataset(root / "data", root / "new", **others))
-    align(AlignOptions(output=str(root / "fresh"), **(paths | others), **made))
+    align(from_dataset(Path(made.output), root / "new", **others))
+    align(replace(made, output=str(root / "fresh"), **others))
     assert_same(root / "new", root / "fresh")
 
 
-@pytest.mark.parametrize("side", ["student", "teacher"])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> AlignOptions:
+    root = tmp_path_factory.mktemp("made")
+    return align_texts(root, {"student": "llama_like", "teacher": "gpt2_like"})
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("other", "side"),
     [
-        *("qwen_like", "gpt2_like", "llama_like", "unigram", "sentencepiece_unigram"),
-        *("word_pieces", "nfc", pytest.param("mistral_v1", marks=pytest.mark.slow)),
-        pytest.param(TEKKEN, id="tekken", marks=pytest.mark.slow),
-        *map(shared, ("llama2", "mistral", "qwen2_5")),
+        *[("qwen_like", "student"), ("gpt2_like", "student"), ("llama_like", "teacher")],
+        *[("unigram", "student"), ("sentencepiece_unigram", "teacher"), ("nfc", "teacher")],
+        ("word_pieces", "student"),
+        pytest.param("mistral_v1", "teacher", marks=pytest.mark.slow),
+        pytest.param(TEKKEN, "student", id="tekken", marks=pytest.mark.slow),
+        *[shared("llama2", "student"), shared("mistral", "student"), shared("qwen2_5", "teacher")],
     ],
 )
-def test_equal_to_aligning_afresh(tmp_path: Path, side: str, other: str) -> None:
+def test_equal_to_aligning_afresh(
+    tmp_path: Path, made: AlignOptions, other: str, side: str
+) -> None:
     """Whatever the new tokenizer is; texts are spelled by the old ones."""
-    align_anew(tmp_path, {"student": "llama_like", "teacher": "gpt2_like"}, {side: other})
+    assert_equal_afresh(tmp_path, made, {side: other})
     assert len(open_dataset(tmp_path / "new").manifest.shards) > 1
 
 
@@ -122,13 +130,13 @@ def test_equal_to_aligning_afresh(tmp_path: Path, side: str, other: str) -> None
 )
 def test_texts_of_every_family_are_read_again(tmp_path: Path, old: str, keep_text: bool) -> None:
     """Whatever the dataset was made with; a text that is not spelled must have been kept."""
-    pair = {"student": old, "teacher": old}
-    align_anew(tmp_path, pair, {"teacher": "gpt2_like"}, keep_text=keep_text)
+    made = align_texts(tmp_path, {"student": old, "teacher": old}, keep_text=keep_text)
+    assert_equal_afresh(tmp_path, made, {"teacher": "gpt2_like"})
 
 
 def test_without_removed_documents_it_is_what_aligning_the_rest_gives(tmp_path: Path) -> None:
     grow(tmp_path / "old", "a", FIRST, **LARGE)
-    take_out(tmp_path / "old", GONE)
+    remove_documents(tmp_path / "old" / "aligned", *GONE)
     grow(tmp_path / "rest", "a", [n for n in FIRST if n not in GONE], **LARGE)
     old, new = tmp_path / "old/aligned", tmp_path / "new"
     assert main(["--input", str(old), "--output", str(new)]) == 0
@@ -165,7 +173,7 @@ def test_a_chosen_part_is_a_dataset_of_its_own(tmp_path: Path) -> None:
 def test_generations_become_one(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST[:30])
     grow(tmp_path, "b", ["b0", "w1"])
-    take_out(tmp_path, ["w3", "b0"])
+    remove_documents(tmp_path / "aligned", "w3", "b0")
     expected = documents(tmp_path / "aligned")
     wanted = from_dataset(tmp_path / "aligned", tmp_path / "new")
     manifest = align(wanted)
@@ -173,7 +181,7 @@ def test_generations_become_one(tmp_path: Path) -> None:
     assert (manifest.generation, manifest.generations, manifest.removed) == (0, (), None)
     assert manifest.dead_letters.count == 0
     assert align(wanted) == manifest
-    take_out(tmp_path, ["e1"])
+    remove_documents(tmp_path / "aligned", "e1")
     with pytest.raises(OptionsError, match="input_generation is 2 there and 3 here"):
         align(wanted)
     # It grows as the old one would, with nothing but its input named anew; removed ids are free.
@@ -234,7 +242,7 @@ def test_lost_texts_are_counted_and_named_before_anything_is_written(
 ) -> None:
     data, new = lossy(tmp_path, 7), tmp_path / "new"
     arguments = ["--input", str(data), "--output", str(new)]
-    monkeypatch.setattr(align_module, "build_pipeline", None)  # nothing comes as far as that
+    monkeypatch.setattr(making, "build_pipeline", None)  # nothing comes as far as that
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert "7 of 100 documents (7.00 %) of" in said
@@ -261,17 +269,8 @@ def documents_of(folder: Path) -> set[str]:
 
 def test_kept_texts_are_not_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path, "a", FIRST[:9], keep_text=True)
-    monkeypatch.setattr(align_module, "count_lost_texts", None)
+    monkeypatch.setattr(making, "count_lost_texts", None)
     align(from_dataset(tmp_path / "aligned", tmp_path / "new"))
-
-
-def test_a_tokenizer_that_spells_nothing_loses_all(tmp_path: Path) -> None:
-    grow(tmp_path, "a", FIRST[:9])
-    (tmp_path / "pieces.json").write_bytes(word_pieces().file_bytes)
-    paths = {side: str(tmp_path / "pieces.json") for side in ("student", "teacher")}
-    align(from_dataset(tmp_path / "aligned", tmp_path / "pieces", **paths))
-    with pytest.raises(LostTextsError, match=r"9 of 9 documents \(100 %\)"):
-        align(from_dataset(tmp_path / "pieces", tmp_path / "new"))
 
 
 def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None:
@@ -293,14 +292,14 @@ def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None
         align(from_dataset(tmp_path / "aligned", tmp_path / "other"))
 
 
-def test_pieces_of_one_shard_hold_each_document_once(tmp_path: Path) -> None:
+def test_parts_of_one_shard_hold_each_document_once(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST, shard_bytes=1 << 26)
-    take_out(tmp_path, GONE)
+    remove_documents(tmp_path / "aligned", *GONE)
     opened = open_dataset_as_input(str(tmp_path / "aligned"), "source != 'b'")
     assert len(opened.files) == 1
     tasks = plan_tasks(opened.files, task_bytes=opened.files[0].num_bytes // 4)
     assert len(tasks) == 5
-    found = [d for t in tasks for piece in decode_task(t) for d in read_piece(piece, RULES)]
+    found = [d for t in tasks for part in decode_task(t) for d in read_part(part, RULES)]
     placed = [document for document in found if isinstance(document, PlacedDocument)]
     expected = [n for n in FIRST if n[0] != "b" and n not in GONE]
     assert len(found) == len(placed) == opened.num_documents == len(expected)
@@ -316,22 +315,13 @@ def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST[:9])
     folder = tmp_path / "aligned"
     (task,) = plan_tasks(open_dataset_as_input(str(folder), "").files)
-    (piece,) = decode_task(task)
-    take_out(tmp_path, ["w3"])
+    (part,) = decode_task(task)
+    remove_documents(tmp_path / "aligned", "w3")
     grow(tmp_path, "b", ["b99"])
-    assert len(list(read_texts(piece, ["source"]))) == 9
-    another = replace(piece, content=f"dataset:{'0' * 64}")
+    assert len(list(read_texts(part, RULES))) == 9
+    another = replace(part, file=replace(part.file, content=f"dataset:{'0' * 64}"))
     with pytest.raises(InputChangedError, match="is another dataset than when"):
-        list(read_texts(another, []))
-
-
-def test_a_value_or_text_that_no_longer_fits_is_a_dead_letter(tmp_path: Path) -> None:
-    grow(tmp_path, "a", FIRST[:3])
-    (task,) = plan_tasks(open_dataset_as_input(str(tmp_path / "aligned"), "").files)
-    (piece,) = decode_task(task)
-    outcomes = list(read_piece(piece, ReadingRules(max_document_bytes=10)))
-    reasons = {outcome.reason for outcome in outcomes if isinstance(outcome, DeadLetter)}
-    assert (len(outcomes), reasons) == (3, {Reason.TOO_LARGE})
+        list(read_texts(another, RULES))
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -412,7 +402,7 @@ def test_what_needs_a_dataset_is_refused_without_one(tmp_path: Path) -> None:
 def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> None:
     """Files are read by Beam's clients alone: no other library knows this store."""
     grow(tmp_path, "a", FIRST[:30])
-    take_out(tmp_path, GONE[:1])
+    remove_documents(tmp_path / "aligned", *GONE[:1])
     data = tmp_path / "aligned"
     align(from_dataset(data, tmp_path / "by-folder"))
     align(from_dataset(data / "manifest.json", tmp_path / "by-manifest", format="dataset"))
@@ -428,23 +418,20 @@ def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("module", "function", "call"),
     [
-        ("align.command", "count_lost_texts", 1),
-        ("align.inputs.lost_texts", "read_piece", 1),
-        ("align.steps", "read_piece", 1),
+        ("align.making", "count_lost_texts", 1),
+        ("align.steps", "read_part", 1),
         ("align.buckets", "shard_record", 3),
-        ("align.steps", "number_shards", 1),
         ("align.steps", "make_manifest", 1),
-        ("align.command", "write_report", 1),
     ],
 )
 def test_killed_anywhere_and_run_again(
     tmp_path: Path, module: str, function: str, call: int
 ) -> None:
     grow(tmp_path, "a", FIRST, **LARGE)
-    take_out(tmp_path, GONE)
+    remove_documents(tmp_path / "aligned", *GONE)
     data = str(tmp_path / "aligned")
     align(from_dataset(tmp_path / "aligned", tmp_path / "whole"))
-    code = killed_at("beam_jobs.align.command", module, function, call=call)
+    code = killed_at("beam_jobs.align.__main__", module, function, call=call)
     arguments = ["--input", data, "--output", str(tmp_path / "new"), "--quiet"]
     killed = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -463,7 +450,7 @@ def test_every_runner_gives_the_same_bytes(
     tmp_path: Path, beam_arguments: tuple[str, ...], changes: dict[str, Any]
 ) -> None:
     grow(tmp_path, "a", FIRST[:30])
-    take_out(tmp_path, GONE[:1])
+    remove_documents(tmp_path / "aligned", *GONE[:1])
     data = tmp_path / "aligned"
     align(from_dataset(data, tmp_path / "plain"))
     align(from_dataset(data, tmp_path / "other", beam_arguments=beam_arguments, **changes))
@@ -473,25 +460,10 @@ def test_every_runner_gives_the_same_bytes(
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST, **LARGE)
-    take_out(tmp_path, GONE)
+    remove_documents(tmp_path / "aligned", *GONE)
     data = tmp_path / "aligned"
     align(from_dataset(data, tmp_path / "one", where="source != 'b'"))
     arguments = ["--input", str(data), "--where", "source != 'b'", "--workers", "2", "--quiet"]
     command = [sys.executable, "-m", "beam_jobs.align", *arguments]
     subprocess.run([*command, "--output", str(tmp_path / "two")], check=True)
     assert_same(tmp_path / "two", tmp_path / "one")
-
-
-def test_chosen_places_travel_compressed(tmp_path: Path) -> None:
-    grow(tmp_path, "a", FIRST)
-    dataset = open_dataset_as_input(str(tmp_path / "aligned"), "source == 'w'")
-    for file in dataset.files:
-        assert len(file.chosen) < 60
-        (task,) = plan_tasks([file])
-        (piece,) = decode_task(task)
-        places = [found.place for found in read_texts(piece, [])]
-        index = dataset.dataset.read_index(
-            [s.file for s in dataset.dataset.manifest.shards].index(file.source), with_names=True
-        )
-        expected = [n for n, name in enumerate(index.document_id) if name.startswith("w")]
-        np.testing.assert_array_equal(places, expected)

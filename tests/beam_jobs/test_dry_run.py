@@ -16,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.align.command import main
+from beam_jobs.align.__main__ import main
+from beam_jobs.align.dry_run import estimate_volume
 from beam_jobs.align.inputs import sampling
+from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.files import find_inputs
-from beam_jobs.align.inputs.reading import PlacedDocument, ReadingRules, read_piece
+from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.sampling import cut_files, sample_input
+from beam_jobs.align.opened import open_input
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import align_options, command_line, reference_dataset
 
@@ -126,7 +129,7 @@ def arrow(records: list[dict[str, Any]]) -> bytes:
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A sample that is a small part of the inputs here."""
-    monkeypatch.setattr(sampling, "SAMPLE_DOCUMENTS", 500)
+    monkeypatch.setattr(sampling, "ESTIMATE", sampling.SampleSize(24, 500, 4 << 20))
     monkeypatch.setattr(sampling, "MEASURED_BYTES", 300_000)
     monkeypatch.setattr("beam_jobs.align.inputs.tables._COUNTED_BYTES", 200_000)
     return
@@ -134,16 +137,19 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def estimate(pattern: str) -> tuple[float, float, int]:
     """Return the estimated documents and bytes of text, and how many documents were sampled."""
-    sample = sample_input(find_inputs([pattern]), ReadingRules())
-    documents = sum(len(part.documents) * part.scale for part in sample)
-    text = sum(len(d.text) * part.scale for part in sample for d in part.documents)
+    sample = sample_input(find_inputs([pattern]), ReadingRules(), sampling.ESTIMATE)
+    scales = [part.measure_scale() for part in sample]
+    documents, text = 0.0, 0.0
+    for part, scale in zip(sample, scales, strict=True):
+        documents += len(part.documents) * scale
+        text += sum(len(document.text) for document in part.documents) * scale
     return documents, text, sum(len(part.outcomes) for part in sample)
 
 
 def count(pattern: str) -> tuple[int, int]:
     """Return what there is, read from start to end."""
-    pieces = [piece for piece, _ in cut_files(find_inputs([pattern]))]
-    outcomes = [outcome for piece in pieces for outcome in read_piece(piece, ReadingRules())]
+    parts = [part for part, _ in cut_files(find_inputs([pattern]))]
+    outcomes = [outcome for part in parts for outcome in read_part(part, ReadingRules())]
     documents = [outcome for outcome in outcomes if isinstance(outcome, PlacedDocument)]
     return len(documents), sum(len(document.text) for document in documents)
 
@@ -198,7 +204,7 @@ def test_a_document_above_the_sample_is_told(
     """Its start is aligned, and stands for the rest."""
     corpus, _ = reference_dataset()
     monkeypatch.setattr("beam_jobs.align.dry_run.MEASURED_BYTES", 4000)
-    monkeypatch.setattr(sampling, "SAMPLE_BYTES", 1000)
+    monkeypatch.setattr(sampling, "ESTIMATE", sampling.SampleSize(24, 2000, 1000))
     text = "The quick brown fox jumps over the lazy dog, twice. " * 1000
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_bytes(json_lines([{"id": "a", "text": text}]))
@@ -206,6 +212,10 @@ def test_a_document_above_the_sample_is_told(
     said = shown(capsys, command_line(options))
     found = re.search(r"student .*; about ([\d.]+) k tokens", said)
     assert found
+    opened = open_input(options)
+    sample = sample_input(opened.files, opened.rules, sampling.ESTIMATE)
+    on_their_way = estimate_volume(sample, opened).input.num_block_bytes
+    assert on_their_way == pytest.approx(len(text), rel=0.05)
     assert main(command_line(options)) == 0
     totals = read_manifest(str(tmp_path / "out")).totals
     assert float(found[1]) * 1000 == pytest.approx(totals["num_student_tokens"], rel=0.05)

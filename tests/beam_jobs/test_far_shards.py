@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.score.far_shards import FarShardsError, find_far_shards, refuse_far_shards
+from beam_jobs.score.far_shards import find_far_shards, refuse_far_shards
+from pipeline.scoring.engines.interface import EngineError
 from schemas.sidecar import SidecarRecord
 
 
@@ -55,18 +56,18 @@ def test_a_step_that_runs_twice_accepts_nothing(tmp_path: Path) -> None:
         for record in records(*means):
             (output / record.file).write_bytes(b"1")
         refuse_far_shards(
-            records(*means), output=str(output), run_folder=str(run_folder), started=started
+            records(*means), dataset=str(output), run_folder=str(run_folder), started=started
         )
 
     for _ in range(2):
-        with pytest.raises(FarShardsError, match=r"1 of 4 shards.*: c-2.tar 5.30 \(the others 2.3"):
+        with pytest.raises(EngineError, match=r"1 of 4 shards.*: c-2.tar 5.30 \(the others 2.3"):
             refuse(2.3, 2.2, 5.3, 2.4, started=1.0)
         assert not (output / "c-2.safetensors").exists()
         assert (output / "c-1.safetensors").exists()
-    with pytest.raises(FarShardsError, match=r"c-2.tar 5.90"):
+    with pytest.raises(EngineError, match=r"c-2.tar 5.90"):
         refuse(2.3, 2.2, 5.9, 2.4, started=2.0)
     refuse(2.3, 2.2, 5.9, 2.4, started=3.0)
     refuse(2.3, 2.2, 5.9, 2.4, started=3.0)
-    with pytest.raises(FarShardsError, match=r"1 of 4 shards.*c-3.tar 0.00"):
+    with pytest.raises(EngineError, match=r"1 of 4 shards.*c-3.tar 0.00"):
         refuse(2.3, 2.2, 5.9, 0.0, started=4.0)
     refuse(2.3, 2.2, 5.9, 2.4, started=5.0)

@@ -2,22 +2,19 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.score import steps as scoring
 from beam_jobs.score.command import main as score
-from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.scoring.sidecars import DocumentTokens
-from pipeline.streaming import AlignedRows, StreamConfig, StreamState
+from pipeline.dataset.files import open_dataset
+from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamState
 from pipeline.validate.dataset import validate_dataset
-from schemas.index import ShardIndex
-from tests.support.datasets import byte_level
-from tests.support.growing import documents, grow, take_out
+from tests.support.datasets import byte_level, remove_documents
+from tests.support.growing import documents, grow
 from tests.support.hf_folders import write_model
 
 FIRST = [f"a{number}" for number in range(30)]
@@ -43,7 +40,7 @@ def test_what_remains_is_as_if_it_alone_was_aligned(
                 grow(root / "grown", str(number), sorted(ids))
                 taken, left = taken | ids, left | (ids - taken)
             elif known:
-                take_out(root / "grown", sorted(known))
+                remove_documents(root / "grown" / "aligned", *sorted(known))
             generation += is_append or bool(known & left)
             left -= set() if is_append else known
         aligned = root / "grown/aligned"
@@ -57,12 +54,12 @@ def test_what_remains_is_as_if_it_alone_was_aligned(
 def test_a_run_keeps_its_rows_while_its_data_grow(tmp_path: Path) -> None:
     folder = str(tmp_path / "aligned")
     grow(tmp_path, "a", FIRST)
-    config = StreamConfig(path=folder, seq_length=64, global_batch_size=2, num_epochs=2)
+    config = StreamConfig(Reading(folder), seq_length=64, global_batch_size=2, num_epochs=2)
     rows = AlignedRows(config)
     whole = rows.__getitems__(range(len(rows))).buffer
     saved = StreamState(**vars(rows.state(6)))
     grow(tmp_path, "b", [f"b{number}" for number in range(20)], repeat=9)
-    take_out(tmp_path, ["a3", "b3"])
+    remove_documents(tmp_path / "aligned", "a3", "b3")
     again = AlignedRows(config, saved)
     start = again.restore(saved)
     assert torch.equal(again.__getitems__(range(start, len(again))).buffer, whole[start:])
@@ -82,10 +79,10 @@ def test_only_what_is_new_is_scored(
     command += ["--dtype", "float32", "--allow-untrained-teacher"]
     assert score(command) == 0
     before = {path: path.read_bytes() for path in folder.glob("*.teacher-*")}
-    config = StreamConfig(path=str(folder), seq_length=64, stored_losses="teacher")
+    config = StreamConfig(Reading(str(folder)), seq_length=64, stored_losses="teacher")
     rows = AlignedRows(config)
     whole = rows.__getitems__(range(len(rows))).buffer
-    take_out(tmp_path, ["a3"])
+    remove_documents(tmp_path / "aligned", "a3")
     assert len(AlignedRows(config)) > 0, "the shards are those that were scored"
     assert validate_dataset(str(folder)).findings == ()
     manifest = grow(tmp_path, "b", [f"b{number}" for number in range(10)], repeat=9)
@@ -96,13 +93,13 @@ def test_only_what_is_new_is_scored(
     with pytest.raises(ValueError, match=r"-g002-.* is missing: run beam_jobs\.score again"):
         AlignedRows(config)
     scored: list[int] = []
-    original = scoring.read_teacher_tokens
+    original = ShardToScore.read_tokens
 
-    def read(dataset: Dataset, shard: int, index: ShardIndex, **chosen: Any) -> DocumentTokens:
-        scored.append(shard)
-        return original(dataset, shard, index, **chosen)
+    def read(shard: ShardToScore) -> DocumentTokens:
+        scored.append(shard.number)
+        return original(shard)
 
-    monkeypatch.setattr(scoring, "read_teacher_tokens", read)
+    monkeypatch.setattr(ShardToScore, "read_tokens", read)
     assert score(command) == 0
     assert sorted(scored) == list(range(len(before), len(manifest.shards)))
     assert {path: path.read_bytes() for path in before} == before

@@ -1,27 +1,27 @@
 """Is it still the same input, and is the dataset still there? And input that comes down a pipe."""
 
 import gzip
+import io
 import json
 import os
 import socket
-import subprocess
 import sys
-import threading
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import command as align_module
+from beam_jobs.align import making
 from beam_jobs.align import steps as sharding
-from beam_jobs.align.command import align, main
+from beam_jobs.align.__main__ import main
+from beam_jobs.align.command import align
+from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.files import find_inputs
 from beam_jobs.align.inputs.input_identity import InputChangedError, content_of
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.pieces import decode_task, plan_tasks
-from beam_jobs.align.inputs.reading import ReadingRules, read_piece
+from beam_jobs.align.inputs.parts import decode_task, plan_tasks
+from beam_jobs.align.inputs.reading import read_part
+from beam_jobs.align.opened import reading_rules
 from beam_jobs.align.options import parse_options
-from beam_jobs.errors import OptionsError
+from beam_jobs.errors import InputError, OptionsError
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import Corpus, align_options, command_line, digests, json_line, make_text
 
@@ -32,7 +32,7 @@ def small_corpus(folder: Path) -> Corpus:
     (folder / "in").mkdir(parents=True)
     (folder / "in" / "a.jsonl").write_bytes(b"".join(LINES[:20]))
     (folder / "in" / "b.jsonl").write_bytes(b"".join(LINES[20:]))
-    return Corpus(folder, {}, Counter())
+    return Corpus(folder)
 
 
 def test_a_changed_input_of_the_same_size_is_not_finished(
@@ -114,10 +114,10 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(
     data = b"".join(LINES)
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     tasks = plan_tasks(find_inputs([str(path)]))
-    (piece,) = decode_task(tasks[0])
-    assert len(list(read_piece(piece, ReadingRules()))) == len(LINES)
+    (part,) = decode_task(tasks[0])
+    assert len(list(read_part(part, ReadingRules()))) == len(LINES)
     stored = path.read_bytes()
-    outcomes = read_piece(piece, ReadingRules())
+    outcomes = read_part(part, ReadingRules())
     next(outcomes)
     if change == "removed":
         path.unlink()
@@ -126,7 +126,9 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(
         os.utime(path, ns=(1, 1))
     else:
         path.write_bytes(stored[: len(stored) // 2] if change == "cut" else stored * 2)
-    with pytest.raises(InputChangedError, match=r"a\.jsonl.*(bytes and had|written to|is gone)"):
+    with pytest.raises(
+        InputChangedError, match=r"a\.jsonl.* (bytes and got|was written|was removed)"
+    ):
         list(outcomes)
 
 
@@ -143,10 +145,10 @@ def test_a_job_whose_input_is_cut_fails_and_resumes(
         return plan_tasks(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(align_module, "plan_tasks", cut_after_planning)
+        patch.setattr(making, "plan_tasks", cut_after_planning)
         assert main(command) == 1
     error = capsys.readouterr().err
-    assert f"b.jsonl has 300 bytes and had {len(whole)} when the job started" in error
+    assert f"b.jsonl had {len(whole)} bytes and got 300 while the job ran" in error
     assert not (tmp_path / "out" / "manifest.json").exists()
     path.write_bytes(whole)
     assert main(command) == 0
@@ -167,12 +169,12 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
         (folder / name).unlink()
     os.mkfifo(folder / "pipe.jsonl")
     for pattern in ("*", "pipe.jsonl"):
-        with pytest.raises(InputError, match=r"pipe\.jsonl is a pipe: .*pipe it into --input -"):
+        with pytest.raises(InputError, match=r"pipe\.jsonl is a pipe, .*pipe it into --input -"):
             find_inputs([f"{folder}/{pattern}"])
     (folder / "pipe.jsonl").unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "s.jsonl"))
-        with pytest.raises(InputError, match=r"s\.jsonl is a socket"):
+        with pytest.raises(InputError, match=r"s\.jsonl is a pipe, socket"):
             find_inputs([f"{folder}/*"])
     (folder / "s.jsonl").unlink()
     (file,) = find_inputs([f"{folder}/*"])
@@ -187,53 +189,47 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         find_inputs([f"{tmp_path}/*"])
 
 
+def align_input(monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes) -> int:
+    """Run the command with some standard input."""
+    options = align_options(Corpus(output.parent), output, input=("-",))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return main(command_line(options))
+
+
 @pytest.mark.parametrize("compressed", [False, True])
-def test_documents_from_standard_input(tmp_path: Path, compressed: bool) -> None:
-    data = b"".join(LINES)
-    options = align_options(Corpus(tmp_path, {}, Counter()), tmp_path / "out", input=("-",))
-    command = [sys.executable, "-m", "beam_jobs.align", *command_line(options)]
-    piped = gzip.compress(data) if compressed else data
-    run = subprocess.run(command, input=piped, capture_output=True, check=False)
-    assert run.returncode == 0, run.stderr.decode()
-    assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == len(LINES)
-    assert not list((tmp_path / "out").glob(".vocag-*"))
-    (source,) = json.loads((tmp_path / "out" / "inputs.json").read_text())
+def test_documents_from_standard_input(
+    tmp_path: Path,
+    compressed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data, output = b"".join(LINES), tmp_path / "out"
+    piped = gzip.compress(data, mtime=0) if compressed else data
+    assert align_input(monkeypatch, output, piped) == 0
+    assert read_manifest(str(output)).totals["num_documents"] == len(LINES)
+    assert not list(output.glob(".vocag-*"))
+    (source,) = json.loads((output / "inputs.json").read_text())
     assert source == ("stdin.jsonl.gz" if compressed else "stdin.jsonl")
-    again = subprocess.run(command, input=piped, capture_output=True, check=False)
-    assert b"nothing to do" in again.stdout
+    assert align_input(monkeypatch, output, piped) == 0
+    assert "nothing to do" in capsys.readouterr().out
     changed = piped[:1000] + bytes([piped[1000] ^ 1]) + piped[1001:]
-    other = subprocess.run(command, input=changed, capture_output=True, check=False)
-    assert other.returncode == 2
-    assert b"have changed since" in other.stderr
-    empty = subprocess.run(command, input=b"", capture_output=True, check=False)
-    assert empty.returncode == 2
-    assert b"standard input is empty" in empty.stderr
+    for other, message in ((changed, "have changed since"), (b"", "standard input is empty")):
+        assert align_input(monkeypatch, output, other) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_killed_job_over_standard_input_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = b"".join(LINES)
-    options = align_options(Corpus(tmp_path, {}, Counter()), tmp_path / "out", input=("-",))
-
-    def from_pipe() -> int:
-        read, write = os.pipe()
-        with open(write, "wb") as pipe:
-            writer = threading.Thread(target=lambda: (pipe.write(data), pipe.close()))
-            writer.start()
-            with open(read) as stdin, monkeypatch.context() as patch:
-                patch.setattr(sys, "stdin", stdin)
-                status = main(command_line(options))
-            writer.join()
-        return status
-
-    (tmp_path / "out" / ".vocag-stdin-abandoned").mkdir(parents=True)
+    data, output = b"".join(LINES), tmp_path / "out"
+    (output / ".vocag-stdin-abandoned").mkdir(parents=True)
     with monkeypatch.context() as patch:
         patch.setattr(sharding, "encode_manifest", _raise)
-        assert from_pipe() == 1
-    assert len(list((tmp_path / "out").glob(".vocag-*"))) == 1, "the run's folder, no copies"
-    assert from_pipe() == 0
-    assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == len(LINES)
+        assert align_input(monkeypatch, output, data) == 1
+    assert len(list(output.glob(".vocag-*"))) == 1, "the run's folder, no copies"
+    assert align_input(monkeypatch, output, data) == 0
+    assert read_manifest(str(output)).totals["num_documents"] == len(LINES)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +243,7 @@ def test_a_killed_job_over_standard_input_is_resumed(
 def test_options_that_contradict_each_other(arguments: list[str], message: str) -> None:
     given = ["--input=a", "--output=b", "--student=c", "--teacher=d"]
     with pytest.raises(OptionsError, match=message):
-        parse_options([*given, *arguments])
+        reading_rules(parse_options([*given, *arguments]))
 
 
 def _raise(*_: object) -> None:

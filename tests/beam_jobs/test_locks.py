@@ -65,6 +65,7 @@ def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path, hold: type[hol
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_local_lock_goes_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / OUTPUT_LOCK
     program = (
@@ -102,6 +103,7 @@ def test_a_remote_lock_of_another_machine_is_believed_while_it_is_renewed(
         assert "taking over out: process 1 on elsewhere" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_settling")
 def test_a_remote_lock_of_a_dead_process_of_this_machine_counts_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"

@@ -1,12 +1,11 @@
 """Documents that hold test questions are left out when they are listed, and only then."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from beam_jobs.align.command import main
+from beam_jobs.align.__main__ import main
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import (
     Corpus,
@@ -19,7 +18,7 @@ from tests.support.corpus import (
 
 
 def arguments(folder: Path, output: Path, *more: str) -> list[str]:
-    options = align_options(Corpus(folder, {}, Counter()), output, max_dead_letters=0.01)
+    options = align_options(Corpus(folder), output, max_dead_letters=0.01)
     return [*command_line(options), *more]
 
 

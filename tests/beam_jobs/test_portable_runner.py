@@ -5,18 +5,15 @@ break shows here; `make test-flink` and `make test-prism` run the job on other p
 """
 
 import contextlib
-import hashlib
-import io
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from beam_jobs.align.command import align
-from beam_jobs.running.runners import RESUME
+from beam_jobs.running.exits import RESUME
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
 from tests.support.servers import (
     FAILURE,
@@ -40,40 +37,23 @@ def job_service(staging: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def portable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Where files are staged, and the options of a job service with a worker pool."""
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """The options of a job service with a worker pool."""
     staging = tmp_path_factory.mktemp("staging")
     with job_service(staging) as endpoint, worker_pool() as (address, _):
         yield (
-            staging,
-            (
-                "--runner=PortableRunner", f"--job_endpoint={endpoint}",
-                "--environment_type=EXTERNAL", f"--environment_config={address}",
-            ),
+            "--runner=PortableRunner", f"--job_endpoint={endpoint}",
+            "--environment_type=EXTERNAL", f"--environment_config={address}",
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("shuffle", ["files", "runner"])
 def test_a_job_service_gives_the_same_bytes(
-    tmp_path: Path, portable: tuple[Path, tuple[str, ...]], shuffle: str
+    tmp_path: Path, portable: tuple[str, ...], shuffle: str
 ) -> None:
     corpus, reference = reference_dataset()
-    align(align_options(corpus, tmp_path, *portable[1], shuffle=shuffle))
+    align(align_options(corpus, tmp_path, *portable, shuffle=shuffle))
     assert digests(tmp_path) == digests(reference)
-
-
-def test_a_package_is_staged_whole(tmp_path: Path, portable: tuple[Path, tuple[str, ...]]) -> None:
-    staging, runner = portable
-    corpus, reference = reference_dataset()
-    package = tmp_path / "extra-1.0.tar.gz"
-    with tarfile.open(package, "w:gz") as tar:
-        member = tarfile.TarInfo("extra-1.0/PKG-INFO")
-        member.size = 4
-        tar.addfile(member, io.BytesIO(b"text"))
-    align(align_options(corpus, tmp_path / "out", *runner, f"--extra_package={package}"))
-    assert digests(tmp_path / "out") == digests(reference)
-    staged = {hashlib.sha256(p.read_bytes()).digest() for p in staging.rglob("*") if p.is_file()}
-    assert hashlib.sha256(package.read_bytes()).digest() in staged
 
 
 def test_a_failure_in_a_worker_is_told_in_one_sentence(tmp_path: Path) -> None:

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.files import find_inputs
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.pieces import plan_tasks
-from beam_jobs.align.inputs.probes import probe_documents, usable_texts
-from beam_jobs.align.inputs.reading import ReadingRules
+from beam_jobs.align.inputs.probes import probe_texts, require_fields, start_of
+from beam_jobs.align.inputs.sampling import FIRST_LOOK, SampledPart, SampleSize, sample_input
+from beam_jobs.errors import InputError
 
 
-def tasks_of(folder: Path) -> list[str]:
-    """Return the reading tasks of a folder's files."""
-    return plan_tasks(find_inputs([f"{folder}/*"], fields=("text",)))
+def look_at(
+    folder: Path, rules: ReadingRules | None = None, size: SampleSize = FIRST_LOOK
+) -> list[SampledPart]:
+    rules = rules or ReadingRules()
+    sample = sample_input(find_inputs([f"{folder}/*"], fields=("text",)), rules, size)
+    require_fields(sample, rules)
+    return sample
 
 
 @pytest.fixture
@@ -26,25 +30,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_first_documents_of_each_task_are_read(folder: Path) -> None:
-    outcomes = probe_documents(tasks_of(folder), ReadingRules())
-    assert usable_texts(outcomes) == [b"one", b"two"]
-    assert len(outcomes) == 3
-    assert len(probe_documents(tasks_of(folder), ReadingRules(), num_documents=1)) == 1
-    assert len(probe_documents(tasks_of(folder), ReadingRules(), num_bytes=4)) == 1
+def test_the_first_documents_of_each_part_are_read(folder: Path) -> None:
+    assert probe_texts(look_at(folder)) == [b"one", b"two", b"three"]
+    for size in (SampleSize(2, 2, 100), SampleSize(2, 9, 2)):
+        assert probe_texts(look_at(folder, size=size)) == [b"one", b"three"]
+    assert start_of("né".encode(), 2) == b"n"
 
 
 def test_an_id_field_that_no_document_has_is_an_error(folder: Path) -> None:
-    tasks = tasks_of(folder)
     with pytest.raises(InputError, match=r"--id-field ulr: none of the first 2 documents has a f"):
-        probe_documents(tasks, ReadingRules(id_field="ulr"))
+        look_at(folder, ReadingRules(id_field="ulr"))
     for field in ("url", "id", ""):  # one has it; the default; places
-        assert len(probe_documents(tasks, ReadingRules(id_field=field))) == 3
+        assert look_at(folder, ReadingRules(id_field=field))
     (folder / "a.jsonl").unlink()  # plain text has no fields
-    assert len(probe_documents(tasks_of(folder), ReadingRules(id_field="ulr"))) == 1
+    assert look_at(folder, ReadingRules(id_field="ulr"))
 
 
 def test_a_text_field_that_no_document_has_is_an_error(folder: Path) -> None:
     (folder / "b.txt").unlink()
     with pytest.raises(InputError, match=r'none of the first 3 documents has a field "content"'):
-        probe_documents(tasks_of(folder), ReadingRules(text_field="content"))
+        look_at(folder, ReadingRules(text_field="content"))

@@ -9,7 +9,6 @@ import pytest
 
 from beam_jobs.running import progress
 from beam_jobs.running.progress import (
-    Counts,
     WorkerProgress,
     reset_progress,
     run_with_bar,
@@ -33,9 +32,14 @@ def test_progress_adds_up_over_workers(tmp_path: Path) -> None:
     second.add(read_documents=3, student_tokens=7)
     second.add(aligned_documents=1)
     second.flush()
-    assert total_counts(folder) == Counts(10, 5, 1, 7)
+    assert total_counts(folder) == {
+        "read_bytes": 10,
+        "read_documents": 5,
+        "aligned_documents": 1,
+        "student_tokens": 7,
+    }
     reset_progress(folder)
-    assert total_counts(folder) == Counts()
+    assert total_counts(folder) == {}
 
 
 def test_a_process_has_one_counter_for_a_run_until_it_starts_again(tmp_path: Path) -> None:
@@ -68,7 +72,7 @@ def test_the_bar_shows_both_stages_on_a_terminal_only(
     shown = screen.getvalue()
     assert ("reading" in shown) == terminal
     assert ("aligning: 100%" in shown) == terminal
-    assert ("M student tokens/s" in shown) == terminal
+    assert ("student tokens/s" in shown) == terminal
 
 
 def test_the_bar_ends_where_the_work_fails(tmp_path: Path) -> None:
@@ -108,6 +112,6 @@ def test_a_line_now_and_then_says_how_far_it_is_where_no_bar_can_be_drawn(
         assert lines == []
     elif not terminal:
         first, second, third = lines
-        assert first.endswith("s: read 1.50 MB of about 2.00 MB of text, 4,000 documents")
+        assert re.search(r"s: read 1\.50 MB of 2\.00 MB of text, .* left$", first)
         assert re.search(r"s: aligned 1,000 of 4,000 documents, .* left, .* student tok", second)
         assert re.search(r"s: scored 5,000 of 10,000 teacher tokens, .* left$", third)

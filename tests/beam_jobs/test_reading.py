@@ -1,39 +1,38 @@
 """Documents out of files: formats, pieces, bad documents, damaged files."""
 
 import gzip
-import io
 import json
 import os
-import resource
 import tracemalloc
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from itertools import count, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_jobs.align import blocks
-from beam_jobs.align.blocks import BlockStore, pack_blocks, unpack_block
+from beam_jobs.align.blocks import BlockStore, Record, pack_blocks, unpack_block
 from beam_jobs.align.buckets import encode_dead_letter
-from beam_jobs.align.inputs.decompression import CutStreamError, decompress, zstd
-from beam_jobs.align.inputs.files import find_inputs
-from beam_jobs.align.inputs.lines import keep_line_count, name_lines
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.pieces import Piece, decode_task, plan_tasks
-from beam_jobs.align.inputs.reading import (
+from beam_jobs.align.inputs.decompression import zstd
+from beam_jobs.align.inputs.documents import (
     DeadLetter,
+    Outcome,
     PlacedDocument,
     ReadingRules,
     Reason,
-    read_piece,
 )
+from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.lines import keep_line_count, name_lines
+from beam_jobs.align.inputs.parts import InputFile, InputPart, decode_task, plan_tasks
+from beam_jobs.align.inputs.reading import read_part
+from beam_jobs.align.inputs.taken_ids import TakenId
+from beam_jobs.errors import InputError
 from beam_jobs.left_out import DUPLICATE_OF
 from tests.support.corpus import json_line
 
@@ -46,30 +45,23 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def zstd_blocks(lines: list[bytes]) -> bytes:
-    """Return a frame with a block for each line, so that a cut frame yields some of them."""
-    compressor = zstd.ZstdCompressor()
-    blocks = [compressor.compress(line, compressor.FLUSH_BLOCK) for line in lines]
-    return b"".join([*blocks, compressor.flush()])
-
-
-STREAM: dict[str, Callable[[list[bytes]], bytes]] = {
-    "gzip": lambda lines: gzip.compress(b"".join(lines)),
-    "zstd": zstd_blocks,
-}
+def part_of(
+    path: Path, kind: str = "jsonl", compression: str = "none", **place: int | None
+) -> InputPart:
+    status = path.stat() if path.exists() else None
+    size, modified = (status.st_size, status.st_mtime_ns) if status else (0, 0)
+    file = InputFile(str(path), path.name, size, kind, compression, modified)
+    return InputPart(file, **place)  # type: ignore[arg-type]
 
 
 def read(path: Path, kind: str = "jsonl", compression: str = "none", **place: int | None) -> list:
-    piece = Piece(str(path), path.name, kind, compression, **place)  # type: ignore[arg-type]
-    return list(read_piece(piece, RULES))
+    return list(read_part(part_of(path, kind, compression, **place), RULES))
 
 
-def read_line(
-    line: bytes, folder: Path, rules: ReadingRules = RULES
-) -> PlacedDocument | DeadLetter:
+def read_line(line: bytes, folder: Path, rules: ReadingRules = RULES) -> Outcome:
     path = folder / "lines.jsonl"
     path.write_bytes(line)
-    (outcome,) = read_piece(Piece(str(path), path.name, "jsonl", "none"), rules)
+    (outcome,) = read_part(part_of(path), rules)
     return outcome
 
 
@@ -92,7 +84,7 @@ def test_a_position_is_the_byte_offset_in_the_uncompressed_file(
     cuts=st.lists(st.integers(0, 20_000)),
     ends_with_newline=st.booleans(),
 )
-def test_pieces_of_a_file_hold_what_the_file_holds(
+def test_parts_of_a_file_hold_what_the_file_holds(
     tmp_path_factory: pytest.TempPathFactory,
     lines: list[bytes],
     cuts: list[int],
@@ -105,21 +97,18 @@ def test_pieces_of_a_file_hold_what_the_file_holds(
     outcomes = []
     with TemporaryDirectory() as folder:
         for start, end in pairwise(edges):
-            piece = Piece(str(path), path.name, "jsonl", "none", start, end)
-            outcomes += read_piece(
-                piece, RULES, count_lines=partial(keep_line_count, folder, piece)
-            )
+            part = part_of(path, start=start, end=end)
+            outcomes += read_part(part, RULES, count_lines=partial(keep_line_count, folder, part))
         letters = [json.loads(encode_dead_letter(as_letter(outcome))) for outcome in outcomes]
         numbers = [letter["line"] for letter in name_lines(letters, folder)]
     whole = read(path)
-    assert [replace(outcome, line=None) for outcome in outcomes] == [
-        replace(outcome, line=None) for outcome in whole
-    ]
+    unnumbered = partial(msgspec.structs.replace, line=None)
+    assert list(map(unnumbered, outcomes)) == list(map(unnumbered, whole))
     expected = [data[: outcome.position].count(b"\n") + 1 for outcome in whole]
     assert [outcome.line for outcome in whole] == numbers == expected
 
 
-def as_letter(outcome: PlacedDocument | DeadLetter) -> DeadLetter:
+def as_letter(outcome: Outcome) -> DeadLetter:
     place = outcome.source, outcome.position
     return DeadLetter(*place, None, Reason.BAD_JSON, "", line=outcome.line)
 
@@ -127,8 +116,8 @@ def as_letter(outcome: PlacedDocument | DeadLetter) -> DeadLetter:
 @pytest.mark.parametrize("first", ["a.jsonl", "b.jsonl"])
 def test_a_repeated_id_names_the_line_of_its_first_use(tmp_path: Path, first: str) -> None:
     for start, num_lines in ((0, 7), (90, 5), (1200, 9)):
-        piece = Piece("a.jsonl", "a.jsonl", "jsonl", "none", start, start + 1)
-        keep_line_count(str(tmp_path), piece, num_lines)
+        part = part_of(Path("a.jsonl"), start=start, end=start + 1)
+        keep_line_count(str(tmp_path), part, num_lines)
     detail = f"{DUPLICATE_OF}{first}#95"
     letter = DeadLetter("a.jsonl", 1300, "x", Reason.DUPLICATE_ID, detail, 4, 2)
     (named,) = name_lines([json.loads(encode_dead_letter(letter))], str(tmp_path))
@@ -155,8 +144,8 @@ def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -
     path = tmp_path / "a.parquet"
     table = pa.table({"text": [f"text {n}" for n in range(17)], "other": list(range(17))})
     pq.write_table(table, path, row_group_size=3)
-    pieces = [read(path, "parquet", start=a, end=b) for a, b in pairwise(edges)]
-    documents = [document for piece in pieces for document in piece]
+    parts = [read(path, "parquet", start=a, end=b) for a, b in pairwise(edges)]
+    documents = [document for part in parts for document in part]
     assert [d.document_id for d in documents] == [f"a.parquet#{row}" for row in range(17)]
     assert [d.text for d in documents] == [f"text {n}".encode() for n in range(17)]
 
@@ -216,19 +205,13 @@ def test_fields_can_be_named_nested_and_switched_off(tmp_path: Path) -> None:
     line = b'{"a": {"b": "nested"}, "a.c": "dotted", "id": "x"}'
     nested = read_line(line, tmp_path, ReadingRules("a.b", "id"))
     dotted = read_line(line, tmp_path, ReadingRules("a.c", ""))
-    assert isinstance(nested, PlacedDocument)
-    assert isinstance(dotted, PlacedDocument)
-    assert (nested.text, nested.document_id) == (b"nested", "x")
-    assert (dotted.text, dotted.document_id) == (b"dotted", "lines.jsonl#0")
-
-
-def test_nested_parquet_fields(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": [{"b": "x", "c": 1}], "id": [5]}), path)
-    piece = Piece(str(path), "a.parquet", "parquet", "none")
-    (document,) = read_piece(piece, ReadingRules("a.b"))
-    assert isinstance(document, PlacedDocument)
-    assert (document.text, document.document_id) == (b"x", "5")
+    (row,) = read_part(part_of(path, "parquet"), ReadingRules("a.b"))
+    found = [
+        (o.text, o.document_id) for o in (nested, dotted, row) if isinstance(o, PlacedDocument)
+    ]
+    assert found == [(b"nested", "x"), (b"dotted", "lines.jsonl#0"), (b"x", "5")]
 
 
 def test_a_huge_line_costs_little_memory_and_stops_nothing(tmp_path: Path) -> None:
@@ -245,41 +228,6 @@ def test_a_huge_line_costs_little_memory_and_stops_nothing(tmp_path: Path) -> No
     assert [getattr(o, "reason", None) for o in outcomes] == [None, Reason.TOO_LARGE, None]
     assert "100000013 bytes" in outcomes[1].detail
     assert peak < 8 << 20
-
-
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
-def test_a_cut_file_keeps_what_is_before_the_cut(tmp_path: Path, compression: str) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"".join(LINES))
-    whole = read(path)
-    stored = STREAM[compression](LINES)
-    kept = set()
-    for num_bytes in range(len(stored)):
-        path.write_bytes(stored[:num_bytes])
-        *documents, last = read(path, compression=compression)
-        assert documents == whole[: len(documents)]
-        assert (last.reason, last.document_id) == (Reason.UNREADABLE_INPUT, None)
-        assert f"cut after {num_bytes} bytes" in last.detail
-        kept.add(len(documents))
-    assert max(kept) == len(whole)
-
-
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
-def test_frames_in_a_row_are_one_file(compression: str) -> None:
-    stored = b"".join(map(COMPRESS[compression], LINES))
-    assert decompress(io.BytesIO(stored), compression).read() == b"".join(LINES)
-    with pytest.raises(CutStreamError, match="is cut after"):
-        decompress(io.BytesIO(stored[:-3]), compression).read()
-
-
-def test_an_altered_gzip_is_a_dead_letter(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    stored = bytearray(gzip.compress(b"".join(LINES)))
-    stored[-6] ^= 1  # in the CRC-32
-    path.write_bytes(stored)
-    *documents, last = read(path, compression="gzip")
-    assert len(documents) <= len(LINES)
-    assert last.reason == Reason.UNREADABLE_INPUT
 
 
 def test_a_damaged_parquet_is_a_dead_letter(tmp_path: Path) -> None:
@@ -351,11 +299,10 @@ def test_tasks_cover_every_byte_once(tmp_path: Path) -> None:
     for name, num_bytes in sizes.items():
         (tmp_path / name).write_bytes(b"x" * num_bytes)
     tasks = plan_tasks(find_inputs([f"{tmp_path}/*"]), task_bytes=100)
-    pieces = [piece for task in tasks for piece in decode_task(task)]
     covered: dict[str, list[range]] = {}
-    for piece in pieces:
-        end = sizes[piece.source] if piece.end is None else piece.end
-        covered.setdefault(piece.source, []).append(range(piece.start, end))
+    for part in (part for task in tasks for part in decode_task(task)):
+        end = part.file.num_bytes if part.end is None else part.end
+        covered.setdefault(part.file.source, []).append(range(part.start, end))
     for name, num_bytes in sizes.items():
         assert [byte for part in covered[name] for byte in part] == list(range(num_bytes))
     small = [len(decode_task(task)) for task in tasks]
@@ -369,6 +316,7 @@ documents = st.builds(
     position=st.integers(0, 1 << 40),
     document_id=st.text(),
     text=st.binary(max_size=50),
+    metadata=st.tuples(st.text() | st.integers(-(1 << 63), (1 << 63) - 1) | st.none(), st.floats()),
     line=st.none() | st.integers(1, 1 << 40),
 )
 letters = st.builds(
@@ -382,63 +330,27 @@ letters = st.builds(
 )
 
 
-@given(outcomes=st.lists(documents | letters), num_buckets=st.integers(1, 5))
+taken = st.builds(
+    TakenId, source=st.just("s.tar"), position=st.integers(0, 9), document_id=st.text()
+)
+
+
+@given(records=st.lists(documents | letters) | st.lists(taken), num_buckets=st.integers(1, 5))
 @pytest.mark.parametrize("shuffle", ["files", "runner"])
-def test_blocks_carry_every_document(
+def test_blocks_carry_every_record(
     tmp_path_factory: pytest.TempPathFactory,
     shuffle: str,
-    outcomes: list[PlacedDocument | DeadLetter],
+    records: list[Record],
     num_buckets: int,
 ) -> None:
     store = BlockStore(shuffle, os.fspath(tmp_path_factory.getbasetemp()))  # type: ignore[arg-type]
-    elements = list(store.hand_over(pack_blocks(outcomes, num_buckets)))
+    elements = list(store.hand_over(pack_blocks(records, num_buckets)))
     assert all(0 <= bucket < num_buckets for bucket, _ in elements)
-    records = [r for b in store.fetch(e for _, e in elements) for r in unpack_block(b)]
-    carried = [
-        record.dead_letter()
-        if record.is_dead
-        else PlacedDocument(
-            record.source.decode(),
-            record.position,
-            record.document_id.decode(),
-            bytes(record.body),
-            line=record.line or None,
-        )
-        for record in records
-    ]
-    assert sorted(map(repr, carried)) == sorted(map(repr, outcomes))
+    carried = [r for b in store.fetch(e for _, e in elements) for r in unpack_block(b)]
+    assert sorted(map(repr, carried)) == sorted(map(repr, records))
 
 
-@pytest.fixture
-def few_open_files() -> Iterator[int]:
-    """Let this process have few more files open than it has; yield how many more."""
-    more = 64
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = {int(name) for name in os.listdir("/dev/fd")}
-    free = (number for number in count() if number not in taken)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, more, None)), limits[1]))
-    yield more
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_a_bucket_may_have_blocks_in_more_files_than_can_be_open(
-    tmp_path: Path, few_open_files: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks, "MOST_MAPPED_FILES", few_open_files // 2)
-    store = BlockStore("files", str(tmp_path))
-    for num_files in (few_open_files // 2, 2 * few_open_files):
-        documents = [PlacedDocument("a", n, str(n), b"%d" % n) for n in range(num_files)]
-        packed = [store.hand_over(pack_blocks([document], 1)) for document in documents]
-        held = list(store.fetch(element for task in packed for _, element in task))
-        texts = {bytes(record.body) for block in held for record in unpack_block(block)}
-        assert texts == {document.text for document in documents}
-
-
-@pytest.mark.parametrize("most_mapped_files", [0, 1])
-def test_a_cut_block_file_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_mapped_files: int
-) -> None:
-    monkeypatch.setattr(blocks, "MOST_MAPPED_FILES", most_mapped_files)
+def test_a_cut_block_file_is_an_error(tmp_path: Path) -> None:
     store = BlockStore("files", str(tmp_path))
     document = PlacedDocument("a", 0, "a", b"text")
     elements = [element for _, element in store.hand_over(pack_blocks([document], 1))]

@@ -10,9 +10,10 @@ import pytest
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
-from beam_jobs.remove import command as remove_module
-from beam_jobs.remove.command import RemoveOptions, main, remove
-from beam_jobs.remove.ids import find_documents, read_ids
+from beam_jobs.remove.command import main
+from beam_jobs.remove.ids import read_ids
+from beam_jobs.remove.options import RemoveOptions
+from beam_jobs.remove.removal import remove
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.validate.dataset import validate_dataset
@@ -239,21 +240,3 @@ def test_a_wrong_list_is_found(tmp_path: Path) -> None:
     assert [m.partition(":")[0] for m in messages()] == ["sha256"]
     (output / "removed-g001.parquet").unlink()
     assert [m.partition(":")[0] for m in messages()] == ["files"]
-
-
-def test_documents_are_found_in_shards(tmp_path: Path) -> None:
-    build_dataset(tmp_path / "a")
-    dataset = open_dataset(str(tmp_path / "a"))
-    found, unknown = find_documents(dataset, ["doc-0-9", "x", "doc-0-4"])
-    names = [
-        dataset.read_ids(shard).to_pylist()[document]
-        for shard, document in zip(found.shard.tolist(), found.document.tolist(), strict=True)
-    ]
-    assert set(names) == {"doc-0-9", "doc-0-4"}
-    assert unknown == ["x"]
-
-
-def test_the_command_is_registered() -> None:
-    from vocag_cli import COMMANDS
-
-    assert COMMANDS["remove"][0] == remove_module.__name__

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.report.page import OPEN_SHARDS, RunSummary, render_report
+from beam_jobs.report.page import OPEN_SHARDS, RunSummary, SideSummary, render_report
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.charts import NOT_DRAWN
 from pipeline.drawing.formatting import format_count
@@ -21,11 +21,8 @@ RUN = RunSummary(
     elapsed_seconds=125.0,
     input_bytes=8_388_608,
     num_input_files=3,
-    student_fast_path=True,
-    teacher_fast_path=False,
-    teacher_slow_reason="gigatoken can't read it",
-    student_reference_documents=17,
-    teacher_reference_documents=None,
+    student=SideSummary("<s> (1) before a text", reference_documents=17),
+    teacher=SideSummary("nothing before a text", "gigatoken can't read it", 9),
     reused_buckets=5,
     versions={"tokenizers": "0.23.3"},
 )
@@ -84,7 +81,7 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         "taken: proven exact on the probe texts",
         "not taken: gigatoken can't read it",
         "17",
-        "not counted in this run",
+        "<s> (1) before a text",
         "DirectRunner",
         "2 min 5 s",
         "3 files, 8.39 MB",
@@ -131,7 +128,8 @@ def test_hostile_text_stays_text(manifest: Manifest) -> None:
         dead_letters=DeadLetterRecord(HOSTILE, "0" * 64, 1, {HOSTILE: 1}),
         configuration={HOSTILE: [HOSTILE]},
     )
-    run = replace(RUN, runner=HOSTILE, teacher_slow_reason=HOSTILE, versions={HOSTILE: HOSTILE})
+    teacher = SideSummary(HOSTILE, HOSTILE)
+    run = replace(RUN, runner=HOSTILE, teacher=teacher, versions={HOSTILE: HOSTILE})
     html = render_report(hostile, run)
     usual = Page(render_report(manifest, RUN))
     page = Page(html)

@@ -1,21 +1,17 @@
 """A job that runs out of disk, of memory or of time going forward."""
 
-import os
 import re
-import resource
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from beam_jobs.align.command import align, main
-from beam_jobs.align.resources import (
-    estimate_disk,
-    estimate_memory,
-    require_address_space,
-)
+from beam_jobs.align.__main__ import main
+from beam_jobs.align.command import align
+from beam_jobs.align.resources import estimate_disk, estimate_memory
 from beam_jobs.errors import OptionsError
 from beam_jobs.shortages import explain_shortage
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
@@ -38,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
-        mount("-t", "tmpfs", "-o", "size=10m", "tmpfs", str(folder))
+        mount("-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder))
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("only root can mount a disk that is small enough to fill")
     yield folder
@@ -55,7 +51,7 @@ def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith(f"vocag align: the disk is full: {output}"), line
-    assert "the whole job needs about 11.1 MB" in line
+    assert re.search(r"the whole job needs about 4\.\d+ MB", line), line
     assert line.endswith("free some space; run the same command again to resume"), line
     mount("-o", "remount,size=64m", str(small_disk))
     assert main(arguments) == 0
@@ -72,21 +68,6 @@ def test_a_disk_that_is_far_too_small_is_refused_before_the_start(small_disk: Pa
 def test_disk_is_for_shards_texts_in_them_and_texts_on_their_way() -> None:
     assert estimate_disk(100, keep_text=False, shuffle="runner") == 300
     assert estimate_disk(100, keep_text=True, shuffle="files") == 500
-
-
-def test_a_limit_of_address_space_that_no_job_can_live_with_is_refused(tmp_path: Path) -> None:
-    program = (
-        "import resource, sys; from beam_jobs.align.command import main\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); sys.exit(main(sys.argv[1:]))"
-    )
-    arguments = command_line(align_options(reference_dataset()[0], tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "ulimit -v allows 1.00 GB of address space, and the job needs 1.57 GB" in done.stderr
-    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-        require_address_space()
 
 
 @pytest.mark.parametrize(
@@ -107,21 +88,13 @@ def test_shortages_are_told_from_other_failures(text: str, shortage: str | None)
     assert shortage in explained if explained and shortage else explained is shortage
 
 
-def test_a_clock_that_is_set_back_while_a_job_runs(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_while_a_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     corpus, reference = reference_dataset()
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "sitecustomize.py").write_text(
-        "import itertools, time\n"
-        "now, calls = time.time, itertools.count()\n"
-        "time.time = lambda: now() - 86400 * (next(calls) // 20)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "beam_jobs.align",
-         *command_line(align_options(corpus, tmp_path / "out"))],
-        env={**os.environ, "PYTHONPATH": f"{package}:{os.getcwd()}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"aligned 425 documents \(530 kB\) in [\d.]+ s: ", done.stdout), done.stdout
-    assert digests(tmp_path / "out") == digests(reference)
+    now, calls = time.time, count()
+    monkeypatch.setattr(time, "time", lambda: now() - 86400 * (next(calls) // 20))
+    assert main(command_line(align_options(corpus, tmp_path))) == 0
+    assert re.match(r"aligned 425 documents \(530 kB\) in [\d.]+ s: ", capsys.readouterr().out)
+    assert next(calls) > 20
+    assert digests(tmp_path) == digests(reference)

@@ -14,13 +14,22 @@ from beam_jobs.errors import OptionsError
 from beam_jobs.score.command import main
 from beam_jobs.score.options import parse_options
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import line_of
-from pipeline.scoring.sidecars import read_teacher_tokens
-from pipeline.scoring.stored_losses import find_scores, list_scores
+from pipeline.scoring.score_files import find_scores, list_scores
+from pipeline.scoring.sidecars import ShardToScore
 from schemas.sidecar import EngineRecord, decode_sidecar
 from tests.support.completions_server import MODEL, CompletionsServer, off, right, serve
-from tests.support.scored_data import SEQ_LENGTH, run_score, sidecars, write_world
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    run_score,
+    score_arguments,
+    sidecars,
+    write_world,
+)
 
 
 @pytest.fixture
@@ -62,10 +71,10 @@ def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_the
     before = sidecars(world)
     assert main(served(world, server)) == 0
     shown = capsys.readouterr().out
-    assert "1 of 1 servers answer: vllm 0.20.2" in shown
+    assert "1 servers answer: vllm 0.20.2" in shown
     engine = r"engine +float32, by openai \(vllm 0.20.2, quantization none\); "
     assert re.search(engine + r"\d+ requests, 0 of them asked again\n", shown)
-    assert "FLOP/s" not in shown.partition("1 of 1 servers")[2]
+    assert "FLOP/s" not in shown.partition("1 servers")[2]
     assert before.items() < sidecars(world).items()
     losses = losses_by_engine(world)
     np.testing.assert_allclose(losses["openai"], losses["transformers"], rtol=1e-3, atol=1e-4)
@@ -73,8 +82,8 @@ def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_the
     assert record == EngineRecord("openai", "vllm", "0.20.2", "none", MODEL, "name")
 
 
-def test_another_version_or_quantization_is_another_teacher(
-    world: Path, server: CompletionsServer
+def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
+    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(served(world, server)) == 0
     server.version = "0.21.0"
@@ -83,6 +92,13 @@ def test_another_version_or_quantization_is_another_teacher(
     assert main(served(world, server, "--teacher", str(world / "teacher"))) == 0
     found = [s.manifest.rule.engine for s in list_scores(str(world / "data"))]
     assert len({(e.version, e.quantization, e.weights_of) for e in found if e}) == 4
+    build_dataset(world / "new", make_texts(40))
+    reuse = [*score_arguments(world)[1:], "--reuse", str(world / "data")]
+    capsys.readouterr()
+    assert main([str(world / "new"), *reuse]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"engine is \{.*'weights_of': 'files'\} there and None here;", shown)
+    assert "reused          0 documents, the other 40 computed" in shown
 
 
 def test_a_server_that_dies_ends_the_job_and_a_re_run_goes_on(
@@ -134,13 +150,13 @@ def wrong_about_a_shard(
     world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch, shard: int
 ) -> None:
     """Let a server be 3 nats off about one shard's pieces, and right about any other's."""
-    dataset = open_dataset(str(world / "data"))
-    rule = ContextRule.of_dataset(dataset.manifest, seq_length=SEQ_LENGTH)
+    dataset = open_dataset(world / "data")
+    rule = ContextRule.of_rows(PackingRules.of_dataset(dataset.manifest, seq_length=SEQ_LENGTH))
 
     def prompts(number: int) -> set[tuple[int, ...]]:
-        index = dataset.read_index(number, with_names=True)
-        tokens, pieces = read_teacher_tokens(dataset, number, index), rule.pieces(index)
-        lines = (line_of(tokens, pieces, piece, rule) for piece in range(len(pieces)))
+        part = ShardToScore.open(select_documents(dataset), number, rule)
+        tokens = part.read_tokens()
+        lines = (line_of(tokens, part.pieces, n, rule) for n in range(len(part.pieces)))
         return {tuple(line.input_ids.tolist()) for line in lines}
 
     own = prompts(shard).difference(*map(prompts, {0, 1, 2} - {shard}))
@@ -195,24 +211,23 @@ def test_a_shard_whose_text_is_unlike_the_rest_is_accepted_when_it_comes_out_the
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "openai"], "--engine openai needs --endpoint, --model and --quantization"),
-        (["--model", "m", "--teacher", "t"], "--model is of no use with --engine transformers"),
-        ([], "--teacher is missing"),
+        (
+            ["--engine", "openai"],
+            "--engine openai needs --endpoint, --model, --dtype and --quantization",
+        ),
+        (["--model", "m", "--teacher", "t"], "--model is of use with --engine openai"),
         (["--teacher", "t", "--concurrency", "0"], "--concurrency 0 is below 1"),
         (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is no positive number"),
     ],
 )
 def test_engine_options_that_don_t_fit_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(OptionsError, match=message):
+    with pytest.raises((OptionsError, ValueError), match=message):
         parse_options(["out", "--seq-length", "64", *arguments])
 
 
 def test_what_a_server_does_not_tell_must_be_stated(
     world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_dtype = [a for a in served(world, server) if a not in ("--dtype", "float32")]
-    assert main(without_dtype) == 2
-    assert "--engine openai needs --dtype" in capsys.readouterr().err
     assert main(served(world, server, "--engine-version", "1.0")) == 2
     assert "--engine-version 1.0, but" in capsys.readouterr().err
     server.get = lambda path: 404 if "version" in path else CompletionsServer.get(server, path)  # type: ignore[method-assign]

@@ -1,31 +1,42 @@
 """The score job: the same sidecars whatever happens, and errors that say what to do."""
 
-import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load
 
+from beam_jobs import shortages
 from beam_jobs.errors import OptionsError
-from beam_jobs.score import steps as scoring
 from beam_jobs.score.command import main
-from beam_jobs.score.job import score
-from beam_jobs.score.options import ScoreOptions, parse_options
+from beam_jobs.score.options import parse_options
+from beam_jobs.score.summary import estimate_disk
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.models.teacher_files import find_teacher
-from schemas.errors import ForeignTokenizerError
+from pipeline.scoring.sidecars import ShardToScore
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
-from schemas.sidecar import decode_score_manifest, decode_sidecar
-from tests.support.datasets import byte_level
+from schemas.sidecar import ScoreManifest, decode_score_manifest, decode_sidecar
+from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model
-from tests.support.scored_data import run_score, score_arguments, sidecars, write_world
-from vocag_cli import COMMANDS
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    online_losses,
+    run_score,
+    score_arguments,
+    sidecars,
+    write_world,
+)
 
 KILLED_AFTER = """
 import os, signal, sys
@@ -42,18 +53,33 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def scored(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scored") / "world"
+    shutil.copytree(plain, root)
+    run_score(root)
+    return root
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Path:
-    return write_world(tmp_path)
+def world(plain: Path, tmp_path: Path) -> Path:
+    """A world of its own, to score and to damage."""
+    shutil.copytree(plain, tmp_path / "world")
+    return tmp_path / "world"
 
 
-def manifest_of(world: Path) -> Path:
+def scores_of(world: Path) -> ScoreManifest:
     (path,) = (world / "data").glob("teacher-*.json")
-    return path
+    return decode_score_manifest(path.read_bytes(), where="")
 
 
 def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path: path.read_bytes() for path in (world / "data").glob("*") if path.is_file()}
     run_score(world)
@@ -62,87 +88,72 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     assert re.search(r"\d+ documents split\n .* 3, .* bytes a teacher token\n", shown)
     assert re.search(r"padding +[0-4]\.\d+ %\n", shown)
     assert "FLOP/s that plain matrix products reach here (float32)" in shown
-    path = manifest_of(world)
-    scores = decode_score_manifest(path.read_bytes(), where="")
+    scores = scores_of(world)
     for record in scores.sidecars:
         data = (world / "data" / record.file).read_bytes()
         losses = decode_sidecar(data, where=record.file)
+        tar = (world / "data" / record.shard).read_bytes()
         assert (len(data), sha256(data).hexdigest()) == (record.num_bytes, record.sha256)
         assert losses.teacher == scores.rule.fingerprint
-        assert (
-            losses.shard_sha256 == sha256((world / "data" / record.shard).read_bytes()).hexdigest()
-        )
+        assert losses.shard_sha256 == sha256(tar).hexdigest()
         assert len(losses.losses) == losses.starts[-1] == record.num_tokens == record.num_losses
         assert np.isclose(record.loss_sum, losses.losses.astype(float).sum())
         np.testing.assert_array_equal(load(data)["losses"], losses.losses)
-    after = {path: path.read_bytes() for path in before}
-    assert after == before
+    assert {path: path.read_bytes() for path in before} == before
     new = {path.name for path in (world / "data").iterdir()} - {path.name for path in before}
-    assert new == {record.file for record in scores.sidecars} | {path.name, "tokenizers"}
-
-
-def test_a_finished_run_is_not_done_again(
-    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_score(world)
-    before = sidecars(world)
-    monkeypatch.setattr(scoring, "score_shard", None)  # raises where it is called
+    manifest = f"teacher-{scores.rule.fingerprint[:16]}.json"
+    assert new == {record.file for record in scores.sidecars} | {manifest, "tokenizers"}
+    written = sidecars(world)
+    monkeypatch.setattr("beam_jobs.score.steps.score_shard", None)  # raises where it is called
     run_score(world)
     assert "is finished: the same teacher, rule and data made it" in capsys.readouterr().out
-    assert sidecars(world) == before
+    assert sidecars(world) == written
 
 
-def test_the_dtype_is_tried_and_stays(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [a for a in score_arguments(world) if a not in ("--dtype", "float32")]
-    assert main(arguments) == 0
-    dtype, speedup = re.findall(
-        r"scoring in (\w+): this CPU multiplies in bfloat16 ([\d.]+) x as fast as in float32;",
-        capsys.readouterr().out,
-    )[0]
-    assert dtype == ("bfloat16" if float(speedup) >= 1.2 else "float32")
-    assert decode_score_manifest(manifest_of(world).read_bytes(), where="").rule.dtype == dtype
-    manifest_of(world).unlink()
-    run_score(world, "--dtype", "float32" if dtype == "bfloat16" else "bfloat16")
-    capsys.readouterr()
-    assert main(arguments) == 0
-    assert "is finished: the same teacher" in capsys.readouterr().out, "whatever a trial says"
+def test_the_estimate_of_disk_is_that_of_the_files_that_are_not_there(
+    plain: Path, scored: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores, shards = scores_of(scored), open_dataset(scored / "data").manifest.shards
+    teacher = scores.rule.fingerprint
+    whole = estimate_disk(str(plain / "data"), shards, teacher)
+    written = sum(len(data) for data in sidecars(scored).values())
+    assert abs(whole - written) < 100 * len(shards)
+    assert estimate_disk(str(scored / "data"), shards, teacher) == 0
+    before = sorted(path.name for path in (plain / "data").iterdir())
+    assert main(score_arguments(plain, "--dry-run")) == 0
+    shown = capsys.readouterr().out
+    for told in ("nothing was written", "3 shards", "0 sidecars there", " are free at "):
+        assert told in shown
+    monkeypatch.setattr(shortages, "free_bytes", lambda folder: 1000)
+    assert main(score_arguments(plain)) == 2
+    assert "has 1.00 kB of free disk, and the job will need about" in capsys.readouterr().err
+    assert sorted(path.name for path in (plain / "data").iterdir()) == before
 
 
 def test_a_few_documents_say_what_all_would_take(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    scored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sorted(path.name for path in (world / "data").iterdir())
-    run_score(world, "--limit", "15")
+    before = sorted(path.name for path in (scored / "data").iterdir())
+    run_score(scored, "--limit", "15")
     shown = capsys.readouterr().out
-    mean = float(
-        re.findall(r"tried 15 documents, .* \(float32\), mean loss ([\d.]+) nats", shown)[0]
-    )
+    told = re.findall(r"tried 15 documents, .* \(float32\), mean loss ([\d.]+) nats", shown)
     assert "nothing was written: leave out --limit to score them" in shown
-    assert sorted(path.name for path in (world / "data").iterdir()) == before
-    run_score(world)
-    scores = decode_score_manifest(manifest_of(world).read_bytes(), where="")
-    losses: list[float] = []
-    documents = 0
-    for record in scores.sidecars:
-        data = (world / "data" / record.file).read_bytes()
+    assert sorted(path.name for path in (scored / "data").iterdir()) == before
+    losses: list[np.ndarray] = []
+    for record in scores_of(scored).sidecars:
+        data = (scored / "data" / record.file).read_bytes()
         sidecar = decode_sidecar(data, where=record.file)
-        for start, stop in zip(sidecar.starts[:-1], sidecar.starts[1:], strict=True):
-            if documents < 15:
-                losses += sidecar.losses[start:stop].astype(float).tolist()
-            documents += 1
-    assert documents == 40
-    assert mean == pytest.approx(np.nanmean(losses), abs=2e-3)
-    with pytest.raises(OptionsError, match="--limit 0 is below 1 document"):
-        parse_options(score_arguments(world, "--limit", "0"))
+        losses += np.split(sidecar.losses.astype(float), sidecar.starts[1:-1])
+    assert len(losses) == 40
+    assert float(told[0]) == pytest.approx(np.nanmean(np.concatenate(losses[:15])), abs=2e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [3, 5])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(world: Path, call: int) -> None:
-    run_score(world)
-    reference = sidecars(world)
-    for name in reference:
-        (world / "data" / name).unlink()
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(
+    world: Path, scored: Path, call: int
+) -> None:
+    reference = sidecars_but_paths(scored)
     command = [sys.executable, "-c", KILLED_AFTER.format(call=call), *score_arguments(world)]
     killed = subprocess.run(command, env=os.environ, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -150,124 +161,154 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(world: Path, call: int) -
     assert len(left) == min(call - 1, 3)
     assert left.items() <= reference.items()
     run_score(world)
-    assert sidecars(world) == reference
+    assert sidecars_but_paths(world) == reference
     assert not list((world / "data").glob(".vocag-*"))
 
 
+@pytest.mark.slow
+def test_two_processes_write_the_same_bytes(world: Path, scored: Path) -> None:
+    arguments = score_arguments(world, "--workers", "2")
+    command = [sys.executable, "-m", "beam_jobs.score", *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert sidecars_but_paths(world) == sidecars_but_paths(scored)
+
+
+def sidecars_but_paths(world: Path) -> dict[str, bytes]:
+    """Return what scoring wrote; the score manifest names the teacher's folder."""
+    return {name: data.replace(str(world).encode(), b"") for name, data in sidecars(world).items()}
+
+
 def test_shards_that_an_earlier_run_has_scored_are_taken_over(
-    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scored: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_score(world)
+    world = tmp_path / "world"
+    shutil.copytree(scored, world)
     reference = sidecars(world)
     names = [name for name in reference if name.endswith(".safetensors")]
-    manifest_of(world).unlink()
+    next((world / "data").glob("teacher-*.json")).unlink()
     cut, foreign = (world / "data" / name for name in names[:2])
     cut.write_bytes(reference[names[0]][:-9])
     foreign.write_bytes(reference[names[2]])  # of another shard
-    read = []
-    original = scoring.read_teacher_tokens
+    read: list[int] = []
+    original = ShardToScore.read_tokens
     monkeypatch.setattr(
-        scoring, "read_teacher_tokens", lambda *a, **k: read.append(a[1]) or original(*a, **k)
+        ShardToScore, "read_tokens", lambda shard: read.append(shard.number) or original(shard)
     )
     run_score(world)
     assert sorted(read) == [0, 1]
     assert "resumed         1 shards were taken over" in capsys.readouterr().out
-    assert sidecars(world) == reference
+    assert sidecars_but_paths(world) == sidecars_but_paths(scored)
 
 
-@pytest.mark.slow
-def test_two_processes_write_the_same_bytes(world: Path) -> None:
-    run_score(world)
-    reference = sidecars(world)
-    for name in reference:
-        (world / "data" / name).unlink()
-    workers = ("--workers", "2")
-    command = [sys.executable, "-m", "beam_jobs.score", *score_arguments(world, *workers)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert sidecars(world) == reference
-
-
-def test_teachers_and_rules_stand_side_by_side(world: Path) -> None:
+def test_teachers_and_rules_lie_side_by_side(scored: Path, tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    shutil.copytree(scored, world)
     write_model(world / "other", byte_level(480), seed=5)
-    run_score(world)
     run_score(world, "--teacher", str(world / "other"))
-    run_score(world, seq_length=128)
-    run_score(world, "--dtype", "bfloat16")
-    run_score(world, "--stride", "30", "--teacher-seq-length", "60", seq_length=None)
-    assert len(sidecars(world)) == 5 * 4
-    contexts = [
-        json.loads(path.read_text())["sidecars"][0]["context_sha256"]
+    run_score(world, "--dtype", "bfloat16", seq_length=128)
+    found = [
+        decode_score_manifest(path.read_bytes(), where="")
         for path in (world / "data").glob("teacher-*.json")
     ]
-    assert len(set(contexts)) == 3
+    assert sorted(scores.rule.dtype for scores in found) == ["bfloat16", "float32", "float32"]
+    assert len({scores.sidecars[0].context_sha256 for scores in found}) == 2
 
 
-def test_a_teacher_that_guesses_stops_the_job(
-    world: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("damage", ["teacher", "document"])
+def test_a_teacher_that_guesses_and_a_damaged_document_stop_the_job(
+    world: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [a for a in score_arguments(world) if a != "--allow-untrained-teacher"]
+    arguments = score_arguments(world)
+    if damage == "teacher":
+        arguments.remove("--allow-untrained-teacher")
+        message = r"mean loss on a plain English text is 6\..*chance is 6\.17: its weights did not"
+    else:
+        tar = sorted((world / "data").glob("*.tar"))[1]
+        data = bytearray(tar.read_bytes())
+        data[5000] ^= 255
+        tar.write_bytes(data)
+        message = r"sample \w{32} in shard docs-000001-of-000003.tar has CRC-32"
     assert main(arguments) == 1
-    message = capsys.readouterr().err
-    assert "mean loss on a plain English text is 6." in message
-    assert "chance is 6.17: its weights did not load" in message
-    assert not sidecars(world)
-
-
-def test_a_damaged_document_stops_the_job_by_name(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tar = sorted((world / "data").glob("*.tar"))[1]
-    data = bytearray(tar.read_bytes())
-    data[5000] ^= 255
-    tar.write_bytes(data)
-    assert main(score_arguments(world)) == 1
-    assert re.search(r"sample \w{32} in shard docs-000001-of-000003.tar has CRC-32",
-                     capsys.readouterr().err)  # fmt: skip
+    assert re.search(message, capsys.readouterr().err)
     assert not list((world / "data").glob("teacher-*.json"))
 
 
-def test_another_teacher_s_tokens_are_refused(world: Path, tmp_path: Path) -> None:
-    options = ScoreOptions(str(world / "data"), str(world / "student"), seq_length=64)
-    with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
-        score(options)
-
-
-def test_a_folder_without_a_dataset_or_a_model_is_refused(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_can_t_be_scored_or_scored_with_is_refused(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no config.json with \*.safetensors"):
         find_teacher(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"no such folder or .gguf file, and no Hugging Face"):
         find_teacher("nowhere.gguf")
-    assert main([str(tmp_path / "empty"), "--teacher", "t", "--seq-length", "64"]) == 2
-    assert f"{MANIFEST_FILE} does not exist" in capsys.readouterr().err
-    assert main(score_arguments(world, "--studnet=x")) == 2
-    assert "neither score nor Beam knows --studnet=x" in capsys.readouterr().err
+    for arguments, message in [
+        ([str(tmp_path / "empty"), "--teacher", "t", "--seq-length", "64"], MANIFEST_FILE),
+        (score_arguments(plain, "--studnet=x"), "neither score nor Beam knows --studnet=x"),
+        (score_arguments(plain, "--teacher", str(plain / "student")), "is not the dataset's"),
+    ]:
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --seq-length, .* or --stride"),
-        (["--seq-length", "64", "--stride", "8"], "one of the two"),
-        (["--stride", "8"], "--stride 8 needs --teacher-seq-length"),
-        (["--seq-length", "64", "--threads", "-1"], "--threads -1 is below 0"),
+        ([], "--teacher is required"),
+        (["--teacher", "t", "--threads", "-1"], "--threads -1 is below 0"),
+        (["--teacher", "t", "--limit", "0"], "--limit 0 is below 1 document"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(OptionsError, match=message):
-        parse_options(["out", "--teacher", "t", *arguments])
+def test_options_that_can_t_be_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises((OptionsError, ValueError), match=message):
+        parse_options(["out", "--seq-length", "64", *arguments])
 
 
-def test_a_stride_without_overlap_is_refused(world: Path) -> None:
-    options = ScoreOptions(
-        str(world / "data"), str(world / "teacher"), teacher_seq_length=64, stride=64
+def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the launcher, and by the worker, which is in the same process here."""
+    build_dataset(world / "more", make_texts(12, seed=3))
+    file = world / "mixture.toml"
+    file.write_text(
+        '[datasets.data]\npath = "data"\n[datasets.more]\npath = "more"\nmax_epochs = 2\n'
+        "[[stages]]\nweights = { data = 0.5, more = 0.5 }\n"
     )
-    with pytest.raises(OptionsError, match=r"stride 64 is not in 1 … 62: windows of 64 tokens"):
-        score(options)
+    read: Counter[str] = Counter()
+    read_index, read_file = Dataset.index_bytes, Path.read_bytes
 
+    def count_manifest(url: str) -> bytes:
+        read[url.removeprefix(f"{world}/")] += 1
+        return read_file(Path(url))
 
-def test_vocag_score_is_a_command() -> None:
-    assert COMMANDS["score"][:2] == ("beam_jobs.score.command", "beam,hf")
+    def count_index(dataset: Dataset, number: int) -> bytes:
+        read[f"{dataset.location.removeprefix(f'{world}/')} {number}"] += 1
+        return read_index(dataset, number)
+
+    monkeypatch.setattr("pipeline.dataset.reading.read_whole", count_manifest)
+    monkeypatch.setattr(Dataset, "index_bytes", count_index)
+    arguments = [str(file), *score_arguments(world)[1:]]
+    assert main(arguments) == 0
+    indices = {f"data {number}": 1 for number in range(3)} | {"more 0": 1, "more 1": 1, "more 2": 1}
+    assert read == {"data/manifest.json": 2, "more/manifest.json": 2} | indices
+    read.clear()
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.count("is finished: the same teacher") == 2
+    assert read == {"data/manifest.json": 1, "more/manifest.json": 1}
+    monkeypatch.undo()
+
+    config = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
+    batch = AlignedRows(config).__getitems__(range(24))
+    assert set(batch["source"].tolist()) == {0, 1}
+    stored, online = batch["teacher_losses"], online_losses(world / "teacher", batch)
+    has_loss = batch.teacher_has_loss
+    assert int(has_loss.sum()) > 500
+    torch.testing.assert_close(stored[has_loss], online[has_loss], rtol=2**-10, atol=1e-4)
+
+    next((world / "more").glob("teacher-*.json")).unlink()
+    assert main([str(world / "more"), *score_arguments(world, "--dtype", "bfloat16")[1:]]) == 0
+    with pytest.raises(ForeignLossesError, match=r'losses of "more" and of "data" are of two teac'):
+        AlignedRows(config)

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from beam_jobs.running.run_options import RunOptions
 from beam_jobs.score import reuse as reusing
 from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import Scorer
-from pipeline.scoring.sidecars import read_teacher_tokens
-from pipeline.scoring.stored_losses import list_scores
+from pipeline.scoring.known_losses import ScoredShard
+from pipeline.scoring.score_files import list_scores
+from pipeline.scoring.sidecars import ShardToScore
 from schemas.errors import DamagedShardError
 from schemas.sidecar import decode_sidecar
 from tests.support.datasets import build_dataset, byte_level, make_texts, remove_documents
@@ -70,16 +73,14 @@ def seen(folder: Path) -> Counter[tuple[Any, ...]]:
     (scores,) = list_scores(str(folder))
     rule = ContextRule.from_json(scores.manifest.rule.context)
     for number, record in enumerate(scores.manifest.sidecars):
-        index = dataset.read_index(number, with_names=True)
-        tokens, pieces = read_teacher_tokens(dataset, number, index), rule.pieces(index)
-        sidecar = decode_sidecar((folder / record.file).read_bytes(), where="")
-        for document, (start, stop) in enumerate(
-            zip(tokens.starts, tokens.starts[1:], strict=False)
-        ):
-            own = pieces.of_documents(np.arange(len(index)) == document)
-            cuts = [getattr(own, name).tolist() for name in ("start", "scored_from", "stop")]
+        shard = ShardToScore.open(select_documents(dataset), number, rule)
+        tokens = shard.read_tokens()
+        losses = decode_sidecar((folder / record.file).read_bytes(), where="").losses
+        for document, (start, stop) in enumerate(pairwise(tokens.starts)):
+            own = shard.pieces.of_documents(np.arange(len(shard.index)) == document)
+            cuts = (own.start.tolist(), own.stop.tolist(), own.continues.tolist())
             ids = tuple(tokens.input_ids[start:stop].tolist())
-            found[ids, str([*cuts, own.continues]), sidecar.losses[start:stop].tobytes()] += 1
+            found[ids, str(cuts), losses[start:stop].tobytes()] += 1
     return found
 
 
@@ -118,6 +119,8 @@ def test_with_batches_reused_losses_are_the_old_bytes_and_the_rest_is_rounded_al
         build_dataset(old / name, texts, num_shards=1)
     assert main([str(old / "fresh"), *score_arguments(old)[1:]]) == 0
     capsys.readouterr()
+    reuse(old, old / "new", "--dry-run")
+    assert re.search(r"24 documents with .* tokens; 8 documents with .*", capsys.readouterr().out)
     reuse(old, old / "new")
     assert told(capsys) == (24, 8)
     assert seen(old / "data") <= seen(old / "new")
@@ -129,12 +132,21 @@ def test_with_batches_reused_losses_are_the_old_bytes_and_the_rest_is_rounded_al
 
 
 def test_a_dataset_written_anew_costs_no_teacher_pass(
-    old: Path, capsys: pytest.CaptureFixture[str]
+    old: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The teacher isn't even loaded, and a dry run tells so."""
     remove_documents(old / "data", TEXTS[3][0])
     new = old / "new"
     given = (str(old / "data"),)
     align(AlignOptions(input=given, output=str(new), run=RunOptions(quiet=True)))
+    monkeypatch.setattr("pipeline.scoring.engines.transformers.load_scorer", None)
+    before = sorted(path.name for path in new.iterdir())
+    capsys.readouterr()
+    reuse(old, new, "--dry-run")
+    num_tokens = open_dataset(new).manifest.totals["num_teacher_tokens"]
+    told_first = rf"reused +23 documents with {num_tokens:,} teacher tokens; 0 documents with 0 to"
+    assert re.search(told_first, capsys.readouterr().out)
+    assert sorted(path.name for path in new.iterdir()) == before
     reuse(old, new)
     assert told(capsys) == (23, 0)
     assert not seen(new) - seen(old / "data")
@@ -162,7 +174,7 @@ def test_another_teacher_dtype_or_context_is_not_reused(
     assert re.search(reason, shown)
 
 
-def test_a_short_document_is_the_same_in_longer_rows_and_in_windows(
+def test_a_short_document_is_the_same_in_longer_rows(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_dataset(old / "new", TEXTS)
@@ -222,25 +234,34 @@ def test_a_resumed_job_lists_once_and_altered_losses_stop_it(
     rule, quiet = scores.manifest.rule, RunOptions(quiet=True)
     folder = old / "run"
     folder.mkdir()
-    assert reusing.list_reusable((str(old / "data"),), rule, str(folder), quiet)
+    shards = reusing.find_reusable((str(old / "data"),), rule, quiet)
+    reusing.save_reusable(shards, str(folder), quiet)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr(reusing, "list_known", None)  # raises where it is called
-    assert reusing.list_reusable((str(old / "data"),), rule, str(folder), quiet)
+    monkeypatch.setattr(ScoredShard, "list_documents", None)  # raises where it is called
+    reusing.save_reusable(shards, str(folder), quiet)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
-    dataset, context = open_dataset(old / "data"), ContextRule.from_json(rule.context)
-    index = dataset.read_index(0, with_names=True)
-    given = (read_teacher_tokens(dataset, 0, index), context.pieces(index), context)
-    assert reusing.open_reusable(str(folder)).find(*given).documents.all()
+    context = ContextRule.from_json(rule.context)
+    shard = ShardToScore.open(select_documents(open_dataset(old / "data")), 0, context)
+    tokens = shard.read_tokens()
+
+    def read() -> Any:
+        known = reusing.open_reusable(str(folder))
+        found = known.find(tokens, shard.pieces, context)
+        assert (found >= 0).all()
+        return known.read(found, tokens.starts)
+
+    assert not np.isnan(read()).any()
     path = old / "data" / scores.manifest.sidecars[0].file
     data = path.read_bytes()
-    path.write_bytes(data[:-2] + bytes(2))
-    with pytest.raises(DamagedShardError, match="altered since its losses were listed"):
-        reusing.open_reusable(str(folder)).find(*given)
-    for content in (data[:-2], b""):
+    for content, message in [
+        (data[:-2] + bytes(2), "altered since its losses were listed"),
+        (data[:-2], "is not the sidecar that its score manifest"),
+        (b"", "is not the sidecar that its score manifest"),
+    ]:
         path.write_bytes(content)
-        with pytest.raises(DamagedShardError, match="is not the sidecar that its score manifest"):
-            reusing.open_reusable(str(folder)).find(*given)
+        with pytest.raises(DamagedShardError, match=message):
+            read()
     path.unlink()
     with pytest.raises(DamagedShardError, match="is missing"):
-        reusing.open_reusable(str(folder)).find(*given)
+        read()

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from beam_jobs.remove.command import RemoveOptions, remove
+from beam_jobs.remove.options import RemoveOptions
+from beam_jobs.remove.removal import remove
 from beam_jobs.score.command import main
 from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
-from pipeline.scoring.stored_losses import ScoreFiles, find_scores, list_scores
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.scoring.score_files import ScoreFiles, find_scores, list_scores
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.errors import ForeignLossesError
 from tests.pipeline.dataset.test_selection import METADATA, values
@@ -45,7 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_part(world: Path, where: str = WHERE) -> AlignedRows:
     return AlignedRows(
         StreamConfig(
-            path=str(world / "data"), seq_length=SEQ_LENGTH, stored_losses="teacher", where=where
+            Reading(str(world / "data"), where), seq_length=SEQ_LENGTH, stored_losses="teacher"
         )
     )
 
@@ -143,7 +144,7 @@ def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_p
     assert of_part.teacher_rule == part.manifest.rule
     of_whole = AlignedRows(
         StreamConfig(
-            path=str(world / "data"), seq_length=SEQ_LENGTH, stored_losses=whole.path, where=WHERE
+            Reading(str(world / "data"), WHERE), seq_length=SEQ_LENGTH, stored_losses=whole.path
         )
     )
     places = range(len(of_part))
@@ -185,7 +186,9 @@ def test_a_mixtures_datasets_are_scored_by_their_conditions(
     assert main([str(file), *arguments, "--where", "good"]) == 2
     assert 'give its datasets a "where" there' in capsys.readouterr().err
     assert main([str(file), *arguments]) == 0
-    rows = AlignedRows(StreamConfig(path=str(file), seq_length=SEQ_LENGTH, stored_losses="teacher"))
+    rows = AlignedRows(
+        StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
+    )
     batch = rows.__getitems__(range(12))
     assert set(batch["source"].tolist()) == {0, 1}
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()

@@ -26,7 +26,7 @@ def test_a_proven_tokenizer_tries_nothing_and_gives_the_same(
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-def test_a_worker_with_other_libraries_proves_the_fast_path_again(
+def test_a_worker_takes_the_launchers_word_unless_it_has_other_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / Path(TEACHER).name)
@@ -36,22 +36,13 @@ def test_a_worker_with_other_libraries_proves_the_fast_path_again(
         Tokenizer, "check_fast_path", lambda tokenizer, texts: checked.append(tokenizer.sha256)
     )
     monkeypatch.setattr(tokenizer_files, "_loaded", {})
-    load_stored(stored)
-    assert checked == []
     load_stored(replace(stored, versions=("0.1", *stored.versions[1:])))
     assert checked == [stored.sha256]
-
-
-def test_a_worker_gets_the_differing_characters_from_the_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / Path(TEACHER).name)
-    stored = store_tokenizer(load_tokenizer(TEACHER), path, scratch=str(tmp_path))
     # Fails where it is called.
     monkeypatch.setattr("pipeline.tokenization.tokenizer.differing_characters", None)
-    monkeypatch.setattr(tokenizer_files, "_loaded", {})
     told = replace(stored, differing=((0xE9, 0xEA),))
     worker = load_stored(told)
+    assert checked == [stored.sha256]
     assert worker.differing.ranges == told.differing
     worker.tokenize_batch(["é".encode(), "ü".encode()])
     assert worker.num_reference_documents == 1

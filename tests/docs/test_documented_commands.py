@@ -1,4 +1,4 @@
-"""Every `vocag align` command that the documents show is one that the program accepts."""
+"""The program accepts every `vocag align` and `vocag train` that the documents show."""
 
 import re
 import shlex
@@ -13,46 +13,34 @@ from pipeline.training.options import parse_config
 ROOT = Path(__file__).parents[2]
 
 
-def commands() -> list[tuple[str, str]]:
-    found = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for block in re.findall(r"```bash\n(.*?)```", path.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.startswith("vocag align"):
-                    found.append((path.name, line))
-    return found
-
-
-def train_commands() -> list[str]:
+def documented(command: str) -> list[str]:
+    """Every command line of README and docs that begins so, on one line each."""
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    return [
-        line.removeprefix("$ ") for line in re.findall(r"^(?:\$ )?vocag train --.+", text, re.M)
-    ]
+    text = "\n".join(page.read_text("utf-8") for page in pages).replace("\\\n", " ")
+    return re.findall(rf"^(?:\$ )?({command} +--.+)", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", train_commands())
+TRAININGS, ALIGNMENTS = documented("vocag train"), documented("vocag align")
+
+
+@pytest.mark.parametrize("line", TRAININGS)
 def test_a_documented_training_is_accepted(line: str) -> None:
     arguments = shlex.split(line.replace("…", ""), comments=True)[2:]
     if "--output" not in arguments:
         assert "…" in line
         arguments += ["--student", "s", "--output", "o"]
-    assert parse_config(arguments).data in ("aligned", "mixture.toml")
+    assert parse_config(arguments).data.path in ("aligned", "mixture.toml")
 
 
-def test_documents_show_trainings() -> None:
-    assert len(train_commands()) >= 4
-
-
-def test_documents_show_commands_for_every_runner() -> None:
-    text = " ".join(line for _, line in commands())
-    for runner in ("DataflowRunner", "FlinkRunner", "DaskRunner"):
-        assert runner in text
-
-
-@pytest.mark.parametrize(("file", "line"), commands())
-def test_a_documented_command_is_accepted(file: str, line: str) -> None:
+@pytest.mark.parametrize("line", ALIGNMENTS)
+def test_a_documented_alignment_is_accepted(line: str) -> None:
     options = parse_options(shlex.split(line)[2:])
     beam = make_beam_options(options.beam_arguments)  # refuses what Beam does not know
     named = re.search(r"--runner\s+(\S+)", line)
     assert beam.get_all_options(drop_default=True).get("runner") == (named and named[1])
+
+
+def test_documents_show_trainings_and_every_runner() -> None:
+    assert len(TRAININGS) >= 4
+    for runner in ("DataflowRunner", "FlinkRunner", "DaskRunner"):
+        assert runner in " ".join(ALIGNMENTS)

@@ -1,14 +1,10 @@
 """Held-out text is not in the training text, not even in parts."""
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-
 from hold_out import group_documents, hold_out
 
 

@@ -3,20 +3,12 @@
 import json
 import math
 import random
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-
-from pipeline.models.hf_models import load_language_model
-from tests.support.datasets import byte_level
-from tests.support.hf_folders import write_model
-
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-
 from prove.arms import SCALES
 from prove.clearing import without_overlap
 from prove.corpus import NOISE_SHARE, Document, with_noise
@@ -25,6 +17,10 @@ from prove.measure import cut_pieces, measure
 from prove.noise import KINDS
 from prove.recipe import Experiment, choose_rates, run, search_rates
 from prove.table import Runs, better, paired, verdicts
+
+from pipeline.models.hf_models import load_language_model
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from prove.arms import SCALES, arms_of
+from prove.collect import command_lines, thinned_logs
+from prove.commands import Command, only_one, perform
+from prove.compute import equal_steps, read_weights, training_cost
+from prove.recipe import Experiment, stages, steps_of, write_costs
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -17,13 +22,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-
-from prove.arms import SCALES, arms_of
-from prove.collect import command_lines, thinned_logs
-from prove.commands import Command, only_one, perform
-from prove.compute import equal_steps, read_weights, training_cost
-from prove.recipe import Experiment, stages, steps_of, write_costs
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def _writes(name: str, *, needs: Path | None = None, fails: bool = False) -> Command:
@@ -45,8 +44,14 @@ def test_commands_run_once_and_in_their_chains_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     needed = tmp_path / "done" / "a" / "first.json"
-    chains = [[_writes("a/first"), _writes("a/second", needs=needed)], [_writes("b")]]
+    spare = tmp_path / "checkpoint.pt"  # nobody needs it once the command is done
+    spare.touch()
+    chains = [
+        [_writes("a/first"), _writes("a/second", needs=needed)],
+        [replace(_writes("b"), spare=spare)],
+    ]
     _perform(tmp_path, chains, jobs=2)
+    assert not spare.exists()
     calls = Path("calls").read_text().split()
     assert sorted(calls) == ["a/first", "a/second", "b"]
     assert set(json.loads(needed.read_text())) == {"command", "seconds"}
@@ -68,13 +73,6 @@ def test_a_failure_names_its_log_and_what_is_left_is_done_by_the_next_run(
     assert accepted.record(tmp_path).exists()
 
 
-def test_what_nobody_needs_any_more_is_removed(tmp_path: Path) -> None:
-    spare = tmp_path / "checkpoint.pt"
-    spare.touch()
-    _perform(tmp_path, [[Command("run", ["-c", "pass"], spare=spare)]])
-    assert not spare.exists()
-
-
 _DRIVER = """
 import sys; sys.path.append({examples!r})
 from pathlib import Path
@@ -87,28 +85,21 @@ with only_one(folder) as running, tqdm(total=1) as bar:
 """
 
 
-def _begin(folder: Path) -> tuple["subprocess.Popen[bytes]", int]:
-    """Start a run whose command waits for ever; return both, the latter by its number."""
-    os.mkfifo(folder / "begun")
-    examples = Path(__file__).parents[2] / "examples"
-    script = _DRIVER.format(examples=str(examples), folder=str(folder))
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=folder)
-    return process, int((folder / "begun").read_text())
-
-
-def test_sigterm_ends_what_was_started_and_leaves_no_record(tmp_path: Path) -> None:
-    process, _ = _begin(tmp_path)
-    process.terminate()
+@pytest.mark.slow
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_run_that_ends_takes_its_commands_along_or_keeps_others_out(
+    tmp_path: Path, is_asked: bool
+) -> None:
+    os.mkfifo(tmp_path / "begun")
+    script = _DRIVER.format(examples=str(EXAMPLES), folder=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
+    command = int((tmp_path / "begun").read_text())
+    process.send_signal(signal.SIGTERM if is_asked else signal.SIGKILL)
     assert process.wait() != 0
     assert not (tmp_path / "done" / "wait.json").exists()
-    with only_one(tmp_path):  # the lock is free: no process is left that inherited it
-        pass
-
-
-def test_a_folder_is_refused_while_a_killed_runs_command_is_at_work(tmp_path: Path) -> None:
-    process, command = _begin(tmp_path)
-    process.kill()
-    process.wait()
+    if is_asked:
+        with only_one(tmp_path):  # the lock is free: no process is left that inherited it
+            return
     try:
         with pytest.raises(SystemExit, match="a killed one has left"), only_one(tmp_path):
             pass

@@ -1,44 +1,27 @@
 """The two examples of the loss in other people's trainers."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import accelerate_loop
+import hf_trainer
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.models.hf_models import load_language_model
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
 from pipeline.training.method import Method
-from tests.support.scored_data import SEQ_LENGTH, run_score, write_world
+from tests.support.scored_data import SEQ_LENGTH
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_world(tmp_path_factory.mktemp("yours"))
-    run_score(root)
-    return root
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def loop_arguments(world: Path, output: Path) -> list[str]:
@@ -51,10 +34,10 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    found = example("accelerate_loop").main(loop_arguments(world, tmp_path / "student"))
+    found = accelerate_loop.main(loop_arguments(world, tmp_path / "student"))
     train(
         TrainConfig(
-            data=str(world / "data"),
+            data=Reading(str(world / "data")),
             student=str(world / "student"),
             output=tmp_path / "run",
             stored_losses="teacher",
@@ -102,12 +85,19 @@ def test_the_accelerate_loop_in_two_processes_is_the_same(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    alone = example("accelerate_loop").main(loop_arguments(world, tmp_path / "one"))
+    alone = accelerate_loop.main(loop_arguments(world, tmp_path / "one"))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = str(EXAMPLES / "accelerate_loop.py")
-    shown = run(*launcher, script, *loop_arguments(world, tmp_path / "two"))
+    ended = subprocess.run(
+        [sys.executable, *launcher, script, *loop_arguments(world, tmp_path / "two")],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
     expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(alone, start=1)]
-    assert [line for line in shown.splitlines() if line.startswith("step")] == expected
+    assert [line for line in ended.stdout.splitlines() if line.startswith("step")] == expected
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
@@ -122,14 +112,12 @@ def test_the_hugging_face_trainer_learns_and_goes_on(world: Path, tmp_path: Path
         *["--max_steps", "4", "--per_device_train_batch_size", "2", "--learning_rate", "1e-3"],
         *["--logging_steps", "1", "--save_steps", "2", "--use_cpu", "True", "--report_to", "none"],
     ]
-    # In a process of its own: the folder of these tests has a `datasets.py`, as transformers has.
-    script = str(EXAMPLES / "hf_trainer.py")
-    run(script, *arguments)
+    hf_trainer.main(arguments)
     state = json.loads((tmp_path / "run/checkpoint-4/trainer_state.json").read_text())
     logged = [entry for entry in state["log_history"] if "loss" in entry]
     assert [entry["step"] for entry in logged] == [1, 2, 3, 4]
     rows = AlignedRows(
-        StreamConfig(path=str(world / "data"), seq_length=SEQ_LENGTH, seed=42, stored_losses="")
+        StreamConfig(Reading(str(world / "data")), seq_length=SEQ_LENGTH, seed=42, stored_losses="")
     )
     guided = GuidedStudent(load_language_model(str(world / "student")), Method(scope="row"))
     first = guided(rows.__getitems__([0, 1]))
@@ -139,22 +127,9 @@ def test_the_hugging_face_trainer_learns_and_goes_on(world: Path, tmp_path: Path
     assert 0.3 < logged[0]["kept_fraction"] < 0.6
     before, whole = weights(world / "student"), weights(tmp_path / "run")
     assert max(float((whole[name] - before[name]).abs().max()) for name in whole) > 1e-3
-    run(script, *arguments, "--resume_from_checkpoint", str(tmp_path / "run/checkpoint-2"))
+    hf_trainer.main([*arguments, "--resume_from_checkpoint", str(tmp_path / "run/checkpoint-2")])
     resumed = weights(tmp_path / "run")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def run(*arguments: str) -> str:
-    """Run a Python script to its end; return what it printed."""
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

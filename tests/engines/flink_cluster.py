@@ -35,30 +35,20 @@ NUM_SLOTS = 2
 NUM_TASK_MANAGERS = 2
 POOL_PORT = 50000
 
-_SPREAD = {"taskmanager.load-balance.mode": "SLOTS"}
-
 
 @dataclass(frozen=True)
 class FlinkCluster:
-    """What runs.
-
-    Attributes:
-        master: the address of Flink's REST service.
-        manager: the job manager's process.
-        task_managers: their processes, each the leader of its group.
-        version: of Flink, as Beam's --flink_version wants it.
-    """
+    """The address of Flink's REST service, the task managers' processes, and Flink's version."""
 
     master: str
-    manager: "subprocess.Popen[bytes]"
     task_managers: tuple["subprocess.Popen[bytes]", ...]
     version: str
 
-    def options(self, *, parallelism: int = 2) -> list[str]:
+    def options(self) -> list[str]:
         """Return the options of a job for this cluster, but for its workers' environment."""
         return [
             "--runner=FlinkRunner", f"--flink_master={self.master}",
-            f"--flink_version={self.version}", f"--parallelism={parallelism}",
+            f"--flink_version={self.version}", "--parallelism=2",
             f"--flink_job_server_jar={ENGINES}/flink/job-server.jar",
         ]  # fmt: skip
 
@@ -74,36 +64,22 @@ class FlinkCluster:
         with serve(command, port, log=folder / "job_server.log"):
             yield f"localhost:{port}"
 
-    def last_job_seconds(self) -> float:
-        """Return how long Flink had the newest job, without the launcher's part."""
-        return float(self._newest_job()["duration"]) / 1000
-
     def last_job_failures(self) -> list[str]:
         """Return why the newest job was started again, the first line of each time's report."""
-        told = _ask(self.master, f"jobs/{self._newest_job()['jid']}/exceptions")
+        jobs: list[dict[str, Any]] = _ask(self.master, "jobs/overview")["jobs"]
+        newest = max(jobs, key=lambda job: job["start-time"])
+        told = _ask(self.master, f"jobs/{newest['jid']}/exceptions")
         entries = told["exceptionHistory"]["entries"]
         return [str(entry["stacktrace"]).splitlines()[0] for entry in entries]
-
-    def _newest_job(self) -> dict[str, Any]:
-        jobs: list[dict[str, Any]] = _ask(self.master, "jobs/overview")["jobs"]
-        return max(jobs, key=lambda job: job["start-time"])
 
 
 @dataclass(frozen=True)
 class FlinkHosts:
-    """A cluster whose machines are hosts, with a worker pool beside each task manager.
-
-    Attributes:
-        cluster: whose job manager runs where jobs are launched.
-        launcher: that host; tests run inside it.
-        hosts: of the task managers, in their order.
-        pools: the pools' processes, likewise.
-        pool_logs: what they and their workers print.
-    """
+    """A cluster whose machines are hosts, with a worker pool next to each task manager."""
 
     cluster: FlinkCluster
-    launcher: Host
-    hosts: Sequence[Host]
+    launcher: Host  # where the job manager runs, and the tests
+    hosts: Sequence[Host]  # of the task managers, pools and logs, in one order
     pools: Sequence["subprocess.Popen[bytes]"]
     pool_logs: Sequence[Path]
 
@@ -144,11 +120,7 @@ def flink_on_hosts(
 
 @contextlib.contextmanager
 def flink_cluster(
-    folder: Path,
-    *,
-    hosts: Sequence[Host] = (),
-    attempts: int = 300,
-    silent_seconds: int = 10,
+    folder: Path, *, hosts: Sequence[Host] = (), attempts: int = 300
 ) -> Iterator[FlinkCluster]:
     """Run a cluster of two task managers, or of one on each host but the first.
 
@@ -157,14 +129,12 @@ def flink_cluster(
         hosts: where job manager and task managers run, the first being the caller's; none: all on
             this machine.
         attempts: how often a job that has failed is started again, a second later.
-        silent_seconds: a machine that says nothing for so long is lost, and the job starts again
-            on the others.
     """
     home = ENGINES / "flink"
     version = require_program(home / "version", SET_UP).read_text().strip()
     rest_port = free_port()
     address = hosts[0].address if hosts else "localhost"
-    environment = _configure(folder, home, version, address, rest_port, attempts, silent_seconds)
+    environment = _configure(folder, home, version, address, rest_port, attempts)
     master = f"{address}:{rest_port}"
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
@@ -177,7 +147,7 @@ def flink_cluster(
             )
         )
         task_managers = tuple(
-            stack.enter_context(_task_manager(home, environment, folder / f"tasks_{n}.log", host))
+            _task_manager(stack, home, environment, folder / f"tasks_{n}.log", host)
             for n, host in enumerate(hosts[1:] or [None] * NUM_TASK_MANAGERS)
         )
 
@@ -186,7 +156,7 @@ def flink_cluster(
 
         if not wait_until(all_there, manager, seconds=START_SECONDS):
             pytest.fail(f"the task managers did not register; see {folder}")
-        yield FlinkCluster(master, manager, task_managers, version)
+        yield FlinkCluster(master, task_managers, version)
 
 
 def process_environment(more: Mapping[str, str] | None = None) -> list[str]:
@@ -204,43 +174,40 @@ def process_environment(more: Mapping[str, str] | None = None) -> list[str]:
     return ["--environment_type=PROCESS", f"--environment_config={json.dumps(config)}"]
 
 
-@contextlib.contextmanager
 def _task_manager(
-    home: Path, environment: dict[str, str], log: Path, host: Host | None
-) -> Iterator["subprocess.Popen[bytes]"]:
+    stack: contextlib.ExitStack,
+    home: Path,
+    environment: dict[str, str],
+    log: Path,
+    host: Host | None,
+) -> "subprocess.Popen[bytes]":
     address = host.address if host else "localhost"
-    with contextlib.ExitStack() as stack:
-        with host.inside() if host else contextlib.nullcontext():
-            port = free_port()
-            command = [
-                home / "bin" / "taskmanager.sh",
-                "start-foreground",
-                f"-Dtaskmanager.host={address}",
-                f"-Dtaskmanager.rpc.port={port}",
-            ]
-            # Beam's program leaves its options where it runs.
-            server = serve(
-                command, port, address=address, environment=environment, log=log, folder=log.parent
-            )
-            process = stack.enter_context(server)
-        yield process
+    with host.inside() if host else contextlib.nullcontext():
+        port = free_port()
+        command = [
+            home / "bin" / "taskmanager.sh", "start-foreground",
+            f"-Dtaskmanager.host={address}", f"-Dtaskmanager.rpc.port={port}",
+        ]  # fmt: skip
+        # Beam's program leaves its options where it runs.
+        server = serve(
+            command, port, address=address, environment=environment, log=log, folder=log.parent
+        )
+        return stack.enter_context(server)
 
 
 def _configure(
-    folder: Path,
-    home: Path,
-    version: str,
-    address: str,
-    rest_port: int,
-    attempts: int,
-    silent_seconds: int,
+    folder: Path, home: Path, version: str, address: str, rest_port: int, attempts: int
 ) -> dict[str, str]:
     """Write a cluster's configuration; return the environment of its programs."""
     for name in ("conf", "temp"):
         (folder / name).mkdir(parents=True)
     is_old = version.startswith("1.")
     # Otherwise Flink fills one task manager before it takes the next.
-    spread = {"cluster.evenly-spread-out-slots": True} if is_old else _SPREAD
+    spread = (
+        {"cluster.evenly-spread-out-slots": True}
+        if is_old
+        else {"taskmanager.load-balance.mode": "SLOTS"}
+    )
     theirs = yaml.safe_load((home / "conf" / "config.yaml").read_text())
     settings = {
         "env": theirs["env"],  # what Java 17 has to open
@@ -254,8 +221,8 @@ def _configure(
         "taskmanager.memory.managed.size": "128m",
         "taskmanager.memory.network.min": "64m",
         "taskmanager.memory.network.max": "64m",
-        "heartbeat.interval": 200 * silent_seconds,
-        "heartbeat.timeout": 1000 * silent_seconds,
+        "heartbeat.interval": 2000,
+        "heartbeat.timeout": 10000,  # of a machine that is lost; the job starts again without it
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": attempts,
         "restart-strategy.fixed-delay.delay": "1 s",

@@ -19,14 +19,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace.
-
-    Attributes:
-        name: of the namespace.
-        address: on the hosts' network.
-        cable: the end of its cable at the switch.
-        switch: the switch's namespace.
-    """
+    """A network namespace, joined by a cable to the switch's namespace."""
 
     name: str
     address: str

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.running.runners import RESUME
+from beam_jobs.running.exits import RESUME
 from tests.engines.flink_cluster import (
     FlinkCluster,
     FlinkHosts,

@@ -1,6 +1,7 @@
 """A Flink cluster loses a task manager, its workers or a whole host in the middle of aligning."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,48 +14,42 @@ from tests.support.servers import kill, worker_pool
 
 pytestmark = pytest.mark.engines
 
-
-@pytest.fixture
-def mortal(hosts: Sequence[Host], tmp_path: Path) -> Iterator[FlinkHosts]:
-    """A cluster of three hosts that its test may kill; it runs on it."""
-    with flink_on_hosts(tmp_path / "flink", hosts) as cluster, cluster.launcher.inside():
-        yield cluster
+Loss = Callable[[FlinkHosts, Path], AbstractContextManager[None]]
 
 
-def test_a_task_manager_is_killed_in_the_middle(
-    mortal: FlinkHosts, middling: Workload, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    job = start(middling.arguments(output, *mortal.options(), SLOWLY))
-    await_commits(job, output, 1)
-    kill(mortal.cluster.task_managers[0])
-    finish(job)
-    assert digests(output) == digests(middling.dataset)
-    assert len(mortal.cluster.last_job_failures()) >= 1
+@contextmanager
+def task_manager_killed(cluster: FlinkHosts, _: Path) -> Iterator[None]:
+    kill(cluster.cluster.task_managers[0])
+    yield
 
 
-def test_a_worker_pool_is_killed_in_the_middle_and_started_again(
-    mortal: FlinkHosts, middling: Workload, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    job = start(middling.arguments(output, *mortal.options(), SLOWLY))
-    await_commits(job, output, 1)
-    kill(mortal.pools[0])
-    log = tmp_path / "second.log"
-    with mortal.hosts[0].inside(), worker_pool(POOL_PORT, log=log):  # as a supervisor would
-        finish(job)
+@contextmanager
+def worker_pool_killed_and_started_again(cluster: FlinkHosts, folder: Path) -> Iterator[None]:
+    kill(cluster.pools[0])
+    log = folder / "second.log"
+    with cluster.hosts[0].inside(), worker_pool(POOL_PORT, log=log):  # as a supervisor would
+        yield
     assert "Starting worker" in log.read_text()
-    assert digests(output) == digests(middling.dataset)
-    assert len(mortal.cluster.last_job_failures()) >= 1
 
 
-def test_a_host_is_cut_off_in_the_middle_and_computes_on(
-    mortal: FlinkHosts, middling: Workload, tmp_path: Path
+@contextmanager
+def host_cut_off_that_computes_on(cluster: FlinkHosts, _: Path) -> Iterator[None]:
+    cluster.hosts[0].cut_off()
+    yield
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [task_manager_killed, worker_pool_killed_and_started_again, host_cut_off_that_computes_on],
+)
+def test_a_loss_in_the_middle_costs_no_bytes(
+    hosts: Sequence[Host], middling: Workload, tmp_path: Path, loss: Loss
 ) -> None:
     output = tmp_path / "out"
-    job = start(middling.arguments(output, *mortal.options(), SLOWLY))
-    await_commits(job, output, 1)
-    mortal.hosts[0].cut_off()
-    finish(job)
+    with flink_on_hosts(tmp_path / "flink", hosts) as mortal, mortal.launcher.inside():
+        job = start(middling.arguments(output, *mortal.options(), SLOWLY))
+        await_commits(job, output, 1)
+        with loss(mortal, tmp_path):
+            finish(job)
+        assert len(mortal.cluster.last_job_failures()) >= 1
     assert digests(output) == digests(middling.dataset)
-    assert len(mortal.cluster.last_job_failures()) >= 1

@@ -5,18 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.running.runners import RESUME
 from tests.engines.flink_cluster import ENGINES
 from tests.engines.workload import Workload, external, finish, start
 from tests.support.corpus import digests
-from tests.support.servers import (
-    FAILURE,
-    free_port,
-    require_program,
-    serve,
-    worker_pool,
-    write_failing_worker,
-)
+from tests.support.servers import free_port, require_program, serve, worker_pool
 
 pytestmark = pytest.mark.engines
 
@@ -39,16 +31,3 @@ def test_prism_gives_the_local_bytes(
         beam = [*prism, *external(address), f"--shuffle={shuffle}"]
         finish(start(small.arguments(output, *beam)))
     assert digests(output) == digests(small.dataset)
-
-
-def test_a_failure_in_a_worker_is_told_in_one_sentence(
-    prism: list[str], small: Workload, tmp_path: Path
-) -> None:
-    first = write_failing_worker(tmp_path / "first")
-    with worker_pool(first=first) as (address, _):
-        job = start(small.arguments(tmp_path / "out", *prism, *external(address)))
-        said, _ = job.communicate()
-    assert job.returncode == 1, said
-    assert said.startswith(f"vocag align: the job failed: {FAILURE} (traceback in "), said
-    assert said.endswith(f"; {RESUME}\n")
-    assert said.count("\n") == 1, said

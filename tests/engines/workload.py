@@ -21,12 +21,7 @@ TOKENIZERS = ROOT.parent / "shared" / "tokenizers"
 
 @dataclass(frozen=True)
 class Workload:
-    """A corpus of real text in several files, and its dataset.
-
-    Attributes:
-        pattern: of the files.
-        dataset: made on this machine.
-    """
+    """The pattern of a corpus of real text in several files, and its dataset, made here."""
 
     pattern: str
     dataset: Path
@@ -68,13 +63,7 @@ def start(
     on: Callable[..., list[str]] = lambda *command: list(command),
     environment: Mapping[str, str] = os.environ,
 ) -> "subprocess.Popen[str]":
-    """Start Python with a command's arguments.
-
-    Args:
-        arguments: the module or script, and its own.
-        on: makes a command one that runs on another host.
-        environment: the process's; our code is added.
-    """
+    """Start Python with a module's or script's arguments; `on` makes a command run elsewhere."""
     return subprocess.Popen(
         on(sys.executable, *arguments),
         env={**environment, "PYTHONPATH": str(ROOT)},

@@ -11,7 +11,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork
 
-from tests.fuzz import rounds
+from tests.fuzz import commands, rounds
 from tests.fuzz.report import Report
 
 
@@ -20,23 +20,15 @@ def main() -> int:
     options = _parse()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     if options.replay:
-        if options.replay.suffix == ".jsonl":
-            return rounds.replay(options.replay)
-        from tests.fuzz import commands
-
-        return commands.replay(options.replay)
+        half = rounds if options.replay.suffix == ".jsonl" else commands
+        return half.replay(options.replay)
     seed = options.seed or str(random.randrange(1 << 32))
     report = Report(options.output.absolute())
     print(f"seed {seed}, {options.minutes:g} minutes, failures go to {options.output}", flush=True)
-    halves = ("tokens", "commands") if options.only is None else (options.only,)
-    for half in halves:
-        until = time.monotonic() + options.minutes * 60 / len(halves)
-        if half == "tokens":
-            rounds.fuzz_tokenizers(seed, until, report)
-        else:
-            from tests.fuzz import commands
-
-            commands.fuzz_commands(seed, until, report)
+    halves = {"tokens": rounds.fuzz_tokenizers, "commands": commands.fuzz_commands}
+    chosen = [options.only] if options.only else [*halves]
+    for half in chosen:
+        halves[half](seed, time.monotonic() + options.minutes * 60 / len(chosen), report)
     print(report.summary())
     return int(bool(report.failures))
 

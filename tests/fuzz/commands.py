@@ -1,15 +1,20 @@
 """The second half: commands on a dataset that grows, faults in the middle, and what is left."""
 
 import json
+import multiprocessing
+import os
 import random
+import resource
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from subprocess import DEVNULL, run
@@ -17,24 +22,28 @@ from typing import Any, NoReturn
 
 import tokenizers
 
+from pipeline.alignment import align_batch
+from pipeline.batches import SourceDocument
 from tests.fuzz.oracle import Fault
-from tests.fuzz.processes import LONGEST_SECONDS, Process, import_commands
 from tests.fuzz.reader import Content, DamageError, Seen, read_dataset
 from tests.fuzz.report import Report
 from tests.fuzz.shrinking import shrink_list
 from tests.fuzz.texts import make_text
 from tests.support.datasets import byte_level
 from tests.support.reference import reference_spans, spelled_offsets, vocabulary_bytes
+from vocag_cli import COMMANDS, main
 
 Step = dict[str, Any]
 """A command with its documents and its fault; a list of them is a file that can be tried again."""
 
 STEPS_OF_A_DATASET = 8
 SHRINK_SECONDS = 60.0
+LONGEST_SECONDS = 180.0
 DISK_BYTES = 24 << 20
-FAULTS = ("none", "kill", "kill", "kill", "later", "limit", "full", "cut", "cut", "twin", "twin")
+FAULTS = ("none", "kill", "kill", "kill", "kill", "limit", "full", "cut", "cut", "twin", "twin")
 NOTHING = Seen(-1, {}, frozenset(), {})
 SIZES = {"student": 300, "teacher": 340}
+NO_DISK = "full disks left out: mounting a small one takes root"
 
 
 class StepFailedError(Exception):
@@ -43,15 +52,14 @@ class StepFailedError(Exception):
 
 def fuzz_commands(seed: str, until: float, report: Report) -> None:
     """Grow one dataset after another until `time.monotonic` says that it is enough."""
-    import_commands()
     for number in count():
         choose = random.Random(f"{seed} dataset {number}")
         steps = [draw_step(choose, place) for place in range(STEPS_OF_A_DATASET)]
         failed = _take_all(steps, report, until)
-        if time.monotonic() >= until and failed is None:
-            return
         if failed is not None:
             report.add_steps(failed, _shrink(steps, failed))
+        elif time.monotonic() >= until:
+            return
         report.counts["datasets"] += 1
 
 
@@ -61,7 +69,6 @@ def draw_step(choose: random.Random, number: int) -> Step:
     fault = {
         "kind": choose.choice(FAULTS),
         "event": int(2 ** choose.uniform(0, 7.5)),  # the n-th use of a file kills
-        "seconds": choose.uniform(0, 2),
         "bytes": int(2 ** choose.uniform(0, 16)),
         "share": choose.random(),  # of the dataset's files
         "kept": choose.random(),  # of the file that is cut
@@ -89,7 +96,62 @@ def draw_documents(choose: random.Random, number: int) -> list[list[Any]]:
     return documents
 
 
-@dataclass
+class Command:
+    """A command in a process forked from this one, which has imported everything.
+
+    Attributes:
+        hangs: whether it was killed because it took too long.
+    """
+
+    def __init__(self, arguments: list[str], folder: Path, fault: Step | None = None) -> None:
+        """Start it; a fault kills it at the n-th use of a file below a folder, or limits files."""
+        self.hangs = False
+        self._until = time.monotonic() + LONGEST_SECONDS
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=self._run, args=(arguments, folder, fault or {}))
+        self._process.start()
+
+    def ended(self, seconds: float = 0) -> bool:
+        """Wait for its end; return whether it has come."""
+        if time.monotonic() > self._until and self._process.is_alive():
+            self.hangs = True
+            self._process.kill()
+        self._process.join(seconds)
+        return not self._process.is_alive()
+
+    def status(self) -> int:
+        """Return the exit status of a command that has ended, negative for a signal."""
+        return self._process.exitcode or 0
+
+    def said(self) -> str:
+        """Return its output."""
+        self._output.seek(0)
+        return self._output.read().decode("utf-8", "replace")
+
+    def _run(self, arguments: list[str], folder: Path, fault: Step) -> None:
+        for stream in (1, 2):
+            os.dup2(self._output.fileno(), stream)
+        if fault.get("kind") == "limit":  # its own output is such a file, too
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096 + fault["bytes"],) * 2)
+        if fault.get("kind") == "kill":
+            _die_at(fault["event"], folder)
+        main(arguments)
+
+
+def _die_at(event: int, folder: Path) -> None:
+    left = [event]
+
+    def count_uses(name: str, arguments: tuple[Any, ...]) -> None:
+        named = name.startswith(("open", "os.", "shutil.")) and arguments
+        if named and str(arguments[0]).startswith(str(folder)):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count_uses)
+
+
 class GrowingDataset:
     """A dataset on a small disk, and what must be in it.
 
@@ -100,10 +162,13 @@ class GrowingDataset:
         kept: what readers of earlier generations must see.
     """
 
-    root: Path
-    counts: Counter[str]
-    now: Seen | None = None
-    kept: list[Seen] = field(default_factory=list)
+    def __init__(self, root: Path, counts: Counter[str]) -> None:
+        """Begin with none."""
+        self.root, self.counts = root, counts
+        self.now: Seen | None = None
+        self.kept: list[Seen] = []
+        for side, size in SIZES.items():
+            (root / f"{side}.json").write_bytes(byte_level(size).file_bytes)
 
     def take(self, step: Step) -> None:
         """Run a command into its fault, then run it again, and read what is there all the while.
@@ -111,39 +176,33 @@ class GrowingDataset:
         Raises:
             StepFailedError: a reader sees what must not be, or a command says what it must not.
         """
-        fault, command = step["fault"], step["command"]
-        if command != "align" and self.now is None:
+        fault, kind = step["fault"], step["fault"]["kind"]
+        if step["command"] != "align" and self.now is None:
             return
-        first, twin = self._arguments(step), None
-        after = predict(step, self.now)
+        runs, after = [self._arguments(step)], predict(step, self.now)
         states, ends = [self.now, after], [after]
-        if fault["kind"] == "twin" and self.now is not None:
+        if kind == "twin" and self.now is not None:
             other = {"command": "align", "documents": step["twin"]}
-            twin = self._arguments(other)
+            runs.append(self._arguments(other))
             ends = [predict(other, after), predict(step, predict(other, self.now))]
             states += [predict(other, self.now), *ends]
-        self.counts["commands"] += 1
-        with self._cut_file(fault), _ballast(self.root, fault):
-            started = [Process(each, self.root, fault) for each in (first, twin) if each]
-            while running := [process for process in started if not process.ended()]:
-                if fault["kind"] == "later" and started[0].seconds() > fault["seconds"]:
-                    running[0].kill()
-                if fault["kind"] != "cut" and self._see(states) is not None:
+        with self._cut_file(fault), self._full_disk(fault):
+            commands = [Command(arguments, self.root, fault) for arguments in runs]
+            while not all(command.ended(0.05) for command in commands):
+                if kind != "cut" and self._see(states) is not None:
                     self.counts["reads beside a command"] += 1
-                time.sleep(0.05)  # reading takes the time of what is read
-        self.counts[f"faults: {fault['kind']}"] += 1
-        self.counts["kills"] += started[0].status == -9
+        self.counts.update(["commands", f"faults: {kind}"])
+        killed = commands[0].status() == -signal.SIGKILL
+        self.counts["kills"] += killed
         self._see(states)
-        torn = started[0].status == -9 and fault["tears"] and self._tear(fault)
-        for process, arguments in zip(started, (first, twin), strict=False):
-            _require_calm(process, fault["kind"])
-            if process.status:
-                again = _require_calm(Process(arguments or [], self.root).end(), "again")
-                if again.status:
-                    _fail(
-                        "torn" if torn else "again", f"status {again.status}: {again.said[-300:]}"
-                    )
-        self._settle(command, ends)
+        torn = killed and fault["tears"] and self._tear(fault)
+        for command, arguments in zip(commands, runs, strict=True):
+            if _require_calm(command, kind):
+                again = Command(arguments, self.root)
+                again.ended(LONGEST_SECONDS)
+                if status := _require_calm(again, "again"):
+                    _fail("torn" if torn else "again", f"status {status}: {again.said()[-300:]}")
+        self._settle(step["command"], ends)
 
     def _settle(self, command: str, ends: Sequence[Seen]) -> None:
         """Check that a step is done, and that nothing is left lying about."""
@@ -173,8 +232,6 @@ class GrowingDataset:
     def _arguments(self, step: Step) -> list[str]:
         """Write a command's documents or ids, and return its arguments."""
         path, output = self.root / f"{time.monotonic_ns()}.jsonl", str(self.root / "aligned")
-        for side, size in SIZES.items():
-            (self.root / f"{side}.json").write_bytes(byte_level(size).file_bytes)
         if step["command"] == "remove":
             path.write_text("".join(json.dumps(name) + "\n" for name in step["ids"]))
             return ["remove", output, f"--ids={path}", "--ignore-unknown", "--quiet"]
@@ -199,6 +256,20 @@ class GrowingDataset:
         if path.exists() and path.read_bytes() == cut:
             path.write_bytes(whole)
 
+    @contextmanager
+    def _full_disk(self, fault: Step) -> Iterator[None]:
+        """Fill the small disk but for some bytes; one that isn't ours stays as it is."""
+        path = self.root / "ballast"
+        if fault["kind"] == "full" and not self.root.is_mount():
+            if not self.counts[NO_DISK]:
+                print(NO_DISK, flush=True)
+            self.counts[NO_DISK] += 1
+        elif fault["kind"] == "full":
+            free = shutil.disk_usage(self.root).free
+            path.write_bytes(bytes(max(0, free - 4 * fault["bytes"])))
+        yield
+        path.unlink(missing_ok=True)
+
     def _tear(self, fault: Step) -> bool:
         """Cut a file that a killed command has written, as a machine that loses power does."""
         if path := self._choose_file(".vocag*/**/*", fault):
@@ -220,9 +291,12 @@ def predict(step: Step, before: Seen | None) -> Seen:
         removed |= set(step["ids"]) & documents.keys()
         documents = {name: documents[name] for name in documents.keys() - removed}
         letters.update(before.letters)
+    taken = before.documents.keys() | removed
     for name, text, source in step["documents"] if step["command"] == "align" else ():
-        if not text or name in documents or name in removed:
-            letters["duplicate_id" if text else "empty_text"] += 1
+        if not text or name in taken:
+            letters["known_id" if text else "empty_text"] += 1
+        elif name in documents:
+            letters["duplicate_id"] += 1
         else:
             documents[name] = (text, source, *_align(text))
     if len(documents) == len(before.documents):
@@ -232,7 +306,6 @@ def predict(step: Step, before: Seen | None) -> Seen:
 
 def replay(path: Path) -> int:
     """Take the steps of a file again; return the exit status."""
-    import_commands()
     fault = _take_all(json.loads(path.read_text("utf-8")))
     print(f"{fault.kind}: {fault.detail}" if fault else "no failure")
     return int(fault is not None)
@@ -241,6 +314,7 @@ def replay(path: Path) -> int:
 def _take_all(
     steps: Sequence[Step], report: Report | None = None, until: float = float("inf")
 ) -> Fault | None:
+    _import_commands()
     with _disk() as folder:
         dataset = GrowingDataset(folder, report.counts if report else Counter())
         try:
@@ -253,22 +327,24 @@ def _take_all(
     return None
 
 
+@cache
+def _import_commands() -> None:
+    """Import once what every command would import, and compile kernels."""
+    for name in ("align", "remove"):
+        import_module(COMMANDS[name][0])
+    align_batch([SourceDocument("d", "é".encode())], byte_level(300), byte_level(340))
+
+
 def _shrink(steps: list[Step], fault: Fault) -> list[Step]:
-    """Return fewer steps, with fewer documents, that fail in the same way."""
+    """Return fewer steps that fail in the same way."""
     until = time.monotonic() + SHRINK_SECONDS
 
     def fails(tried: list[Step]) -> bool:
         found = _take_all(tried)
         return found is not None and found.kind == fault.kind
 
-    if not fails(steps):
-        return steps  # it depends on the moment
-    small = shrink_list(steps, fails, until=until)
-    for n, step in enumerate(small):
-        plain = {**step, "documents": step["documents"][:1], "twin": step["twin"][:1]}
-        if time.monotonic() < until and fails(tried := [*small[:n], plain, *small[n + 1 :]]):
-            small = tried
-    return small
+    # Where it depends on the moment, it may not fail again.
+    return shrink_list(steps, fails, until=until) if fails(steps) else steps
 
 
 @contextmanager
@@ -283,16 +359,6 @@ def _disk() -> Iterator[Path]:
         if mounted:
             run(["umount", "--lazy", str(folder)], check=True)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _ballast(folder: Path, fault: Step) -> Iterator[None]:
-    """Fill a small disk but for some bytes; one that isn't ours stays as it is."""
-    path, free = folder / "ballast", shutil.disk_usage(folder).free
-    if fault["kind"] == "full" and free <= DISK_BYTES:
-        path.write_bytes(bytes(max(0, free - 4 * fault["bytes"])))
-    yield
-    path.unlink(missing_ok=True)
 
 
 @cache
@@ -313,13 +379,14 @@ def _align(text: str) -> Content:
     return (*content, reference_spans(content[1], content[3]))
 
 
-def _require_calm(process: Process, kind: str) -> Process:
-    """Check that a command ended in words."""
-    if process.status == -9 and process.seconds() > LONGEST_SECONDS:
-        _fail("hangs", f"{kind}: {process.said[-300:]}")
-    if process.status not in (0, 1, 2, -9) or "Traceback" in process.said:
-        _fail("traceback", f"{kind}: status {process.status}: {process.said[-900:]}")
-    return process
+def _require_calm(command: Command, kind: str) -> int:
+    """Check that a command ended in words; return its status."""
+    status, said = command.status(), command.said()
+    if command.hangs:
+        _fail("hangs", f"{kind}: {said[-300:]}")
+    if status not in (0, 1, 2, -signal.SIGKILL) or "Traceback" in said:
+        _fail("traceback", f"{kind}: status {status}: {said[-900:]}")
+    return status
 
 
 def _difference(seen: Seen | None, state: Seen | None) -> str:

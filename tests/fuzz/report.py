@@ -34,44 +34,33 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
-    seen: set[tuple[str, ...]] = field(default_factory=set)
     shown: float = 0.0
 
     def add_texts(self, target: "Target", fault: "Fault", texts: Sequence[str]) -> None:
         """Write texts that a tokenizer fails on, and say how to try them again."""
-        known = (fault.kind, target.name, *texts) in self.seen
-        self.seen.add((fault.kind, target.name, *texts))
-        path = None if known else self._next_file(fault.kind, target.name, ".jsonl")
-        if path is None:
-            self.counts["repeated"] += 1
-            return
-        tokenizer = target.path
+        path = self._next_file(fault, target.name, ".jsonl")
+        around = vars(target) | {"path": str(path.with_suffix(".tokenizer.json"))}
         if target.name.startswith("fresh-"):
-            tokenizer = str(path.with_suffix(".tokenizer.json"))
-            shutil.copy(target.path, tokenizer)
-        around = {"tokenizer": tokenizer, "special_strings": target.special_strings}
-        around["fast"] = target.fast
+            shutil.copy(target.path, around["path"])
+        else:
+            around["path"] = target.path
         lines = [{"id": str(n), "text": text, **around} for n, text in enumerate(texts)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-        shown = ", ".join(map(ascii, texts))[:300]
-        self._say(path, f"{fault.kind} on {target.name} ({target.special_strings}): {shown}", fault)
+        what = f"{fault.kind} on {target.name}: {', '.join(map(ascii, texts))[:300]}"
+        self._write(path, "".join(json.dumps(line) + "\n" for line in lines), what, fault)
 
     def add_steps(self, fault: "Fault", steps: Sequence[dict[str, Any]]) -> None:
         """Write the commands, with their documents, after which a dataset is not as it must be."""
-        path = self._next_file(fault.kind, "commands", ".json")
-        if path is not None:
-            path.write_text(json.dumps(list(steps), indent=1), "utf-8")
-            names = ", ".join(f"{step['command']} ({step['fault']['kind']})" for step in steps)
-            self._say(path, f"{fault.kind} after {names}", fault)
+        names = ", ".join(f"{step['command']} ({step['fault']['kind']})" for step in steps)
+        path = self._next_file(fault, "commands", ".json")
+        self._write(path, json.dumps(steps, indent=1), f"{fault.kind} after {names}", fault)
 
     def show_progress(self) -> None:
         """Print a line every few seconds."""
         now = time.monotonic()
         if now - self.shown >= _PROGRESS_SECONDS:
             self.shown = now
-            tried = ", ".join(
-                f"{self.counts[n]:,} {n}" for n in ("tokenizers", "texts", "commands")
-            )
+            names = ("tokenizers", "texts", "commands")
+            tried = ", ".join(f"{self.counts[name]:,} {name}" for name in names)
             found = f"{len(self.failures)} kinds of failures"
             print(f"[{now - self.started:5.0f} s] {tried}: {found}", file=sys.stderr, flush=True)
 
@@ -81,14 +70,13 @@ class Report:
         lines += [f"FAILED {n:>4} x {kind} on {name}" for (kind, name), n in self.failures.items()]
         return "\n".join([*lines, "" if self.failures else "no failure"])
 
-    def _next_file(self, kind: str, name: str, suffix: str) -> Path | None:
-        self.failures[kind, name] += 1
-        number = self.failures[kind, name]
+    def _next_file(self, fault: "Fault", name: str, suffix: str) -> Path:
+        self.failures[fault.kind, name] += 1
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{kind}-{name}-{number}{suffix}"
-        return path if number <= FILES_OF_A_KIND else None
+        return self.folder / f"{fault.kind}-{name}-{self.failures[fault.kind, name]}{suffix}"
 
-    def _say(self, path: Path, what: str, fault: "Fault") -> None:
+    def _write(self, path: Path, text: str, what: str, fault: "Fault") -> None:
+        path.write_text(text, "utf-8")
         seconds = time.monotonic() - self.started
         print(f"\nFAILED after {seconds:.0f} s: {what}\n  {fault.detail[:400]}", flush=True)
         print(f"  python -m tests.fuzz --replay {path}\n", flush=True)

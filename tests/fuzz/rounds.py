@@ -9,20 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pipeline.tokenization import SpecialStrings, TokenizerError, load_tokenizer
 from tests.fuzz.oracle import Fault, Oracle
-from tests.fuzz.report import Report
+from tests.fuzz.report import FILES_OF_A_KIND, Report
 from tests.fuzz.shrinking import shrink_texts
 from tests.fuzz.texts import make_text
-from tests.fuzz.tokenizers import REAL, SMALL, source, write_fresh
+from tests.fuzz.tokenizers import REAL, SMALL, write_fresh
 from tests.support.datasets import byte_level
+from tests.support.tokenizer_zoo import source
 
-ROUND_SECONDS = {"real": 6.0, "fresh": 1.0}
+REAL_SECONDS, OTHER_SECONDS = 6.0, 1.0
 SHRINK_SECONDS = 5.0
 SILENT_SECONDS = 120.0
 """A round that says nothing for as long hangs; a sweep of a large tokenizer takes a sixth."""
@@ -52,14 +52,10 @@ class Target:
 def fuzz_tokenizers(seed: str, until: float, report: Report) -> None:
     """Try one tokenizer after another until `time.monotonic` says that it is enough."""
     Oracle(byte_level(400), byte_level(400)).find_faults(["compiles kernels for all rounds, é"])
-    number = 0
     while time.monotonic() < until:
-        own = f"{seed} tokenizer {number}"
-        target = draw_target(own, report.folder)
-        seconds = ROUND_SECONDS["real" if target.name in REAL else "fresh"]
-        _watch(target, partial(run_round, target, own, seconds), report)
+        own = f"{seed} tokenizer {report.counts['tokenizers']}"
+        _watch(draw_target(own, report.folder), own, report)
         report.counts["tokenizers"] += 1
-        number += 1
 
 
 def draw_target(seed: str, folder: Path) -> Target:
@@ -73,22 +69,23 @@ def draw_target(seed: str, folder: Path) -> Target:
         name += "-" + json.loads(path.read_bytes())["model"].get("type")
     else:
         path = source(name)
-    honoured = choose.random() < 0.5 and path.suffix != ".v1" and path.suffix != ".model"
+    honoured = choose.random() < 0.5 and path.suffix not in (".v1", ".model")
     return Target(name, str(path), "honoured" if honoured else "plain", fast)
 
 
-def run_round(target: Target, seed: str, seconds: float, told: Connection) -> None:
+def run_round(target: Target, seed: str, told: Connection) -> None:
     """Try texts on a tokenizer for some seconds; tell what is tried and what went wrong."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries print panics, which are counted
     try:
         oracle = target.load()
-    except TokenizerError as error:
-        told.send(("refused", str(error)))
-        return
+    except TokenizerError:
+        told.send(("counts", {"tokenizers refused": 1}))
     except BaseException as error:
         told.send(("fault", Fault("load", f"{type(error)}: {error}"), [""]))
-        return
-    hunt(oracle, random.Random(seed), seconds, told.send)
-    told.send(("counts", oracle.counts))
+    else:
+        seconds = REAL_SECONDS if target.name in REAL else OTHER_SECONDS
+        hunt(oracle, random.Random(seed), seconds, told.send)
+        told.send(("counts", oracle.counts))
 
 
 def hunt(
@@ -98,7 +95,7 @@ def hunt(
     strings = [*oracle.added.values()]
     pieces = list(oracle.tested.base_vocabulary().values())
     strings += [p.decode("utf-8", "ignore") for p in choose.sample(pieces, min(60, len(pieces)))]
-    shrunk: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     until = float("inf")
     while time.monotonic() < until:
         texts = [make_text(choose, strings) for _ in range(choose.choice((1, 10, 50)))]
@@ -106,13 +103,13 @@ def hunt(
             texts = [" ".join(texts * 50)[: 800 << 10]]
         tell(("trying", texts))
         for fault in oracle.find_faults(texts).values():
-            shrunk[fault.kind] += 1
-            if shrunk[fault.kind] <= SHRUNK_A_ROUND:
+            found[fault.kind] += 1
+            if found[fault.kind] <= SHRUNK_A_ROUND:
                 small = shrink_fault(oracle, fault, texts)
                 again = list(oracle.find_faults(small).values())
                 tell(("fault", again[0] if again else fault, small))
             else:
-                tell(("again", fault.kind))
+                oracle.counts["faults of a kind that was shrunk"] += 1
         until = min(until, time.monotonic() + seconds)
 
 
@@ -131,8 +128,7 @@ def shrink_fault(oracle: Oracle, fault: Fault, texts: Sequence[str]) -> list[str
 def replay(path: Path) -> int:
     """Try the documents of a file again, say what is wrong with them, return the exit status."""
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    names = ("tokenizer", "special_strings", "fast")
-    target = Target("replay", *(lines[0][name] for name in names))
+    target = Target(*(lines[0][name] for name in ("name", "path", "special_strings", "fast")))
     try:
         oracle = target.load()
     except BaseException as error:  # a panic of a Rust library
@@ -144,12 +140,12 @@ def replay(path: Path) -> int:
     return int(bool(faults))
 
 
-def _watch(target: Target, work: Callable[[Connection], None], report: Report) -> None:
+def _watch(target: Target, seed: str, report: Report) -> None:
     """Run a round in a process; a crash or a hang is a fault of what it tried last."""
     tried: list[str] = [""]
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_quietly, args=(work, theirs), daemon=True)
+    process = context.Process(target=run_round, args=(target, seed, theirs), daemon=True)
     process.start()
     theirs.close()
     with suppress(EOFError):
@@ -160,19 +156,13 @@ def _watch(target: Target, work: Callable[[Connection], None], report: Report) -
                 (tried,) = values
             elif kind == "counts":
                 report.counts.update(values[0])
-            elif kind == "fault":
+            elif report.failures[values[0].kind, target.name] < FILES_OF_A_KIND:
                 report.add_texts(target, *values)
             else:
-                report.counts["tokenizers refused" if kind == "refused" else "repeated"] += 1
+                report.counts["faults without a file"] += 1
     process.join(10)
     if process.is_alive():
         process.kill()
         process.join()
     if process.exitcode:
         report.add_texts(target, Fault("dies", f"or hangs: exit code {process.exitcode}"), tried)
-
-
-def _quietly(work: Callable[[Connection], None], told: Connection) -> None:
-    """Run without standard error: libraries print panics that are expected, and counted."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    work(told)

@@ -3,9 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 
-PLAIN = "a 1é"
-"""What characters are replaced by where that still fails, the plainest first."""
-
 
 def shrink_list[T](
     items: Sequence[T], fails: Callable[[list[T]], bool], *, until: float
@@ -20,36 +17,27 @@ def shrink_list[T](
     kept, size = list(items), max(1, len(items) // 2)
     while size:
         place, left = 0, len(kept)
-        while place < len(kept) and time.monotonic() < until:
+        while place < len(kept):
+            if time.monotonic() >= until:
+                return kept
             fewer = kept[:place] + kept[place + size :]
             if fails(fewer):
                 kept = fewer
             else:
                 place += size
         size = size // 2 if size > 1 or len(kept) == left else size
-        if time.monotonic() >= until:
-            break
     return kept
 
 
 def shrink_texts(
     texts: Sequence[str], fails: Callable[[list[str]], bool], *, until: float
 ) -> list[str]:
-    """Return fewer, shorter and plainer texts that still fail."""
+    """Return fewer and shorter texts that still fail."""
     kept = shrink_list(texts, lambda fewer: bool(fewer) and fails(fewer), until=until)
     for n in range(len(kept)):
 
         def fails_with(characters: list[str], n: int = n) -> bool:
             return fails([*kept[:n], "".join(characters), *kept[n + 1 :]])
 
-        characters = shrink_list(kept[n], fails_with, until=until)
-        for place, character in enumerate(characters):
-            for plain in PLAIN:
-                tried = [*characters[:place], plain, *characters[place + 1 :]]
-                if character in PLAIN or time.monotonic() >= until:
-                    break
-                if fails_with(tried):
-                    characters = tried
-                    break
-        kept[n] = "".join(characters)
+        kept[n] = "".join(shrink_list(kept[n], fails_with, until=until))
     return kept

@@ -1,7 +1,7 @@
 """Ranks without their start-up: forked from one process that has imported the trainer already.
 
 What torchrun does for a job that goes well or fails at once: the same environment, one store, and
-an end of all ranks when one fails. Jobs that are killed, resumed or exported run under torchrun.
+an end of all ranks when one fails. Jobs that are killed or save checkpoints run under torchrun.
 """
 
 import multiprocessing
@@ -11,22 +11,25 @@ import sys
 import tempfile
 import time
 from functools import cache
+from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from tests.megatron_plugin.launch import job_environment
+from tests.megatron_plugin.launch import job_environment, require_success
 
 
-def fork_ranks(num_ranks, command, *, timeout, **environment):
+def fork_ranks(num_ranks, module, *command, timeout=600, check=True, **environment):
     """Run a job; return its output like `torchrun`, with all ranks' in one.
 
     Args:
         num_ranks: processes.
-        command: of `tests/megatron_plugin/trainer.py`, its name first.
-        timeout: seconds, after which the job is ended and fails.
+        module: of the tests, whose `main` each of them runs.
+        *command: its arguments.
+        timeout: seconds, after which the job is ended and fails; a busy machine may be slow.
+        check: whether a failing job fails the test.
         **environment: additional variables.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -39,18 +42,19 @@ def fork_ranks(num_ranks, command, *, timeout, **environment):
         "TORCHELASTIC_RESTART_COUNT": "0",
         **environment,
     }
-    command = [str(part) for part in command]
+    argv = [module, *map(str, command)]
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(num_ranks):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             output = Path(folder) / str(rank)
-            ranks.append(_context().Process(target=_run_rank, args=(command, own, output)))
+            ranks.append(_context().Process(target=_run_rank, args=(argv, own, output)))
             ranks[-1].start()
         code = _end(ranks, timeout)
         # Of ranks that came to speak before another failed.
         said = "".join(path.read_text() for path in sorted(Path(folder).iterdir()))
-    return subprocess.CompletedProcess(command, code, said, said)
+    done = subprocess.CompletedProcess(argv, code, said, said)
+    return require_success(done) if check else done
 
 
 @cache
@@ -68,16 +72,14 @@ def _context():
     return context
 
 
-def _run_rank(command, environment, output):
+def _run_rank(argv, environment, output):
     """Be a rank: output into a file, and a trainer of one's own."""
     with output.open("wb", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(environment)
-    sys.argv = command
-    from tests.megatron_plugin import trainer
-
-    trainer.main()
+    sys.argv = argv
+    import_module(argv[0]).main()
 
 
 def _end(ranks, timeout):

@@ -11,18 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def torchrun(num_ranks, *command, timeout=600, check=True, **environment):
-    """Run a job on `num_ranks` processes of this machine.
-
-    Args:
-        num_ranks: processes.
-        *command: script and its arguments, or `-m` and a module.
-        timeout: seconds, after which the test fails.
-        check: whether a failing job fails the test.
-        **environment: additional variables.
-    """
+def torchrun(num_ranks, module, *command, timeout=600, check=True, **environment):
+    """Run a job on `num_ranks` processes of this machine; `fork_ranks` says what is given."""
     done = subprocess.run(
-        torchrun_command(num_ranks, *command),
+        torchrun_command(num_ranks, module, *command),
         cwd=ROOT,
         env=job_environment(**environment),
         capture_output=True,
@@ -40,10 +32,10 @@ def require_success(done):
     return done
 
 
-def torchrun_command(num_ranks, *command):
+def torchrun_command(num_ranks, module, *command):
     """Return the command line of a job."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*run, "--nproc-per-node", str(num_ranks), *map(str, command)]
+    return [*run, "--nproc-per-node", str(num_ranks), "-m", module, *map(str, command)]
 
 
 def job_environment(**changes):

@@ -1,4 +1,4 @@
-"""Run by torchrun: `megatron_plugin.score` on the CPU, as a user would start it."""
+"""A rank of a job: `megatron_plugin.score` on the CPU, as a user would start it."""
 
 from tests.megatron_plugin import cpu_shim  # noqa: F401  before anything of megatron
 
@@ -8,5 +8,8 @@ import torch
 
 from megatron_plugin import score
 
-torch.set_num_threads(1)
-score.main()
+
+def main():
+    """Score as the command line says."""
+    torch.set_num_threads(1)
+    score.main()

@@ -1,31 +1,59 @@
-"""What can't work is refused at once, with the remedy."""
+"""Options reach what they are for; what can't work is refused at once, with the remedy."""
 
-import subprocess
-import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.arguments import NO_TEACHER, ArgumentError, read_options
-from megatron_plugin.bridge import Pairing
-from megatron_plugin.checks import require_service, require_student, require_teacher
-from megatron_plugin.models.arguments import (
-    config_of_arguments,
-    installed_arguments,
-    model_arguments,
+from megatron_plugin import checks, pretrain_gpt
+from megatron_plugin.arguments import (
+    NO_TEACHER,
+    ArgumentError,
+    VocagOptions,
+    add_arguments,
+    read_options,
 )
-from megatron_plugin.models.shape import shape_of_config
-from megatron_plugin.worlds import enter_world
+from megatron_plugin.bridge import Pairing
+from megatron_plugin.checks import (
+    require_same_tokenizers,
+    require_service,
+    require_student,
+    require_teacher,
+)
+from megatron_plugin.models import arguments
+from megatron_plugin.models.arguments import config_of_arguments, model_arguments
+from megatron_plugin.models.shape import read_shape, shape_of_config
+from megatron_plugin.student.run import StudentRun
+from megatron_plugin.worlds import World, enter_world
 from pipeline.guidance import PAPER_RULE
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from pipeline.training.method import Method
 from pipeline.training.methods import METHODS
 from schemas.errors import ForeignTokenizerError
-from tests.megatron_plugin.accepted_arguments import WORKING
-from tests.megatron_plugin.launch import ROOT, job_environment
-from tests.megatron_plugin.models import make_model
-from tests.support.datasets import build_dataset
+from tests.megatron_plugin.models import make_model, save_model
+from tests.support.datasets import build_dataset, byte_level
+
+TEACHER = ("--vocag-teacher", "m")
+OWN_WORLD = (*TEACHER, "--vocag-teacher-world-size")
+# Megatron's arguments that every check accepts.
+WORKING = {name: works for name, works, _ in checks._UNSUPPORTED} | {
+    "calculate_per_token_loss": True,
+    "padded_vocab_size": 512,
+    "eval_iters": 0,
+}
+SIZES = {
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "data_parallel_size": 1,
+    "eval_global_batch_size": 8,
+    "eval_micro_batch_size": 2,
+    "eval_iters": 0,
+    "virtual_pipeline_model_parallel_size": None,
+}
 
 
 def options(*extra):
@@ -33,22 +61,19 @@ def options(*extra):
 
 
 def test_defaults_are_the_papers():
-    read = options("--vocag-teacher", "model")
-    assert read.rule.selector == "teacher"
-    assert read.rule.keep_fraction == 0.4
-    assert read.rule.unmapped == "include"
+    read = options(*TEACHER)
     assert read.rule == PAPER_RULE == METHODS["teacher"].rule(Method()), (
         "the two trainers choose alike"
     )
-    assert read.aggregation == "max"
-    assert read.teacher.world_size == 0
+    assert (read.rule.selector, read.rule.keep_fraction, read.rule.unmapped) == (
+        *("teacher", 0.4, "include"),
+    )
+    assert (read.method_options.aggregation, read.teacher.world_size) == ("max", 0)
 
 
 def test_no_teacher_is_plain_pretraining():
     read = options()
-    assert not read.teacher.name
-    assert read.stored_losses is None
-    assert read.rule.selector == "full"
+    assert (read.teacher.name, read.stored_losses, read.rule.selector) == ("", None, "full")
 
 
 @pytest.mark.parametrize("name", ["", "teachers/large"])
@@ -58,8 +83,48 @@ def test_stored_losses_take_a_teachers_place(name):
     assert read.rule.selector == "teacher"
 
 
-def test_help_is_left_to_megatron():
+def test_what_is_read_is_named_as_elsewhere():
+    read = options("--vocag-generation", "3", "--vocag-where", "a > 1", "--vocag-student-bos", "7")
+    assert read.data == Reading("data", where="a > 1", generation=3, student_bos="7")
+
+
+def guidance_options():
+    """Return (field, value) of everything that chooses tokens in Megatron, too."""
+    hints = get_type_hints(Method)
+    others = {"name", "num_chunks", "chunk_of", "weight", "kld_direction"}
+    for field in (field.name for field in fields(Method) if field.name not in others):
+        values = {"keep_fraction": (0.25,), "seed": (7,)}.get(field) or get_args(hints[field])
+        yield from ((field, value) for value in values)
+
+
+@pytest.mark.parametrize(("name", "value"), list(guidance_options()))
+def test_every_guidance_option_is_an_argument(name, value):
+    read = options(*TEACHER, "--vocag-" + name.replace("_", "-"), str(value))
+    assert getattr(read.method_options, name) == value
+    assert getattr(read.rule, name, value) == value
+
+
+@pytest.mark.parametrize("method", get_args(get_args(get_type_hints(VocagOptions)["method"])[0]))
+def test_methods_are_those_of_the_trainer(method):
+    read = options(*TEACHER, "--vocag-method", method)
+    assert read.kind is METHODS[method]
+    assert read.rule == METHODS[method].rule(Method())
+
+
+def test_every_argument_states_its_default():
+    parser = add_arguments(ArgumentParser())
+    own = [action for action in parser._actions if action.dest.startswith("vocag_")]
+    assert len(own) > 20
+    for action in own:
+        assert "default" in action.help or "(required)" in action.help, action.option_strings
+
+
+def test_help_lists_both_megatrons_arguments_and_ours(capsys):
     assert read_options(["--help"]) is None
+    pretrain_gpt.print_help()
+    text = capsys.readouterr().out
+    assert text.index("--tensor-model-parallel-size") < text.index("vocag: data and student:")
+    assert text.index("vocag: data and student:") < text.index("vocag: guidance:")
 
 
 @pytest.mark.parametrize(
@@ -71,30 +136,24 @@ def test_help_is_left_to_megatron():
         (("--vocag-teacher-dtype", "float32"), "--vocag-teacher-dtype float32 needs --vocag-teach"),
         (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
         (("--vocag-stored-losses", "", "--vocag-teacher-world-size", "1"), "1 needs --vocag-teach"),
-        (("--vocag-teacher", "m", "--vocag-stored-losses", ""), "choose one of them"),
+        ((*TEACHER, "--vocag-stored-losses", ""), "choose one of them"),
         (
-            (
-                *("--vocag-teacher", "m", "--vocag-teacher-world-size", "3"),
-                *("--vocag-teacher-pipeline-model-parallel-size", "2"),
-            ),
+            (*OWN_WORLD, "3", "--vocag-teacher-pipeline-model-parallel-size", "2"),
             "3 isn't a multiple of 1 tensor-parallel by 2 pipeline-parallel by 1 expert-parallel",
         ),
         (
-            ("--vocag-teacher", "m", "--vocag-teacher-tensor-model-parallel-size", "2"),
+            (*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"),
             "with the student's parallelism: leave out",
         ),
-        (("--vocag-teacher", "m", "--vocag-teacher-micro-batch-size", "0"), "is 0, below 1"),
-        (("--vocag-teacher", "m", "--vocag-teacher-timeout-minutes", "0"), "is not above 0"),
+        ((*TEACHER, "--vocag-teacher-micro-batch-size", "0"), "is 0, below 1"),
+        ((*TEACHER, "--vocag-teacher-timeout-minutes", "0"), "0 isn't above 0 and at most 10080"),
+        ((*TEACHER, "--vocag-teacher-timeout-minutes", "inf"), "inf isn't above 0"),
+        (("--vocag-keep-fraction", "40"), r"40 % is written 0\.4"),
     ],
 )
 def test_impossible_options(extra, message):
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ValueError, match=message):
         options(*extra)
-
-
-def test_a_keep_fraction_in_percent_is_refused():
-    with pytest.raises(ValueError, match=r"40 % is written 0\.4"):
-        options("--vocag-keep-fraction", "40")
 
 
 def test_no_data_is_refused(capsys):
@@ -136,23 +195,26 @@ def test_uneven_pairing_is_refused():
         Pairing(3, 2)
 
 
-def test_rows_that_teachers_cannot_share():
-    args = Namespace(
-        global_batch_size=6,
-        micro_batch_size=3,
-        data_parallel_size=1,
-        eval_global_batch_size=6,
-        eval_micro_batch_size=3,
-        eval_iters=0,
-        virtual_pipeline_model_parallel_size=None,
-        distributed_timeout_minutes=10,
-    )
-    teacher = options(
-        *("--vocag-teacher", "m", "--vocag-teacher-world-size", "2"),
-        *("--vocag-teacher-micro-batch-size", "2"),
-    ).teacher
-    with pytest.raises(ArgumentError, match=r"6 rows per student replica, which 2 teacher.*of 2:"):
-        require_service(args, teacher)
+@pytest.mark.parametrize(
+    ("teacher", "changes", "message"),
+    [
+        (
+            (*OWN_WORLD, "2", "--vocag-teacher-micro-batch-size", "2"),
+            {"global_batch_size": 6, "micro_batch_size": 3},
+            r"6 rows per student replica, which 2 teacher.*of 2:",
+        ),
+        (
+            TEACHER,
+            {"virtual_pipeline_model_parallel_size": 2},
+            "no virtual pipeline stages: give it ranks of its own",
+        ),
+    ],
+)
+def test_steps_that_a_teacher_cannot_serve(teacher, changes, message):
+    teacher = options(*teacher).teacher
+    require_service(Namespace(**SIZES), teacher)
+    with pytest.raises(ArgumentError, match=message):
+        require_service(Namespace(**SIZES | changes), teacher)
 
 
 @pytest.mark.parametrize(
@@ -174,40 +236,67 @@ def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, messag
 
 
 def test_a_teacher_must_fit_the_dataset(tmp_path):
-    manifest = build_dataset(tmp_path / "data")
-    small = shape_of_config(make_model("llama", vocab_size=300).config.to_dict())
-    data = str(tmp_path / "data")
+    build_dataset(tmp_path / "data")
+    opened = open_run(Reading(str(tmp_path / "data")))
+    small, shape = (
+        shape_of_config(make_model("llama", vocab_size=size).config.to_dict())
+        for size in (300, 480)
+    )
     with pytest.raises(ValueError, match=r"tokens up to 479 \(tokenizer tests/teacher\), .* 300:"):
-        require_teacher(small, tmp_path, manifest, data=data, seq_length=64)
-    shape = shape_of_config(make_model("llama", vocab_size=480).config.to_dict())
+        require_teacher(small, tmp_path, opened, seq_length=64)
     with pytest.raises(ValueError, match=r"129 teacher tokens, .* was made for 128"):
-        require_teacher(shape, tmp_path, manifest, data=data, seq_length=129)
-    require_teacher(shape, tmp_path, manifest, data=data, seq_length=128)
+        require_teacher(shape, tmp_path, opened, seq_length=129)
+    require_teacher(shape, tmp_path, opened, seq_length=128)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
-        require_teacher(shape, tmp_path, manifest, data=data, seq_length=128)
+        require_teacher(shape, tmp_path, opened, seq_length=128)
+
+
+def test_a_students_tokenizer_must_be_the_datasets(tmp_path):
+    from megatron.training.arguments import add_megatron_arguments
+
+    build_dataset(tmp_path / "data")
+    save_model(tmp_path / "student", "llama", vocab_size=400)
+    of_data = options("--vocag-data", str(tmp_path / "data"))
+    run = StudentRun(of_data, World("student", 0, 1, 1), open_run(of_data.data))
+    parser = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+    argv = [*model_arguments(read_shape(tmp_path / "student")), "--seq-length", "64"]
+    run._open_student(parser.parse_args(argv), str(tmp_path / "student"))
+    (tmp_path / "student" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
+        run._open_student(parser.parse_args(argv), str(tmp_path / "student"))
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_validation_data_must_have_the_same_tokenizers(tmp_path, side):
+    manifest = build_dataset(tmp_path / "data")
+    require_same_tokenizers("same", build_dataset(tmp_path / "same"), manifest)
+    other = build_dataset(tmp_path / "other", **{side: byte_level(420)})
+    with pytest.raises(ForeignTokenizerError, match=f"validation-data other: {side} tokenizer .*"):
+        require_same_tokenizers("other", other, manifest)
 
 
 def test_local_layers_beside_transformer_engine_have_no_fused_gradients(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tests/megatron_plugin/stand_ins")
+    monkeypatch.setattr(arguments, "find_spec", {"transformer_engine": True}.get)
     fusion = "--no-gradient-accumulation-fusion"
-    assert fusion not in installed_arguments()
-    assert "local" not in installed_arguments()
-    assert fusion in installed_arguments(["--lr", "1", "--transformer-impl", "local"])
-    assert fusion in installed_arguments(["--transformer-impl=local"])
+    assert fusion not in arguments.installed_arguments()
+    assert "local" not in arguments.installed_arguments()
+    assert fusion in arguments.installed_arguments(["--lr", "1", "--transformer-impl", "local"])
+    assert fusion in arguments.installed_arguments(["--transformer-impl=local"])
 
 
 def test_only_a_teacher_may_be_a_mixture_of_experts():
-    shape = shape_of_config(make_model("qwen3_moe").config.to_dict())
+    sparse, dense = (
+        shape_of_config(make_model(family).config.to_dict()) for family in ("qwen3_moe", "qwen3")
+    )
     with pytest.raises(ValueError, match=r"student is a mixture of 4 experts .*only a teacher may"):
-        model_arguments(shape)
-    shape.require_expert_parallel(2, what="teacher")
+        model_arguments(sparse)
+    sparse.require_parallel(tensor=2, expert=2)
     with pytest.raises(ValueError, match=r"4 experts can't be shared by 3 .*divides 4"):
-        shape.require_expert_parallel(3, what="teacher")
-    dense = shape_of_config(make_model("qwen3").config.to_dict())
-    dense.require_expert_parallel(1, what="teacher")
+        sparse.require_parallel(tensor=1, expert=3)
+    dense.require_parallel(tensor=1, expert=1)
     with pytest.raises(ValueError, match=r"0 experts can't be shared by 2 .*leave the option out"):
-        dense.require_expert_parallel(2, what="teacher")
+        dense.require_parallel(tensor=1, expert=2)
 
 
 def test_a_random_students_config_is_its_arguments():
@@ -237,22 +326,3 @@ def test_a_random_students_config_is_its_arguments():
     assert (shape.vocab_size, shape.rotary_base, shape.tied_embeddings) == (400, 5000.0, False)
     args.swiglu = False
     assert config_of_arguments(args, 400) is None
-
-
-def test_help_lists_both_megatrons_arguments_and_ours():
-    run = "from tests.megatron_plugin import cpu_shim"
-    run += "; from megatron_plugin import pretrain_gpt as gpt; gpt.main()"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", run, "--help"],
-        cwd=ROOT,
-        env=job_environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    assert "--tensor-model-parallel-size" in done.stdout
-    ours = done.stdout[done.stdout.index("vocag: data and student:") :]
-    for option in ("--vocag-teacher-world-size", "--vocag-keep-fraction", "--vocag-student"):
-        text = ours[ours.index(option) :]
-        assert "default: " in text[:500], option

@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,13 +16,13 @@ from megatron_plugin.bridge import (
     Pairing,
     StudentBridge,
     TeacherBridge,
-    TeacherReply,
     TeacherRows,
 )
 from megatron_plugin.models.places import WHOLE_ROWS
-from megatron_plugin.student.batch import Origin, micro_batch
+from megatron_plugin.student.batch import micro_batch
+from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.requests import GuidedBatches
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from tests.support.datasets import build_dataset
 
 PLACES = 6
@@ -41,9 +40,7 @@ def serve(store, pairing, replica):
     sizes = []
     while requests := bridge.receive():
         sizes.append([len(request) for request in requests])
-        bridge.reply(
-            [TeacherReply(r.input_ids.float(), float(r.input_ids.numel()), 2.0) for r in requests]
-        )
+        bridge.reply([request.input_ids.float() for request in requests])
     return sizes
 
 
@@ -53,25 +50,8 @@ def ask(store, pairing, replica, num_steps):
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
     for each, answer in zip(rows, pending, strict=True):
-        reply = answer.wait()
-        assert torch.equal(reply.losses, each.input_ids.float())
-        assert reply.num_tokens == 4 * PLACES
-        assert reply.seconds == 2.0
-        assert reply.waited_seconds > 0
+        assert torch.equal(answer.wait(), each.input_ids.float())
     bridge.close()
-
-
-def test_a_packed_reply_is_the_same_reply():
-    losses = torch.arange(12.0).view(4, 3).masked_fill(torch.eye(4, 3) > 0, torch.nan)
-    sent = TeacherReply(losses, num_tokens=9.0, seconds=0.5, waited_seconds=0.25)
-    message = sent.pack()
-    assert message.shape == (TeacherReply.packed_size(4, 3),)
-    found = TeacherReply.unpack(message, places=3)
-    torch.testing.assert_close(found.losses, losses, rtol=0, atol=0, equal_nan=True)
-    assert replace(found, losses=losses) == sent
-    first, second = found.split([1, 3])
-    torch.testing.assert_close(second.losses, losses[1:], rtol=0, atol=0, equal_nan=True)
-    assert (first.num_tokens, first.seconds, second.waited_seconds) == (2.25, 0.125, 0.1875)
 
 
 @pytest.mark.parametrize(("students", "teachers"), [(1, 1), (2, 1), (1, 2), (2, 4)])
@@ -144,18 +124,18 @@ class _Recorder:
 
     def wait(self):
         self.answered.append(len(self.asked))
-        return TeacherReply(torch.zeros(self.asked[0], 64), 1.0, 1.0)
+        return torch.zeros(self.asked[0], 64)
 
 
 def test_steps_are_asked_ahead_and_drained(tmp_path):
     build_dataset(tmp_path)
-    rows = AlignedRows(StreamConfig(path=str(tmp_path), seq_length=64, teacher_seq_length=64))
+    rows = AlignedRows(StreamConfig(Reading(str(tmp_path)), seq_length=64, teacher_seq_length=64))
     batches = [
         micro_batch(
             rows.__getitems__([2 * i, 2 * i + 1]),
             i,
-            torch.device("cpu"),
-            origin=Origin(rows, (2 * i, 2 * i + 1)),
+            (2 * i, 2 * i + 1),
+            device=torch.device("cpu"),
             share=WHOLE_ROWS,
         )
         for i in range(8)
@@ -165,7 +145,7 @@ def test_steps_are_asked_ahead_and_drained(tmp_path):
         iter(batches),
         recorder,
         num_microbatches=2,
-        how="max",
+        guide=Guide("max", leave_out=None),
         group=_OneRank(),
         lookahead=2,
     )

@@ -7,21 +7,22 @@ import torch
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.bridge import TeacherReply
 from megatron_plugin.models.places import WHOLE_ROWS
-from megatron_plugin.student.batch import Origin, micro_batch
+from megatron_plugin.student.batch import micro_batch
+from megatron_plugin.student.guide import Guide
 from pipeline.guidance import NonFiniteLossError
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.streaming.damage import read_quarantine
 from tests.support.datasets import build_dataset
 
-SAMPLES = (4, 5)
+POSITIONS = (4, 5)
 
 
 def open_batch(folder, on_damage):
+    """Return rows, a micro-batch of two of them, and what guides it."""
     build_dataset(folder / "data")
     config = StreamConfig(
-        path=str(folder / "data"),
+        Reading(str(folder / "data")),
         seq_length=512,
         global_batch_size=2,
         on_damage=on_damage,
@@ -29,44 +30,51 @@ def open_batch(folder, on_damage):
         num_epochs=10,
     )
     rows = AlignedRows(config)
-    origin = Origin(rows, SAMPLES)
-    read, device = rows.__getitems__(SAMPLES), torch.device("cpu")
-    return rows, micro_batch(read, 2, device, origin=origin, share=WHOLE_ROWS)
+    read, device = rows.__getitems__(POSITIONS), torch.device("cpu")
+
+    def leave_out(batch, row, segment, what):
+        rows.leave_out(batch.run_positions[row], segment, what)
+
+    batch = micro_batch(read, 2, POSITIONS, device=device, share=WHOLE_ROWS)
+    return rows, batch, Guide("max", leave_out)
 
 
-def reply_with(batch, value):
-    """Return a reply of 1 nat each, but for one of the second segment of row 1."""
+def losses_with(batch, value):
+    """Return losses of 1 nat each, but for one of the second segment of row 1."""
     start, stop = batch.rows["teacher_cu_seqlens"][1, 1:3].tolist()
     assert stop - start > 3
     losses = torch.where(batch.rows["teacher_position_ids"] > 0, 1.0, torch.nan)
     losses[1, start + 2] = value
-    return TeacherReply(losses)
+    return losses
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_document_shard_and_step_are_named(value, tmp_path):
-    rows, batch = open_batch(tmp_path, "raise")
+    rows, batch, guide = open_batch(tmp_path, "raise")
     own = rows.datasets[0]
-    row = own.order.row_index(*divmod(SAMPLES[1], rows.samples_per_epoch))
+    row = own.order.row_index(*divmod(POSITIONS[1], rows.samples_per_epoch))
     document = int(own.plan.segments["document"][own.plan.row_starts[row] + 1])
     where = rows.datasets[0]._reader.describe(document, ValueError())
     told = f'document "{where.document_id}", sample {where.key} in {where.shard}, step 3 on '
     with pytest.raises(NonFiniteLossError, match=re.escape(told)):
-        batch.guided_by(reply_with(batch, value), "max")
+        guide.by_teacher([batch], losses_with(batch, value), waited_seconds=0.0)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_quarantined_document_is_masked_and_counted(value, tmp_path):
-    rows, batch = open_batch(tmp_path, "quarantine")
-    whole = batch.guided_by(reply_with(batch, 1.0), "max")
-    guided = batch.guided_by(reply_with(batch, value), "max")
+    rows, batch, guide = open_batch(tmp_path, "quarantine")
+    whole, guided = (
+        guide.by_teacher([batch], losses_with(batch, each), waited_seconds=0.0)[0]
+        for each in (1.0, value)
+    )
     start, stop = batch.rows["cu_seqlens"][1, 1:3].tolist()
     expected = whole.loss_mask.clone()
     expected[1, start:stop] = 0
     assert torch.equal(guided.loss_mask, expected)
     masked = int(whole.loss_mask[1, start:stop].sum())
     assert masked > 3
-    assert guided.rows["num_quarantined_tokens"].tolist() == [0, masked]
+    assert guided.num_quarantined.tolist() == [0, masked]
+    assert batch.num_quarantined.tolist() == [0, 0], "a batch is never changed"
     # Everything else is as it was.
     kept = expected.bool()
     assert torch.equal(guided.guidance[kept].nan_to_num(-1), whole.guidance[kept].nan_to_num(-1))

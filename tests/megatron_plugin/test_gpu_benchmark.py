@@ -37,51 +37,44 @@ def commands(tmp_path):
     return [line.split("\0")[:-1] for line in record.read_text().splitlines()]
 
 
+# Method, teacher, whether it runs and on how many ranks; tensor, sequence and context parallelism,
+# layers.
+ONE = (1, False, 1, "local")
+RUNS = [
+    ("full", "", False, 0, *ONE),
+    ("random", "", False, 0, *ONE),
+    ("teacher", "teacher", False, 0, *ONE),
+    ("teacher", "teacher", True, 0, *ONE),
+    ("teacher", "teacher", True, 1, *ONE),
+    ("full", "", False, 0, 2, False, 1, "local"),
+    ("full", "", False, 0, 2, True, 1, "local"),
+    ("full", "", False, 0, 1, False, 2, "local"),
+    ("full", "", False, 0, 1, False, 1, "transformer_engine"),
+]
+
+
 def test_every_run_has_arguments_that_work(commands):
     from megatron.training.arguments import add_megatron_arguments
 
-    runs = [line[line.index(TRAINER) + 1 :] for line in commands if TRAINER in line]
-    chosen, layouts = [], []
-    for argv in runs:
+    runs = []
+    for argv in (line[line.index(TRAINER) + 1 :] for line in commands if TRAINER in line):
         parser = add_arguments(add_megatron_arguments(ArgumentParser(allow_abbrev=False)))
         known, unknown = parser.parse_known_args(argv)
-        assert unknown == []
-        assert known.train_iters == 3
+        assert (unknown, known.train_iters) == ([], 3)
         options = read_options(argv)
         teacher = options.teacher
         source = Path(teacher.name or options.stored_losses or "").name
-        chosen.append((options.rule.selector, source, bool(teacher.name), teacher.world_size))
-        layouts.append(
-            (
-                known.tensor_model_parallel_size,
-                known.sequence_parallel,
-                known.context_parallel_size,
-                known.transformer_impl,
-            )
-        )
-    assert chosen == [
-        ("full", "", False, 0),
-        ("random", "", False, 0),
-        ("teacher", "teacher", False, 0),
-        ("teacher", "teacher", True, 0),
-        ("teacher", "teacher", True, 1),
-        *[("full", "", False, 0)] * 4,
-    ]
-    assert layouts == [
-        *[(1, False, 1, "local")] * 5,
-        (2, False, 1, "local"),
-        (2, True, 1, "local"),
-        (1, False, 2, "local"),
-        (1, False, 1, "transformer_engine"),
-    ]
+        chosen = (options.rule.selector, source, bool(teacher.name), teacher.world_size)
+        parallel = (known.tensor_model_parallel_size, known.sequence_parallel)
+        runs.append((*chosen, *parallel, known.context_parallel_size, known.transformer_impl))
+    assert runs == RUNS
 
 
 def test_losses_are_scored_before_they_are_read(commands):
-    lines = [json.dumps(line) for line in commands]
-    (place,) = (number for number, line in enumerate(lines) if "beam_jobs.score" in line)
-    (cached,) = (number for number, line in enumerate(lines) if "--vocag-stored-losses" in line)
-    assert place < cached
-    argv = commands[place]
+    (scored,) = (number for number, line in enumerate(commands) if "beam_jobs.score" in line)
+    (read,) = (number for number, line in enumerate(commands) if "--vocag-stored-losses" in line)
+    assert scored < read
+    argv = commands[scored]
     assert parse_options(argv[argv.index("beam_jobs.score") + 1 :]).seq_length == 2048
 
 
@@ -101,9 +94,3 @@ def test_the_table_has_the_runs_that_left_a_log(tmp_path, capsys):
         "| plain | 1 | 0.50 | 262,144 | 0% | 2 |",
         "| two_worlds | 2 | 0.50 | 262,144 | 0% | 2 |",
     ]
-
-
-def test_without_a_folder_it_says_how_to_call_it():
-    done = subprocess.run([SCRIPT], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2
-    assert "benchmarks/megatron_gpu.sh /scratch" in done.stderr

@@ -8,26 +8,14 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from tests.megatron_plugin.launch import ROOT
+from tests.megatron_plugin.launch import ROOT, torchrun
 from tests.megatron_plugin.reference_step import reference_gradients
-from tests.megatron_plugin.training_job import (
-    GLOBAL_BATCH,
-    MICRO_BATCH,
-    SEQ_LENGTH,
-    make_inputs,
-    require_equal,
-    train,
-)
+from tests.megatron_plugin.training_job import require_equal, train
 
 pytestmark = pytest.mark.slow
 
 # To try a real checkout of version 0.19: name its folder here.
 CHECKOUT = os.environ.get("VOCAG_TEST_MEGATRON_LM")
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def documented_change():
@@ -62,24 +50,13 @@ def test_the_three_lines_train_in_both_worlds(inputs, tmp_path):
 def test_the_three_lines_fit_the_real_script(inputs, tmp_path):
     path = tmp_path / "pretrain_gpt.py"
     path.write_text(changed((Path(CHECKOUT) / "pretrain_gpt.py").read_text()))
-    train_with(path, inputs, tmp_path / "dump", imports=CHECKOUT)
+    path_of_checkout = {"PYTHONPATH": f"{ROOT}:{CHECKOUT}"}
+    train_with(path, inputs, tmp_path / "dump", environment=path_of_checkout, launch=torchrun)
 
 
-def train_with(script, inputs, dump, *, imports="", **changes):
+def train_with(script, inputs, dump, **changes):
     """Run a step of a script; its gradients must be those of one process."""
-    expected, _ = reference_gradients(
-        inputs,
-        seq_length=SEQ_LENGTH,
-        global_batch_size=GLOBAL_BATCH,
-        rows_per_choice=MICRO_BATCH,
-    )
-    done = train(
-        inputs,
-        2,
-        dump,
-        environment={"VOCAG_TEST_SCRIPT": str(script), "PYTHONPATH": f"{ROOT}:{imports}"},
-        vocag_teacher_world_size=1,
-        **changes,
-    )
-    require_equal(dump, inputs, expected)
+    environment = {"VOCAG_TEST_SCRIPT": str(script), **changes.pop("environment", {})}
+    done = train(inputs, 2, dump, environment=environment, vocag_teacher_world_size=1, **changes)
+    require_equal(dump, inputs, reference_gradients(inputs))
     return done

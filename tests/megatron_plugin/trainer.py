@@ -1,12 +1,10 @@
-"""Run by torchrun: `megatron_plugin.pretrain_gpt` on the CPU, as a user would start it.
+"""A rank of a job: `megatron_plugin.pretrain_gpt` on the CPU, as a user would start it.
 
 VOCAG_TEST_DUMP: folder for the first step's gradients, the last step's weights and the last
 validation's losses. VOCAG_TEST_SCRIPT: run this file instead of our own main.
 VOCAG_TEST_CUT_BRIDGE: the teacher's end drops its connections after so many replies.
-VOCAG_TEST_SLEEP: the arguments of `sleepers.sleep_instead` as JSON: both models sleep.
 """
 
-import json
 import os
 import runpy
 import socket
@@ -24,7 +22,6 @@ from torch import distributed as dist
 from megatron_plugin import bridge, pretrain_gpt
 from megatron_plugin.models.weight_rules import whole_model_names
 from megatron_plugin.student import forward_step
-from tests.megatron_plugin.sleepers import sleep_instead
 
 
 def dump_steps(folder):
@@ -122,8 +119,6 @@ def main():
         dump_validation(Path(os.environ["VOCAG_TEST_DUMP"]))
     if "VOCAG_TEST_CUT_BRIDGE" in os.environ:
         cut_bridge(after=int(os.environ["VOCAG_TEST_CUT_BRIDGE"]))
-    if "VOCAG_TEST_SLEEP" in os.environ:
-        sleep_instead(**json.loads(os.environ["VOCAG_TEST_SLEEP"]))
     if "VOCAG_TEST_SCRIPT" in os.environ:
         runpy.run_path(os.environ["VOCAG_TEST_SCRIPT"], run_name="__main__")
     else:

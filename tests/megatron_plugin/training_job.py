@@ -1,7 +1,6 @@
 """A small training job that tests change in one point at a time."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,17 +8,17 @@ import torch
 from megatron_plugin.models.shape import read_shape
 from megatron_plugin.models.weight_rules import merge_weights
 from tests.megatron_plugin.forked_ranks import fork_ranks
-from tests.megatron_plugin.launch import ROOT, require_success, torchrun
 from tests.megatron_plugin.models import save_model
 from tests.support.datasets import build_dataset, make_texts
 
 SEQ_LENGTH, MICRO_BATCH, GLOBAL_BATCH = 64, 2, 8
+SEED = 1234  # Megatron's default
 ONE = {}
 PIPELINE = {"pipeline_model_parallel_size": 2}
 TENSOR = {"tensor_model_parallel_size": 2}
 CONTEXT = {"context_parallel_size": 2}
 INTERLEAVED = {**PIPELINE, "num_layers_per_virtual_pipeline_stage": 1}
-TRAINER = ROOT / "tests/megatron_plugin/trainer.py"
+TRAINER = "tests.megatron_plugin.trainer"
 
 
 @dataclass(frozen=True)
@@ -70,48 +69,30 @@ def arguments(inputs, **changes):
     options |= {name.replace("_", "-"): value for name, value in changes.items()}
     if options["vocag-teacher"] is None:
         options |= {"vocag-teacher-dtype": None, "vocag-allow-untrained-teacher": None}
-    command = [TRAINER]
+    command = []
     for name, value in options.items():
         if value is not None:
             command += [f"--{name}", *(str(value),) * (value != "")]
     return command
 
 
-def train(
-    inputs,
-    num_ranks,
-    dump=None,
-    *,
-    check=True,
-    timeout=600,
-    environment=None,
-    forked=False,
-    **changes,
-):
+def train(inputs, num_ranks, dump=None, *, launch=fork_ranks, environment=None, **changes):
     """Run a job to its end.
 
     Args:
         inputs: what it reads.
         num_ranks: of both worlds.
         dump: folder for gradients, weights and losses.
-        check: whether a failing job fails the test.
-        timeout: seconds, for a job that hangs; a busy machine may be slow.
+        launch: `torchrun`, or what spares each rank its start-up, which takes most of the time.
         environment: additional variables.
-        forked: without torchrun and without each rank's start-up, which take most of the time.
-        **changes: of the arguments.
+        **changes: of the arguments; `check`: whether a failing job fails the test.
     """
-    environment = dict(environment or {})
+    check, environment = changes.pop("check", True), dict(environment or {})
     if dump:
         environment["VOCAG_TEST_DUMP"] = str(dump)
         dump.mkdir(parents=True, exist_ok=True)
     command = arguments(inputs, **changes)
-    if not forked:
-        return torchrun(num_ranks, *command, check=check, timeout=timeout, **environment)
-    done = fork_ranks(num_ranks, command, timeout=timeout, **environment)
-    return require_success(done) if check else done
-
-
-train_forked = partial(train, forked=True)
+    return launch(num_ranks, TRAINER, *command, check=check, **environment)
 
 
 def merged(folder, what, student):
@@ -132,7 +113,7 @@ def merged(folder, what, student):
 
 
 def require_equal(folder, inputs, expected):
-    """Compare a job's gradients with those of one process."""
+    """Compare a job's first gradients with those of one process."""
     found = merged(folder, "gradients", inputs.student)
     assert found.keys() == expected.keys()
     scale = max(float(gradient.abs().max()) for gradient in expected.values())

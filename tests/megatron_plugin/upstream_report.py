@@ -38,14 +38,17 @@ PROCESSED = "hidden_states output_layer output_weight labels compute_language_mo
 
 
 def main():
-    """Print the version and the list of changes."""
+    """Print where Megatron is, and the list of changes."""
     warnings.simplefilter("ignore")
+    where = str(Path(importlib.import_module("megatron.core").__file__).parents[2])
+    print(json.dumps({"where": where, "changes": all_changes()}))
+
+
+def all_changes():
+    """Return what the importable Megatron has changed."""
     names, changes = resolve_names()
     changes += [*changed_parallel_state(names), *changed_calls(names), *changed_objects(names)]
-    from megatron.core import __version__
-
-    where = str(Path(sys.modules["megatron.core"].__file__).parents[2])
-    print(json.dumps({"version": __version__, "where": where, "changes": sorted(set(changes))}))
+    return sorted(set(changes))
 
 
 def resolve_names():
@@ -121,10 +124,7 @@ def misfit(names, name, num_positional, named):
 def changed_objects(names):
     """Yield fields, replaced attributes and keywords of `output_processor` that are gone."""
     for name, wanted in FIELDS.items():
-        known = {field.name for field in fields(names[name])} if name in names else set()
-        yield from (
-            f"{name} has no field {field}" for field in wanted.split() if field not in known
-        )
+        yield from missing_fields(names, name, wanted.split())
     for name in REPLACED:
         owner, attribute = name.split(".")
         if not hasattr(names.get(owner), attribute):

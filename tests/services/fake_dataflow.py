@@ -20,18 +20,10 @@ Replay = Callable[[dict[str, Any]], subprocess.Popen[str]]
 
 @dataclass
 class FakeDataflow:
-    """The service.
-
-    Attributes:
-        replay: starts the process that runs a job.
-        url: for --dataflow_endpoint; Beam wants "localhost" in it.
-        job: the job that was created, as JSON.
-        polls: how often the launcher looked at it.
-        worker: the process that runs it.
-    """
+    """The service, for one job: how often the launcher looked at it, and what runs it."""
 
     replay: Replay
-    url: str = ""
+    url: str = ""  # Beam wants "localhost" in it
     job: dict[str, Any] = field(default_factory=dict)
     polls: int = 0
     worker: subprocess.Popen[str] | None = None

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from pipeline.streaming import AlignedRows, StreamConfig, StreamState
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamState
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print JSON."""
     url, cache, state = arguments
     saved = StreamState(**json.loads(state)) if state else None
-    config = StreamConfig(path=url, seq_length=64, cache_folder=Path(cache))
+    config = StreamConfig(Reading(url), seq_length=64, cache_folder=Path(cache))
     rows = AlignedRows(config, saved)
     data = rows.__getitems__(range(len(rows))).buffer.numpy().tobytes()
     told = {"rows": len(rows), "sha256": sha256(data).hexdigest(), "state": asdict(rows.state(0))}

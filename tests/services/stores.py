@@ -52,11 +52,7 @@ _NO_CACHE: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": 
 
 @dataclass(frozen=True)
 class Session:
-    """A process that runs commands.
-
-    Attributes:
-        process: it reads a command a line, and writes what came of it.
-    """
+    """A process that reads a command a line, and writes what came of it."""
 
     process: "subprocess.Popen[str]"
 
@@ -74,17 +70,11 @@ class Session:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """An emulator that is running.
-
-    Attributes:
-        url: of its only bucket.
-        environment: what every process that uses it needs.
-        files: the store through fsspec, and so through another client than Beam's.
-    """
+    """An emulator that is running; `url` is its only bucket."""
 
     url: str
-    environment: Mapping[str, str]
-    files: AbstractFileSystem
+    environment: Mapping[str, str]  # of every process that uses it
+    files: AbstractFileSystem  # a client that isn't Beam's
 
     def upload(self, folder: Path, name: str) -> str:
         """Copy a folder's files; return its URL."""

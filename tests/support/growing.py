@@ -8,7 +8,6 @@ import numpy as np
 
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.remove.command import RemoveOptions, remove
 from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
@@ -57,13 +56,6 @@ def grow(
     exists = (root / "aligned" / "manifest.json").exists()
     inputs = write_input(root / "in" / f"{name}.jsonl", ids, repeat=repeat)
     return align(options(root, inputs, append=exists, **changes))
-
-
-def take_out(root: Path, ids: Iterable[str]) -> Manifest:
-    """Remove documents."""
-    listing = root / "ids.txt"
-    listing.write_text("\n".join(ids), "utf-8")
-    return remove(RemoveOptions(str(root / "aligned"), str(listing), quiet=True))
 
 
 def documents(folder: Path, generation: int | None = None) -> dict[str, tuple[object, ...]]:

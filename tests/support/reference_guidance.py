@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,16 +144,12 @@ def keep_chunks(
     return kept
 
 
-def chunk_ids(bounds: list[int], is_text: list[bool], num_chunks: int, chunk_of: str) -> list[int]:
+def chunk_ids(is_text: list[bool], num_chunks: int) -> list[int]:
     """Which chunk each place of a row lies in, counted by hand; -1 where there is no text."""
     ids = [-1] * len(is_text)
-    pieces = [[place for place, text in enumerate(is_text) if text]]
-    if chunk_of == "document":
-        pieces = [list(range(start, stop)) for start, stop in pairwise(bounds)]
-    for number, piece in enumerate(pieces):
-        for i, place in enumerate(piece):
-            if is_text[place]:
-                ids[place] = number * num_chunks + i * num_chunks // len(piece)
+    places = [place for place, text in enumerate(is_text) if text]
+    for i, place in enumerate(places):
+        ids[place] = i * num_chunks // len(places)
     return ids
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.packing.plan import ENDS, FORCED, STARTS
+from pipeline.packing.kernels import ENDS, FORCED, STARTS
 
 
 def reference_row(plan, number, documents, max_segments):

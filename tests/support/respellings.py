@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 Rule = Callable[[str], str | None]
 
 _FRACTION = re.compile(r"(-?)\\d?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
-_INTEGER = re.compile(r"-?\d+")
-_BRACKETS = re.compile(r"(?<!\\left)(?<!\\left )(?<!\\right)(?<!\\right )([()\[\]])")
+_MIXED = re.compile(r"(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
+_INTEGER = re.compile(r"(-?\d+)")
 _TEXT = re.compile(r"\\text\{(.*)\}")
 _UNIT = re.compile(r"(.*?\S)\s*\\(?:text|mbox)\{\s*([a-z]+)\}(\^2)?")
 
@@ -22,9 +22,33 @@ def respell(answers: list[str], rule: Rule) -> list[tuple[str, str]]:
     return [(answer, other) for answer, other in made if other is not None and other != answer]
 
 
-def _no_spaces(answer: str) -> str:
-    """A space between a command and a letter is needed."""
-    return re.sub(r"(?<![A-Za-z]) | (?![A-Za-z])", "", answer)
+def _sub(pattern: str, replacement: str, *, unless: str = "(?!)", only: str = "") -> Rule:
+    """Replace what a pattern finds, in answers that hold `only` and not `unless`."""
+
+    def rule(answer: str) -> str | None:
+        if re.search(unless, answer) or not re.search(only, answer):
+            return None
+        return re.sub(pattern, replacement, answer)
+
+    return rule
+
+
+def _whole(pattern: re.Pattern[str], write: Callable[..., str | None]) -> Rule:
+    """Write the groups of a pattern anew, where it is all of an answer."""
+
+    def rule(answer: str) -> str | None:
+        found = pattern.fullmatch(answer)
+        return write(*found.groups("")) if found else None
+
+    return rule
+
+
+def _fraction(write: Callable[[str, int, int], str]) -> Rule:
+    return _whole(_FRACTION, lambda sign, a, b, c, d: write(sign, int(a or b), int(c or d)))
+
+
+def _integer(write: Callable[[int], str | None]) -> Rule:
+    return _whole(_INTEGER, lambda digits: write(int(digits)))
 
 
 def _spaces(answer: str) -> str | None:
@@ -34,44 +58,6 @@ def _spaces(answer: str) -> str | None:
     spaced = re.sub(r",(?!\d{3}|\\!)", " , ", spaced)
     spaced = re.sub(r"(\\(?:pi|sqrt|frac|cot|circ))(?![A-Za-z])", r" \1 ", spaced)
     return re.sub(r"(?<!\\)([(){}\[\]])", r" \1 ", spaced)
-
-
-def _thin_spaces(answer: str) -> str:
-    return re.sub(r",(?=[^\s\\])(?!\d{3})", r",\\ ", answer)
-
-
-def _bare_text(answer: str) -> str | None:
-    found = _TEXT.fullmatch(answer)
-    return found[1] if found else None
-
-
-def _fraction(answer: str, write: Callable[[str, int, int], str]) -> str | None:
-    found = _FRACTION.fullmatch(answer)
-    return write(found[1], int(found[2] or found[3]), int(found[4] or found[5])) if found else None
-
-
-def _four_digits(answer: str) -> str | None:
-    return _fraction(answer, lambda sign, over, under: f"{sign}{over / under:.4f}")
-
-
-def _many_digits(answer: str) -> str | None:
-    return _fraction(answer, lambda sign, over, under: f"{sign}{over / under:.10f}")
-
-
-def _slash(answer: str) -> str | None:
-    return _fraction(answer, lambda sign, over, under: f"{sign}{over}/{under}")
-
-
-def _not_reduced(answer: str) -> str | None:
-    return _fraction(answer, lambda sign, over, under: rf"{sign}\frac{{{3 * over}}}{{{3 * under}}}")
-
-
-def _display_fractions(answer: str) -> str:
-    return re.sub(r"\\frac", r"\\dfrac", answer)
-
-
-def _text_fractions(answer: str) -> str:
-    return re.sub(r"\\d?frac", r"\\tfrac", answer)
 
 
 def _braced(answer: str) -> str:
@@ -88,17 +74,8 @@ def _unbraced(answer: str) -> str:
 def _tall_brackets(answer: str) -> str | None:
     if "text" in answer or "\\{" in answer:
         return None
-    return _BRACKETS.sub(
-        lambda found: rf"\{'left' if found[1] in '([' else 'right'}{found[1]}", answer
-    )
-
-
-def _plain_brackets(answer: str) -> str:
-    return re.sub(r"\\(?:left|right)\s*", "", answer)
-
-
-def _square_matrix(answer: str) -> str:
-    return answer.replace("pmatrix", "bmatrix")
+    bracket = r"(?<!\\left)(?<!\\left )(?<!\\right)(?<!\\right )([()\[\]])"
+    return re.sub(bracket, lambda f: rf"\{'left' if f[1] in '([' else 'right'}{f[1]}", answer)
 
 
 def _array(answer: str) -> str | None:
@@ -109,77 +86,6 @@ def _array(answer: str) -> str | None:
     return rf"\left(\begin{{array}}{{{columns}}} {inside} \end{{array}}\right)"
 
 
-def _matrix_fractions(answer: str) -> str | None:
-    if "pmatrix" not in answer:
-        return None
-    return re.sub(r"(\d+)/(\d+)", r"\\frac{\1}{\2}", answer)
-
-
-def _dollars(answer: str) -> str:
-    return f"${answer}$"
-
-
-def _full_stop(answer: str) -> str:
-    return f"{answer}."
-
-
-def _one_decimal(answer: str) -> str | None:
-    return f"{answer}.0" if _INTEGER.fullmatch(answer) else None
-
-
-def _thousands(answer: str) -> str | None:
-    return f"{int(answer):,}" if _INTEGER.fullmatch(answer) else None
-
-
-def _no_thousands(answer: str) -> str:
-    return (
-        re.sub(r"(?<=\d),(?:\\!)?\s*(?=\d{3}(?!\d))", "", answer) if "(" not in answer else answer
-    )
-
-
-def _named(answer: str) -> str | None:
-    return f"x = {answer}" if _INTEGER.fullmatch(answer) else None
-
-
-def _unnamed(answer: str) -> str:
-    return re.sub(r"^[xy]\s*(?:=|\\in)\s*(?=[-\d\[(])", "", answer)
-
-
-def _braced_degrees(answer: str) -> str:
-    return answer.replace(r"^\circ", r"^{\circ}")
-
-
-def _no_degrees(answer: str) -> str:
-    return answer.replace(r"^\circ", "")
-
-
-def _degrees(answer: str) -> str:
-    return answer.replace(r"^\circ", r" \text{ degrees}")
-
-
-def _no_unit(answer: str) -> str | None:
-    found = _UNIT.fullmatch(answer)
-    return found[1] if found else None
-
-
-def _plain_unit(answer: str) -> str | None:
-    found = _UNIT.fullmatch(answer)
-    return rf"{found[1]} \text{{ {found[2]}}}{found[3] or ''}" if found else None
-
-
-def _no_currency(answer: str) -> str:
-    return answer.replace(r"\$", "")
-
-
-def _leading_zero(answer: str) -> str:
-    return re.sub(r"^\.", "0.", answer)
-
-
-def _times(answer: str) -> str | None:
-    """`2\\sqrt{5}` with a dot; a mixed number would change its value."""
-    return re.sub(r"(\d)\s*(\\sqrt|\\pi)", r"\1 \\cdot \2", answer)
-
-
 def _ascii(answer: str) -> str | None:
     """Roots and pi as programs write them."""
     if not re.search(r"\\sqrt|\\pi", answer) or "frac" in answer:
@@ -188,98 +94,69 @@ def _ascii(answer: str) -> str | None:
     return re.sub(r"\\sqrt(?:\{(\d+)\}|(\d))", r"sqrt(\1\2)", plain).replace(r"\pi", "pi")
 
 
-def _improper(answer: str) -> str | None:
-    found = re.fullmatch(r"(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", answer)
-    if not found:
-        return None
-    whole, over, under = map(int, found.groups())
-    return rf"\frac{{{whole * under + over}}}{{{under}}}"
-
-
-def _subscript(answer: str) -> str:
-    return re.sub(r"_(\d)$", r"_{\1}", answer)
-
-
-def _capitals(answer: str) -> str | None:
-    found = _TEXT.fullmatch(answer)
-    return rf"\text{{{found[1].upper()}}}" if found else None
-
-
-def _bold_text(answer: str) -> str | None:
-    found = _TEXT.fullmatch(answer)
-    return rf"\textbf{{{found[1]}}}" if found else None
-
-
 HARMLESS: Mapping[str, Rule] = {
-    "no spaces": _no_spaces,
+    # A space between a command and a letter is needed.
+    "no spaces": _sub(r"(?<![A-Za-z]) | (?![A-Za-z])", ""),
     "spaces": _spaces,
-    "thin spaces": _thin_spaces,
-    "bare text": _bare_text,
-    "bold text": _bold_text,
-    "capitals": _capitals,
-    "4 digits": _four_digits,
-    "10 digits": _many_digits,
-    "a slash": _slash,
-    "not reduced": _not_reduced,
-    "dfrac": _display_fractions,
-    "tfrac": _text_fractions,
+    "thin spaces": _sub(r",(?=[^\s\\])(?!\d{3})", r",\\ "),
+    "bare text": _whole(_TEXT, lambda text: text),
+    "bold text": _whole(_TEXT, lambda text: rf"\textbf{{{text}}}"),
+    "capitals": _whole(_TEXT, lambda text: rf"\text{{{text.upper()}}}"),
+    "4 digits": _fraction(lambda sign, over, under: f"{sign}{over / under:.4f}"),
+    "10 digits": _fraction(lambda sign, over, under: f"{sign}{over / under:.10f}"),
+    "a slash": _fraction(lambda sign, over, under: f"{sign}{over}/{under}"),
+    "not reduced": _fraction(lambda sign, a, b: rf"{sign}\frac{{{3 * a}}}{{{3 * b}}}"),
+    "dfrac": _sub(r"\\frac", r"\\dfrac"),
+    "tfrac": _sub(r"\\d?frac", r"\\tfrac"),
     "braces": _braced,
     "no braces": _unbraced,
-    "an improper fraction": _improper,
+    "an improper fraction": _whole(
+        _MIXED, lambda n, a, b: rf"\frac{{{int(n) * int(b) + int(a)}}}{{{b}}}"
+    ),
     "tall brackets": _tall_brackets,
-    "plain brackets": _plain_brackets,
-    "bmatrix": _square_matrix,
+    "plain brackets": _sub(r"\\(?:left|right)\s*", ""),
+    "bmatrix": _sub("pmatrix", "bmatrix"),
     "array": _array,
-    "frac in a matrix": _matrix_fractions,
-    "dollars": _dollars,
-    "a full stop": _full_stop,
-    "one decimal": _one_decimal,
-    "thousands": _thousands,
-    "no thousands": _no_thousands,
-    "a name": _named,
-    "no name": _unnamed,
-    "braced degrees": _braced_degrees,
-    "no degrees": _no_degrees,
-    "degrees": _degrees,
-    "no unit": _no_unit,
-    "plain unit": _plain_unit,
-    "no currency": _no_currency,
-    "leading zero": _leading_zero,
-    "a dot for times": _times,
+    "frac in a matrix": _sub(r"(\d+)/(\d+)", r"\\frac{\1}{\2}", only="pmatrix"),
+    "dollars": lambda answer: f"${answer}$",
+    "a full stop": lambda answer: f"{answer}.",
+    "one decimal": _integer(lambda number: f"{number}.0"),
+    "thousands": _integer(lambda number: f"{number:,}"),
+    "no thousands": _sub(r"(?<=\d),(?:\\!)?\s*(?=\d{3}(?!\d))", "", unless=r"\("),
+    "a name": _integer(lambda number: f"x = {number}"),
+    "no name": _sub(r"^[xy]\s*(?:=|\\in)\s*(?=[-\d\[(])", ""),
+    "braced degrees": _sub(r"\^\\circ", r"^{\\circ}"),
+    "no degrees": _sub(r"\^\\circ", ""),
+    "degrees": _sub(r"\^\\circ", r" \\text{ degrees}"),
+    "no unit": _whole(_UNIT, lambda number, *_: number),
+    "plain unit": _whole(_UNIT, lambda number, unit, to: rf"{number} \text{{ {unit}}}{to}"),
+    "no currency": _sub(r"\\\$", ""),
+    "leading zero": _sub(r"^\.", "0."),
+    # A mixed number would change its value.
+    "a dot for times": _sub(r"(\d)\s*(\\sqrt|\\pi)", r"\1 \\cdot \2"),
     "ASCII": _ascii,
-    "subscript": _subscript,
+    "subscript": _sub(r"_(\d)$", r"_{\1}"),
 }
+
+
+_INTERVAL = r"\\cup|\\infty|\\in |[\[\]]"
+_OTHER_END = {"(": "[", "[": "(", ")": "]", "]": ")"}
 
 
 def _open_end(answer: str) -> str | None:
     """The first end that isn't infinite, the other way."""
-    if not _is_interval(answer):
+    if not re.search(_INTERVAL, answer):
         return None
-    return re.sub(r"([(\[])(?!-\\infty)", lambda found: "(["[found[1] == "("], answer, count=1)
+    return re.sub(r"[(\[](?!-\\infty)", lambda found: _OTHER_END[found[0]], answer, count=1)
 
 
 def _closed_end(answer: str) -> str | None:
-    """The last end that isn't infinite, likewise."""
-    if not _is_interval(answer):
-        return None
+    """The last end that isn't infinite, the other way."""
     ends = list(re.finditer(r"(?<!infty)[)\]]", answer))
-    if not ends:
+    if not ends or not re.search(_INTERVAL, answer):
         return None
     last = ends[-1].start()
-    return answer[:last] + ")]"[answer[last] == ")"] + answer[last + 1 :]
-
-
-def _is_interval(answer: str) -> bool:
-    return bool(re.search(r"\\cup|\\infty|\\in |[\[\]]", answer))
-
-
-def _swapped(answer: str) -> str | None:
-    found = re.fullmatch(r"\(([^,()]+),([^,()]+)\)", answer)
-    return f"({found[2].strip()},{found[1].strip()})" if found else None
-
-
-def _no_factor_brackets(answer: str) -> str | None:
-    return "a+5b+2" if answer == "(a+5)(b+2)" else None
+    return answer[:last] + _OTHER_END[answer[last]] + answer[last + 1 :]
 
 
 def _lost_letter(answer: str) -> str | None:
@@ -302,45 +179,6 @@ def _negative(answer: str) -> str | None:
     return f"-{answer}" if answer != "0" and answer != r"\cot x" else None
 
 
-def _one_more(answer: str) -> str | None:
-    return str(int(answer) + 1) if _INTEGER.fullmatch(answer) and abs(int(answer)) < 5000 else None
-
-
-def _third_digit(answer: str) -> str | None:
-    return _fraction(answer, lambda sign, over, under: f"{sign}{over / under * 1.001:.6f}")
-
-
-def _upside_down(answer: str) -> str | None:
-    return _fraction(
-        answer, lambda sign, over, under: rf"{sign}\frac{{{under}}}{{{over}}}" if over > 1 else ""
-    )
-
-
-def _other_word(answer: str) -> str | None:
-    words = {"even": "odd", "east": "west", "Evelyn": "Navin", "Navin": "Evelyn"}
-    words |= {"(B)": "(C)", "(C)": "(B)", "(E)": "(D)", "ellipse": "parabola"}
-    found = _TEXT.fullmatch(answer)
-    return words[found[1]] if found else None
-
-
-def _other_base(answer: str) -> str | None:
-    found = re.fullmatch(r"(\d+)_\{?(\d)\}?", answer)
-    return f"{found[1]}_{int(found[2]) + 1}" if found else None
-
-
-def _other_row(answer: str) -> str | None:
-    found = re.fullmatch(r"\\begin\{pmatrix\}(.*?)\\\\(.*)\\end\{pmatrix\}", answer)
-    if not found:
-        return None
-    return rf"\begin{{pmatrix}}{found[2]}\\{found[1]}\end{{pmatrix}}"
-
-
-def _transposed(answer: str) -> str | None:
-    if "pmatrix" not in answer or "&" in answer:
-        return None
-    return answer.replace(r"\\ ", "& ")
-
-
 def _other_exponent(answer: str) -> str | None:
     found = re.search(r"\^(\d)", answer)
     if not found or "mbox" in answer:
@@ -348,43 +186,41 @@ def _other_exponent(answer: str) -> str | None:
     return f"{answer[: found.start()]}^{int(found[1]) + 1}{answer[found.end() :]}"
 
 
-def _other_root(answer: str) -> str | None:
-    return re.sub(r"\\sqrt\{?(\d+)\}?", r"\\sqrt{1\1}", answer)
-
-
 def _lost_part(answer: str) -> str | None:
-    if "(" in answer or not re.search(r",(?!\d{3}|\\!)", answer) or "[" in answer:
+    if re.search(r"[(\[]", answer) or not re.search(r",(?!\d{3}|\\!)", answer):
         return None
     return answer.rpartition(",")[0]
 
 
-def _one_of_two(answer: str) -> str | None:
-    return answer.replace(r"\pm", "+") if r"\pm" in answer else None
-
-
-def _another_variable(answer: str) -> str | None:
-    named = re.match(r"[xy] ?(?:=|\\in)", answer)
-    return None if named else re.sub(r"(?<![A-Za-z\\])[kxnr](?![A-Za-z])", "w", answer)
-
+_WORDS = {"even": "odd", "east": "west", "Evelyn": "Navin", "Navin": "Evelyn"}
+_WORDS |= {"(B)": "(C)", "(C)": "(B)", "(E)": "(D)", "ellipse": "parabola"}
+_POINT = re.compile(r"\(([^,()]+),([^,()]+)\)")
+_ROWS = re.compile(r"\\begin\{pmatrix\}(.*?)\\\\(.*)\\end\{pmatrix\}")
 
 WRONG: Mapping[str, Rule] = {
     "open end": _open_end,
     "closed end": _closed_end,
-    "swapped": _swapped,
-    "no brackets of factors": _no_factor_brackets,
+    "swapped": _whole(_POINT, lambda one, two: f"({two.strip()},{one.strip()})"),
+    "no brackets of factors": {"(a+5)(b+2)": "a+5b+2"}.get,
     "a lost letter": _lost_letter,
     "the other sign": _other_sign,
     "negative": _negative,
-    "one more": _one_more,
-    "third digit": _third_digit,
-    "upside down": _upside_down,
-    "another word": _other_word,
-    "another base": _other_base,
-    "another row": _other_row,
-    "transposed": _transposed,
+    "one more": _integer(lambda number: str(number + 1) if abs(number) < 5000 else None),
+    "third digit": _fraction(lambda sign, over, under: f"{sign}{over / under * 1.001:.6f}"),
+    "upside down": _fraction(
+        lambda sign, over, under: rf"{sign}\frac{{{under}}}{{{over}}}" if over > 1 else ""
+    ),
+    "another word": _whole(_TEXT, _WORDS.get),
+    "another base": _whole(
+        re.compile(r"(\d+)_\{?(\d)\}?"), lambda digits, base: f"{digits}_{int(base) + 1}"
+    ),
+    "another row": _whole(_ROWS, lambda one, two: rf"\begin{{pmatrix}}{two}\\{one}\end{{pmatrix}}"),
+    "transposed": _sub(r"\\\\ ", "& ", only="pmatrix", unless="&"),
     "another exponent": _other_exponent,
-    "another root": _other_root,
+    "another root": _sub(r"\\sqrt\{?(\d+)\}?", r"\\sqrt{1\1}"),
     "a lost part": _lost_part,
-    "one of two": _one_of_two,
-    "another variable": _another_variable,
+    "one of two": _sub(r"\\pm", "+"),
+    "another variable": _sub(
+        r"(?<![A-Za-z\\])[kxnr](?![A-Za-z])", "w", unless=r"^[xy] ?(?:=|\\in)"
+    ),
 }

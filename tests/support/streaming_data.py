@@ -168,3 +168,22 @@ def _tokenizer(side, bos, eos, *, adds_bos):
         adds_bos=adds_bos,
         adds_eos=False,
     )
+
+
+def index_of(num_student, num_teacher, cuts):
+    """Return an index with the given token counts and cut points of each document."""
+    zeros = np.zeros(len(num_student), np.int64)
+    flat = np.array([cut for each in cuts for cut in each], np.int64).reshape(-1, 2)
+    return ShardIndex(
+        key=(),
+        document_id=(),
+        payload_offset=zeros,
+        payload_bytes=zeros,
+        crc32=zeros,
+        num_text_bytes=zeros,
+        num_student_tokens=np.array(num_student, np.int64),
+        num_teacher_tokens=np.array(num_teacher, np.int64),
+        cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
+        cut_student=flat[:, 0],
+        cut_teacher=flat[:, 1],
+    )

@@ -29,6 +29,7 @@ from tokenizers import (
 
 from pipeline.tokenization import SpecialStrings, load_tokenizer
 from pipeline.tokenization import Tokenizer as VocagTokenizer
+from pipeline.tokenization.sentencepiece import read_sentencepiece_model
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 MISTRAL_DATA = Path(mistral_common.__file__).parent / "data"
@@ -83,8 +84,8 @@ def load(
 @cache
 def source(name: str) -> Path:
     """Return a tokenizer's file, or its folder where it is a shared one."""
-    if name in PACKAGED:
-        return PACKAGED[name]
+    if name in PACKAGED or name in KNOWN:
+        return {**PACKAGED, **KNOWN}[name]
     if name in TRAINED or name in NORMALIZING:
         return write_definition(definition(name))
     if name in TRAINED_SENTENCEPIECE:
@@ -244,8 +245,8 @@ def _clip_like() -> Definition:
 def _xlm_roberta_like() -> Definition:
     """XLM-R's: a SentencePiece model's compiled NFKC and collapsed spaces, before a Unigram."""
     body = json.loads(json.dumps(definition("unigram")))
-    specification = _protobuf_field(_sentencepiece("unigram", "nmt_nfkc"), 3)
-    charsmap = b64encode(_protobuf_field(specification, 2)).decode()
+    model = read_sentencepiece_model(_sentencepiece("unigram", "nmt_nfkc"))
+    charsmap = b64encode(model.charsmap).decode()
     body["normalizer"] = {
         "type": "Sequence",
         "normalizers": [
@@ -270,27 +271,6 @@ def _sentencepiece(model_type: str, rule: str) -> bytes:
         minloglevel=2,
     )
     return model.getvalue()
-
-
-def _protobuf_field(message: bytes, number: int) -> bytes:
-    """Return a field of bytes; those before it hold bytes or small numbers."""
-    place = 0
-    while place < len(message):
-        key, place = _protobuf_number(message, place)
-        size, place = _protobuf_number(message, place)
-        if key == number << 3 | 2:
-            return message[place : place + size]
-        place += size if key & 7 == 2 else 0
-    raise ValueError(number)
-
-
-def _protobuf_number(message: bytes, place: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        number |= (message[place] & 0x7F) << shift
-        shift, place = shift + 7, place + 1
-        if message[place - 1] < 0x80:
-            return number, place
 
 
 def _bpe_trainer() -> trainers.BpeTrainer:

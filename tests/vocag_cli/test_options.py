@@ -46,9 +46,13 @@ class Blade:
         teeth: how many.
     """
 
-    name: Literal["saw", "axe"] = "saw"
+    name: Annotated[Literal["saw", "axe"], Option(form="itself")] = "saw"
     seed: int = 0
     teeth: int | None = None
+
+
+def read_side(text: str) -> int | Literal["both"]:
+    return "both" if text == "both" else int(text)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Cut:
         seed: of everything.
         marks: where to cut.
         share: of the wood, such as 5 %.
+        side: from which; a number or both.
         owner: whose it is (default: nobody's).
         log: what to write.
         dry_run: cut nothing.
@@ -77,6 +82,7 @@ class Cut:
     seed: int = 3
     marks: Annotated[tuple[str, ...] | None, Option("MARK", form="repeated")] = None
     share: Annotated[float, Option("SHARE", read=lambda text: int(text) / 100)] = 0.05
+    side: Annotated[int | Literal["both"] | None, Option("SIDE", read=read_side)] = None
     owner: Annotated[str, Option(once="two people can't own it")] | None = None
     log: Path | None = None
     dry_run: bool = False
@@ -105,7 +111,7 @@ def test_what_is_left_out_has_the_dataclass_default() -> None:
 def test_every_form_of_value_is_read() -> None:
     given = parse(
         *("oak", "--lengths", "3", "4", "--blade=axe", "--teeth", "7", "--seed", "9"),
-        *("--share=10", "--owner", "me", "--log", "l.txt", "--dry-run"),
+        *("--share=10", "--side=2", "--owner", "me", "--log", "l.txt", "--dry-run"),
         *("--mill_speed", "8", "--mar", "x"),
     )
     assert given == Cut(
@@ -114,6 +120,7 @@ def test_every_form_of_value_is_read() -> None:
         blade=Blade("axe", 9, 7),
         seed=9,
         share=0.1,
+        side=2,
         owner="me",
         log=Path("l.txt"),
         dry_run=True,

@@ -14,6 +14,16 @@ from pipeline import provide_kernel_cache
 from vocag_cli import COMMANDS, run_command
 
 ROOT = Path(__file__).parents[2]
+SUBCOMMANDS = (
+    *("explore info", "explore preview", "explore plan", "figures vocabulary", "figures tokens"),
+    *("figures alignment", "figures kept", "figures runs"),
+)
+LARGE = {
+    *("apache_beam", "awkward", "duckdb", "fsspec", "gigatoken", "huggingface_hub", "lm_eval"),
+    *("matplotlib", "megatron", "numba", "numpy", "pyarrow", "scipy", "sentencepiece", "sympy"),
+    *("tokenizers", "torch", "tqdm", "transformers"),
+}
+"""Each takes a tenth of a second or more to import."""
 
 
 def run(*command: str, folder: Path, path: str = str(ROOT)) -> "subprocess.CompletedProcess[str]":
@@ -29,6 +39,7 @@ def run(*command: str, folder: Path, path: str = str(ROOT)) -> "subprocess.Compl
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipeline.py", "pipeline/__init__.py", "schemas/__init__.py"])
 def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
@@ -50,6 +61,7 @@ def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) ->
         assert last.startswith(f"vocag_cli.HiddenPackageError: {message} run the"), last
 
 
+@pytest.mark.slow
 def test_data_folders_of_our_packages_names_hide_nothing(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "notes.txt").write_text("no package")
@@ -58,6 +70,7 @@ def test_data_folders_of_our_packages_names_hide_nothing(tmp_path: Path) -> None
     assert "check" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_version_is_said(tmp_path: Path) -> None:
     done = run("-m", "vocag_cli", "--version", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"vocag {version('vocag')}\n")
@@ -88,12 +101,17 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
     assert os.environ["NUMBA_CACHE_DIR"] != str(ours)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_starts(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run_command([command, "--help"])
-    assert ended.value.code == 0
-    assert "usage: " in capsys.readouterr().out
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
+def test_help_needs_no_large_library(command: str) -> None:
+    script = (
+        "import sys, vocag_cli\n"
+        f"try: vocag_cli.run_command({[*command.split(), '--help']})\n"
+        f"finally: print('loaded', *sorted({LARGE} & sys.modules.keys()))"
+    )
+    done = run("-c", script, folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert done.stdout.splitlines()[-1] == "loaded"
 
 
 @pytest.mark.parametrize("package", ["lm_eval", "math_verify"])

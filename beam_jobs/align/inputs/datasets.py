@@ -9,14 +9,16 @@ from base64 import b85decode, b85encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from beam_jobs import storage
+from beam_jobs.align.inputs.documents import DeadLetter, Outcome, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import InputChangedError
-from beam_jobs.align.inputs.listing import WILDCARD, InputError
-from beam_jobs.align.inputs.pieces import DATASET, InputFile, Piece, buckets_for, sample_bytes
+from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart, buckets_for, sample_bytes
+from beam_jobs.align.inputs.records import place_text
+from beam_jobs.errors import InputError
 from beam_jobs.generations import read_kept, read_newest
 from beam_jobs.runs import require_all_files
 from beam_jobs.tokenizer_files import StoredTokenizer, load_stored
@@ -110,33 +112,6 @@ class InputDataset:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredText:
-    """A document of a shard.
-
-    Attributes:
-        place: in the shard's index.
-        document_id: its id.
-        text: UTF-8 bytes.
-        metadata: its values by field; fields that the dataset lacks are not there.
-    """
-
-    place: int
-    document_id: str
-    text: bytes
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class NoText:
-    """A document of a shard whose text can't be had, and why."""
-
-    place: int
-    document_id: str
-    reason: Literal["unreadable_input", "text_lost"]
-    detail: str
-
-
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
     """Return the folder of the dataset that the input names, None where it names files.
 
@@ -208,42 +183,44 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
     return InputDataset(dataset, where, tuple(files), num_documents)
 
 
-def read_texts(piece: Piece, fields: Sequence[str]) -> Iterator[StoredText | NoText]:
-    """Yield a piece's documents in the order of their shard.
+def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
+    """Yield a part's documents in the order of their shard.
 
     Args:
-        piece: of a dataset's shard.
-        fields: metadata to read, as far as the dataset has it.
+        part: of a dataset's shard.
+        rules: their limit, and the metadata to read, as far as the dataset has it.
 
     Raises:
         InputChangedError: the dataset was made anew since the job was planned.
         DatasetError: the shard or its index is not the manifest's.
     """
-    location = piece.path.removesuffix(piece.source).rstrip("/")
-    dataset = _open(location, piece.content.partition(":")[2])
+    source = part.file.source
+    location = part.file.path.removesuffix(source).rstrip("/")
+    dataset = _open(location, part.file.content.partition(":")[2])
     manifest = dataset.manifest
-    number = [record.file for record in manifest.shards].index(piece.source)
+    number = [record.file for record in manifest.shards].index(source)
     index = dataset.read_index(number, with_names=True)
-    columns = {name: index.metadata[name].to_pylist() for name in fields if name in index.metadata}
+    names = [field.name for field in rules.metadata if field.name in index.metadata]
+    columns = {name: index.metadata[name].to_pylist() for name in names}
     sides = {"student": manifest.student, "teacher": manifest.teacher}
     load = {
         side: partial(load_stored, dataset.stored_tokenizer(record))
         for side, record in sides.items()
     }
-    with dataset.open_shard(number) as file:
-        for place in _chosen_places(piece, len(index)):
-            document_id = index.document_id[place]
+    with dataset.open_shard(number) as shard:
+        for place in _chosen_places(part, len(index)):
+            name = index.document_id[place]
             try:
-                document = decode_document(read_sample(file, index, place, shard=piece.source))
+                document = decode_document(read_sample(shard, index, place, shard=source))
             except DatasetError as error:
-                yield NoText(place, document_id, "unreadable_input", str(error))
+                yield DeadLetter(source, place, name, Reason.UNREADABLE_INPUT, str(error))
                 continue
             text = find_text(document, load)
             if text is None:
-                yield NoText(place, document_id, "text_lost", _LOST)
-            else:
-                metadata = {name: values[place] for name, values in columns.items()}
-                yield StoredText(place, document_id, text, metadata)
+                yield DeadLetter(source, place, name, Reason.TEXT_LOST, _LOST)
+                continue
+            values = {field: column[place] for field, column in columns.items()}
+            yield place_text(text, values, rules, source=source, position=place, document_id=name)
 
 
 _LOST = (
@@ -257,8 +234,7 @@ def _dataset_folder(pattern: str) -> str | None:
     if folder.endswith(f"/{MANIFEST_FILE}"):
         folder = folder.removesuffix(f"/{MANIFEST_FILE}")
     path = storage.join(folder, MANIFEST_FILE)
-    is_glob = WILDCARD.search(folder) is not None and not storage.is_local(folder)
-    if is_glob or storage.num_bytes_of(path) is None:
+    if storage.num_bytes_of(path) is None:  # by its very name: a folder may be called "data [1]"
         return None
     return folder if FORMAT.name.encode() in storage.read_bytes(path) else None
 
@@ -271,15 +247,14 @@ def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
     return int(kept.sum()), int(index.num_text_bytes[kept].sum()), chosen
 
 
-def _chosen_places(piece: Piece, num_documents: int) -> list[int]:
-    """Return the places in a shard's index of a piece's documents, ascending."""
-    end = num_documents if piece.end is None else piece.end
-    if not piece.chosen:
-        return list(range(piece.start, end))
-    bits = np.frombuffer(zlib.decompress(b85decode(piece.chosen)), np.uint8)
+def _chosen_places(part: InputPart, num_documents: int) -> Sequence[int]:
+    """Return the places in a shard's index of a part's documents, ascending."""
+    places = range(num_documents)[part.start : part.end]
+    if not part.file.chosen:
+        return places
+    bits = np.frombuffer(zlib.decompress(b85decode(part.file.chosen)), np.uint8)
     kept = np.unpackbits(bits, count=num_documents)
-    places: list[int] = (np.flatnonzero(kept[piece.start : end]) + piece.start).tolist()
-    return places
+    return [place for place in places if kept[place]]
 
 
 @lru_cache(_OPENED)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -14,11 +14,10 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DAMAGE, decompress
 from beam_jobs.align.inputs.input_identity import content_of
 from beam_jobs.align.inputs.json_values import HEAD_BYTES, holds_values
-from beam_jobs.align.inputs.listing import FoundFile, InputError, fixed_folder, list_files
-from beam_jobs.align.inputs.pieces import InputFile, Piece
+from beam_jobs.align.inputs.listing import FoundFile, fixed_folder, list_files
+from beam_jobs.align.inputs.parts import Format, InputFile
 from beam_jobs.align.inputs.tables import TABLES, read_shape
-
-Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow", "dataset"]
+from beam_jobs.errors import InputError
 
 _FORMATS = {
     ".jsonl": "jsonl",
@@ -88,10 +87,7 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
     source = path.removeprefix(folder)
     if not source.isprintable():
         raise InputError(f"{path!r} has a name with control or undecodable characters; rename it")
-    stem, compression = path, "none"
-    for suffix, name in _COMPRESSIONS.items():
-        if path.lower().endswith(suffix):
-            stem, compression = path[: -len(suffix)], name
+    stem, compression = _split_name(path)
     kind = format or _FORMATS.get(os.path.splitext(stem)[1].lower())
     if kind in _RANDOM_ACCESS and compression != "none":
         raise InputError(
@@ -107,8 +103,14 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
     return InputFile(path, source, num_bytes, kind, compression, modified)
 
 
+def _split_name(path: str) -> tuple[str, str]:
+    """Return a path without the ending that names a compression, and the compression."""
+    stem, suffix = os.path.splitext(path)
+    compression = _COMPRESSIONS.get(suffix.lower())
+    return (path, "none") if compression is None else (stem, compression)
+
+
 def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> InputFile:
-    piece = Piece(file.path, file.source, file.format, file.compression)
     try:
         file = replace(file, content=content_of(file.path, file.num_bytes))
         with storage.open_to_read(file.path) as opened:
@@ -117,13 +119,14 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
             if file.format not in TABLES:
                 opened.read(1)
                 return file
-            shape = read_shape(opened, piece)
+            shape = read_shape(opened, file)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{file.path} can't be opened: {error}; remove it or fix it") from error
     if shape is None:
         return file  # damaged: reading the file will make it a dead letter
-    _require_columns(file, shape.columns, fields)
-    return replace(file, row_group_bytes=shape.row_group_bytes)
+    columns, row_group_bytes = shape
+    _require_columns(file, columns, fields)
+    return replace(file, row_group_bytes=row_group_bytes)
 
 
 def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
@@ -131,13 +134,8 @@ def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
         head = decompress(opened, file.compression).read(HEAD_BYTES)
     except DAMAGE:
         return "jsonl"  # reading it will say what is wrong
-    may_be_pretty = ".json" in {os.path.splitext(name)[1] for name in _stems(file.path.lower())}
+    may_be_pretty = _split_name(file.path)[0].lower().endswith(".json")
     return "json" if holds_values(head, may_be_pretty=may_be_pretty) else "jsonl"
-
-
-def _stems(path: str) -> Iterable[str]:
-    yield path
-    yield os.path.splitext(path)[0]
 
 
 def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[str]) -> None:

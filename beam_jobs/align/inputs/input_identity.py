@@ -7,6 +7,7 @@ command that is run again can tell whether "finished" is still true.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from hashlib import file_digest, sha256
 from typing import Any
@@ -15,9 +16,9 @@ from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.listing import FoundFile, InputError, list_files
-from beam_jobs.align.inputs.pieces import InputFile, Piece
+from beam_jobs.align.inputs.parts import InputFile
 from beam_jobs.align.inputs.standard_input import is_spooled
+from beam_jobs.errors import InputError, JobError
 
 INPUTS_FILE = "inputs.json"
 """Each input file's size, time and content, beside the manifest and in the run's folder."""
@@ -29,7 +30,7 @@ SAMPLE_BYTES = 32 << 10
 _MAX_NAMED = 3
 
 
-class InputChangedError(RuntimeError):
+class InputChangedError(JobError):
     """An input file is not what it was when the job was planned."""
 
 
@@ -47,7 +48,8 @@ def content_of(path: str, num_bytes: int) -> str:
             return ""  # a store without checksums; size and time are compared all the same
         return f"store:{checksum}" if checksum else ""
     if is_spooled(path):
-        return f"whole:{_digest_of(path)}"
+        with open(path, "rb") as file:
+            return f"whole:{file_digest(file, 'sha256').hexdigest()}"
     digest = sha256()
     with open(path, "rb") as file:
         if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
@@ -59,32 +61,20 @@ def content_of(path: str, num_bytes: int) -> str:
     return f"samples:{digest.hexdigest()}"
 
 
-def require_unchanged(piece: Piece) -> None:
+def require_unchanged(file: InputFile) -> None:
     """Check, at the end of reading, that a file is what it was when the job was planned.
 
     Locally its size and time are compared. In an object store it is the checksum, where there is
     one: stores give times to the millisecond or to the second, as they are asked.
 
     Raises:
-        InputChangedError: it was cut, or written to.
+        InputChangedError: it was cut, written to or removed.
     """
-    if piece.num_bytes < 0:
-        return
-    if not storage.is_local(piece.path):
-        _require_unchanged_object(piece)
-        return
-    now = _look_again(piece.path)
-    if now is None:
-        raise InputChangedError(f"{piece.path} is gone: it was removed while the job ran")
-    if now.num_bytes != piece.num_bytes:
+    change = _find_change(file)
+    if change:
         raise InputChangedError(
-            f"{piece.path} has {now.num_bytes} bytes and had {piece.num_bytes} when the job "
-            "started: wait until nothing writes to it, then run the same command again"
-        )
-    if now.modified != piece.modified:
-        raise InputChangedError(
-            f"{piece.path} was written to while the job ran: wait until nothing writes to it, then "
-            "run the same command again"
+            f"{file.path} {change} while the job ran: wait until nothing writes to it, then run "
+            "the same command again"
         )
 
 
@@ -122,16 +112,15 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
     if storage.num_bytes_of(path) is None:
         return ""  # made before this was kept
     then: Mapping[str, Mapping[str, Any]] = json.loads(storage.read_bytes(path))
-    changed, touched = [], 0
+    changed, num_touched = [], 0
     for file in files:
         entry = then.get(file.source, {})
-        is_touched = entry.get("modified") != file.modified
+        num_touched += entry.get("modified") != file.modified
         content = str(entry.get("content", ""))
         # Samples of a local file and an object store's checksum say nothing about each other.
         is_comparable = content.partition(":")[0] == file.content.partition(":")[0]
         if is_comparable and content != file.content:
             changed.append(file.source)
-        touched += is_touched
     if changed:
         named = ", ".join(changed[:_MAX_NAMED])
         raise InputError(
@@ -139,30 +128,23 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
             f"since, such as {named}, though names and sizes are the same; choose another "
             "--output, or delete that folder"
         )
-    if not touched:
+    if not num_touched:
         return ""
     return (
-        f"{touched} input files have another time than when it was made; their sizes, and samples "
-        "of their content where both can be had, are the same"
+        f"{num_touched} input files have another time than when it was made; their sizes, and "
+        "samples of their content where both can be had, are the same"
     )
 
 
-def _digest_of(path: str) -> str:
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
-def _require_unchanged_object(piece: Piece) -> None:
-    content = content_of(piece.path, piece.num_bytes)
-    if piece.content and content and content != piece.content:
-        raise InputChangedError(
-            f"{piece.path} was replaced while the job ran: wait until nothing writes to it, then "
-            "run the same command again"
-        )
-
-
-def _look_again(path: str) -> FoundFile | None:
+def _find_change(file: InputFile) -> str:
+    """Return what has happened to a file since the job was planned, "" for nothing."""
+    if not storage.is_local(file.path):
+        content = content_of(file.path, file.num_bytes)
+        return "was replaced" if file.content and content not in ("", file.content) else ""
     try:
-        return next(iter(list_files(path)), None)
-    except InputError:
-        return None
+        status = os.stat(file.path)
+    except FileNotFoundError:
+        return "was removed"
+    if status.st_size != file.num_bytes:
+        return f"had {file.num_bytes} bytes and got {status.st_size}"
+    return "" if status.st_mtime_ns == file.modified else "was written to"

@@ -1,7 +1,7 @@
-"""Line numbers for dead letters, though a large file is read in pieces that don't know each other.
+"""Line numbers for dead letters, though a large file is read in parts that don't know each other.
 
-A reader counts lines from the start of its piece. Of a file that is cut it leaves the number of
-lines of each piece in the run's folder, and the last step adds up those before a letter's piece:
+A reader counts lines from the start of its part. Of a file that is cut it leaves the number of
+lines of each part in the run's folder, and the last step adds up those before a letter's part:
 exact, and nothing is read twice.
 """
 
@@ -13,16 +13,16 @@ from itertools import accumulate
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.pieces import Piece
+from beam_jobs.align.inputs.parts import InputPart
 from beam_jobs.left_out import DUPLICATE_OF
 
 _PREFIX = "lines-"
 
 
-def keep_line_count(run_folder: str, piece: Piece, num_lines: int) -> None:
-    """Leave a piece's number of lines in the run's folder; a whole file needs none."""
-    if piece.start or piece.end is not None:
-        path = storage.join(run_folder, f"{_stem(piece.source)}{piece.start:015d}.json")
+def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
+    """Leave a part's number of lines in the run's folder; a whole file needs none."""
+    if not part.is_whole:
+        path = storage.join(run_folder, f"{_stem(part.file.source)}{part.start:015d}.json")
         storage.write_atomically(path, json.dumps(num_lines).encode(), scratch=run_folder)
 
 
@@ -30,7 +30,7 @@ def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[
     """Return dead letters as the dataset lists them: lines counted from the start of their files.
 
     Args:
-        letters: as buckets wrote them, with lines counted from the start of their pieces.
+        letters: as buckets wrote them, with lines counted from the start of their parts.
         run_folder: where readers left their counts.
 
     Example:
@@ -53,7 +53,7 @@ def _name_line(letter: dict[str, Any], counts: "_Counts") -> dict[str, Any]:
 
 
 class _Counts:
-    """Where the pieces of cut files start, and how many lines are before each."""
+    """Where the parts of cut files start, and how many lines are before each."""
 
     def __init__(self, run_folder: str) -> None:
         self._folder = run_folder
@@ -61,14 +61,14 @@ class _Counts:
         self._names: dict[str, list[str]] = {}
         for name in names:
             self._names.setdefault(name.rpartition("-")[0] + "-", []).append(name)
-        self._pieces: dict[str, tuple[list[int], list[int]]] = {}
+        self._parts: dict[str, tuple[list[int], list[int]]] = {}
 
     def resolve(self, source: str, position: int, line: int | None) -> int | None:
         if line is None or _stem(source) not in self._names:
             return line
-        if source not in self._pieces:
-            self._pieces[source] = self._read(self._names[_stem(source)])
-        starts, before = self._pieces[source]
+        if source not in self._parts:
+            self._parts[source] = self._read(self._names[_stem(source)])
+        starts, before = self._parts[source]
         return line + before[bisect_right(starts, position) - 1]
 
     def _read(self, names: list[str]) -> tuple[list[int], list[int]]:

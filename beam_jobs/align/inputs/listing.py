@@ -8,27 +8,15 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from apache_beam.io.filesystem import FileSystem
-from apache_beam.io.filesystems import BeamIOError, FileSystems
-
 from beam_jobs import storage
+from beam_jobs.errors import InputError
 
 WILDCARD = re.compile(r"[*?\[]")
 """What makes a glob of a path."""
 
 _MAX_NAMED = 3
-_KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 _DATASET_STATE = "state.json"
 _DATASET_SPLITS = "dataset_dict.json"
-
-
-class InputError(ValueError):
-    """The input can't be read as asked for: a mistake to correct before the job starts."""
 
 
 class FoundFile(NamedTuple):
@@ -58,18 +46,19 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
         return
     is_plain = os.path.lexists(pattern) or not WILDCARD.search(pattern)
     paths = [pattern] if is_plain else sorted(_walk(pattern))
-    if not paths or not any(map(os.path.lexists, paths)):
+    if not any(map(os.path.lexists, paths)):
         raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
-    found, refused = [], []
+    reasons = {path: _why_not_a_file(path) for path in paths}
+    refused = [f"{path} is {why}" for path, why in reasons.items() if why]
+    if refused:
+        rest = len(refused) - _MAX_NAMED
+        more = f", and {rest} more such" if rest > 0 else ""
+        raise InputError(
+            f"{'; '.join(refused[:_MAX_NAMED])}{more}: remove it, mend it, or narrow --input"
+        )
     for path in paths:
-        why = _why_not_a_file(path)
-        if why:
-            refused.append(f"{path} is {why}")
-        else:
-            status = os.stat(path)
-            found.append(FoundFile(path, status.st_size, status.st_mtime_ns))
-    _refuse(refused)
-    yield from found
+        status = os.stat(path)
+        yield FoundFile(path, status.st_size, status.st_mtime_ns)
 
 
 def fixed_folder(pattern: str) -> str:
@@ -88,6 +77,8 @@ def fixed_folder(pattern: str) -> str:
 
 
 def _match_remote(pattern: str) -> Iterator[FoundFile]:
+    from apache_beam.io.filesystems import BeamIOError, FileSystems
+
     try:
         found = FileSystems.match([pattern])[0].metadata_list
     except (BeamIOError, ValueError) as error:
@@ -103,6 +94,8 @@ def _walk(pattern: str) -> Iterator[str]:
 
     Beam's own listing leaves out what it can't ask the size of, such as a dangling link.
     """
+    from apache_beam.io.filesystem import FileSystem
+
     matches = re.compile(FileSystem.translate_pattern(pattern)).match
     root = fixed_folder(pattern)
     max_slashes = sys.maxsize if "**" in pattern else pattern.count("/")
@@ -128,20 +121,10 @@ def _why_not_a_file(path: str) -> str | None:
     except OSError as error:
         if os.path.islink(path):
             return f"a link to {os.readlink(path)}, which can't be followed ({error.strerror})"
-        return f"not to be had ({error.strerror})"
+        return f"not there ({error.strerror})"
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
-        return f"{kind}: what comes through it can't be read twice; pipe it into --input -"
+        return "a pipe, socket or device, which can't be read twice; pipe it into --input -"
     return None if os.access(path, os.R_OK) else "not readable for you"
-
-
-def _refuse(refused: list[str]) -> None:
-    if refused:
-        rest = len(refused) - _MAX_NAMED
-        more = f", and {rest} more such" if rest > 0 else ""
-        raise InputError(
-            f"{'; '.join(refused[:_MAX_NAMED])}{more}: remove it, mend it, or narrow --input"
-        )
 
 
 def _files_of_folder(folder: str) -> Iterator[FoundFile]:

@@ -11,15 +11,10 @@ import apache_beam as beam
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.datasets import InputDataset
-from beam_jobs.align.inputs.listing import InputError
-from beam_jobs.align.inputs.pieces import decode_task
-from beam_jobs.align.inputs.reading import (
-    DeadLetter,
-    PlacedDocument,
-    ReadingRules,
-    Reason,
-    read_piece,
-)
+from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
+from beam_jobs.align.inputs.parts import decode_task
+from beam_jobs.align.inputs.reading import read_part, show_progress
+from beam_jobs.errors import InputError
 from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import read_commit, require_shared
 from beam_jobs.transforms import Gather, Spread
@@ -62,16 +57,12 @@ class CountTask(beam.DoFn):
 
     def process(self, element: str) -> Iterator[str]:
         """Yield what a task's documents lack."""
-        lost: list[str] = []
-        progress = worker_progress(self._run_folder)
-        for piece in decode_task(element):
-            num_documents = num_bytes = 0
-            for outcome in read_piece(piece, self._rules):
-                num_documents += 1
-                num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
-                if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST:
-                    lost.append(str(outcome.document_id))
-            progress.add(read_documents=num_documents, read_bytes=num_bytes)
+        outcomes = (o for part in decode_task(element) for o in read_part(part, self._rules))
+        lost = [
+            str(outcome.document_id)
+            for outcome in show_progress(outcomes, self._run_folder)
+            if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST
+        ]
         yield write_record(LostTexts(len(lost), tuple(sorted(lost)[:_MOST_NAMED])))
 
     def finish_bundle(self) -> None:

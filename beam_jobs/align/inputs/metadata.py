@@ -5,19 +5,16 @@ document a dead letter, so that what a column holds is what its type says. Every
 missing.
 """
 
-import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
-from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.documents import MetadataField, Reason, UnusableError, Value
+from beam_jobs.errors import InputError
 from schemas.manifest import MetadataColumn, MetadataType
 
 TYPES: tuple[MetadataType, ...] = get_args(MetadataType)
-
-Value = str | int | float | bool | None
 
 _MAX_EXACT_FLOAT = float(1 << 53)
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -29,23 +26,6 @@ _TYPE_OF: Mapping[frozenset[type], MetadataType] = {
     frozenset([float]): "float64",
     frozenset([int, float]): "float64",
 }
-
-
-class MisfitError(ValueError):
-    """A value is not of its column's type."""
-
-
-@dataclass(frozen=True)
-class MetadataField:
-    """A field that travels.
-
-    Attributes:
-        name: where it is in a JSON object or a table's row; dots lead into nested ones.
-        type: of its column; None until it is known, and values are then handed on as they are.
-    """
-
-    name: str
-    type: MetadataType | None = None
 
 
 def parse_metadata(text: str) -> tuple[MetadataField, ...]:
@@ -76,7 +56,7 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
             holds, and an empty cell is missing.
 
     Raises:
-        MisfitError: it does not fit.
+        UnusableError: it does not fit.
 
     Example:
         >>> fit_value(MetadataField("score", "float64"), 3, is_text=False)
@@ -89,7 +69,8 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
     fitted = value if field.type is None else _fit(value, field.type, is_text)
     if fitted is None:
         kind = type(value).__name__
-        raise MisfitError(f'"{field.name}" is of type {kind} here, its column holds {field.type}')
+        detail = f'"{field.name}" is of type {kind} here, its column holds {field.type}'
+        raise UnusableError(Reason.BAD_METADATA, detail)
     return fitted
 
 
@@ -120,16 +101,6 @@ def settle_columns(
 def columns_of(fields: Sequence[MetadataField]) -> tuple[MetadataColumn, ...]:
     """Return settled fields as the manifest names them."""
     return tuple(MetadataColumn(field.name, field.type) for field in fields if field.type)
-
-
-def encode_values(values: Sequence[Value]) -> bytes:
-    """Return a document's values as they pass through the shuffle."""
-    return json.dumps(values).encode() if values else b""
-
-
-def decode_values(data: bytes) -> tuple[Value, ...]:
-    """Return what `encode_values` was given."""
-    return tuple(json.loads(data)) if data else ()
 
 
 def _parse_field(text: str) -> MetadataField:

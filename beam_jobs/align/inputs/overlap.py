@@ -6,7 +6,7 @@ from hashlib import sha256
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.reading import DeadLetter, PlacedDocument, Reason
+from beam_jobs.align.inputs.documents import Outcome, PlacedDocument, Reason
 from beam_jobs.errors import OptionsError
 
 
@@ -41,9 +41,7 @@ def read_overlap(path: str) -> dict[str, str]:
     return found
 
 
-def exclude_overlap(
-    outcomes: Iterable[PlacedDocument | DeadLetter], overlap: Mapping[str, str]
-) -> Iterator[PlacedDocument | DeadLetter]:
+def exclude_overlap(outcomes: Iterable[Outcome], overlap: Mapping[str, str]) -> Iterator[Outcome]:
     """Make dead letters of documents that are listed.
 
     Example:
@@ -52,10 +50,8 @@ def exclude_overlap(
         ['overlap']
     """
     for outcome in outcomes:
-        name = outcome.document_id
-        if isinstance(outcome, PlacedDocument) and name in overlap:
-            why = Reason.OVERLAP, overlap[outcome.document_id]
-            yield DeadLetter(outcome.source, outcome.position, name, *why, outcome.line)
+        if isinstance(outcome, PlacedDocument) and outcome.document_id in overlap:
+            yield outcome.refuse(Reason.OVERLAP, overlap[outcome.document_id])
         else:
             yield outcome
 

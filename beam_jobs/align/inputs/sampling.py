@@ -1,6 +1,6 @@
-"""A sample of a job's input that stands for the whole, for `--dry-run`.
+"""A sample of a job's input that represents the whole: for a first look, and for `--dry-run`.
 
-Pieces are chosen by their size, so a byte of any file has the same chance. What share of its piece
+Parts are chosen by their size, so a byte of any file has the same chance. What share of its part
 the sampled documents are follows from their places, not from the length of their texts: a record
 has other fields, and a compressed file more bytes than are stored.
 """
@@ -12,16 +12,12 @@ from typing import cast
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DAMAGE, decompress
-from beam_jobs.align.inputs.pieces import DATASET, TASK_BYTES, InputFile, Piece, cut_files
-from beam_jobs.align.inputs.probes import Outcome
-from beam_jobs.align.inputs.reading import PlacedDocument, ReadingRules, read_piece
-from beam_jobs.align.inputs.tables import TABLES, DamagedTableError, count_rows
+from beam_jobs.align.inputs.documents import Outcome, PlacedDocument, ReadingRules
+from beam_jobs.align.inputs.parts import DATASET, TASK_BYTES, InputFile, InputPart, cut_files
+from beam_jobs.align.inputs.reading import read_part
+from beam_jobs.align.inputs.tables import TABLES, count_rows
 
-MOST_PLACES = 24
-LEAST_PIECE_BYTES = 128 << 10
-SAMPLE_DOCUMENTS = 2000
-SAMPLE_BYTES = 4 << 20
-"""Of all places together; each has at least one document, however long."""
+LEAST_PART_BYTES = 128 << 10
 
 MEASURED_BYTES = 2 << 20
 """Stored bytes that are decompressed to see how much a file's bytes expand."""
@@ -33,99 +29,115 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class SampledPiece:
-    """The first documents of a piece.
+class SampleSize:
+    """How much of the input is looked at; all places together, each with one document at least."""
+
+    num_places: int
+    num_documents: int
+    num_bytes: int
+
+
+FIRST_LOOK = SampleSize(4, 128, 256 << 10)
+ESTIMATE = SampleSize(24, 2000, 4 << 20)
+
+
+@dataclass(frozen=True)
+class SampledPart:
+    """The first documents of a part.
 
     Attributes:
-        piece: where they are.
+        part: where they are.
         outcomes: what became of them.
-        scale: how many times as much the input holds as they do, where each sampled piece stands
-            for its part of the input.
+        weight: for how many of its size the part stands.
+        num_passed: how much of the part they are, in its unit; None: all of it.
     """
 
-    piece: Piece
+    part: InputPart
     outcomes: tuple[Outcome, ...]
-    scale: float
+    weight: float
+    num_passed: int | None
 
     @property
     def documents(self) -> list[PlacedDocument]:
         """Those that can be used."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, PlacedDocument)]
 
+    def measure_scale(self) -> float:
+        """Return how many times as much the input holds as they do; the file is looked at again."""
+        if self.num_passed is None:
+            return self.weight
+        passed = max(1, self.num_passed)
+        return self.weight * max(1.0, _num_units(self.part) / passed)
 
-def sample_input(files: Sequence[InputFile], rules: ReadingRules) -> list[SampledPiece]:
+
+def sample_input(
+    files: Sequence[InputFile], rules: ReadingRules, size: SampleSize
+) -> list[SampledPart]:
     """Return a sample of the input.
 
     Example:
-        >>> sample = sample_input(files, ReadingRules())  # doctest: +SKIP
-        >>> sum(len(part.outcomes) * part.scale for part in sample)  # doctest: +SKIP
+        >>> sample = sample_input(files, ReadingRules(), ESTIMATE)  # doctest: +SKIP
+        >>> sum(len(part.outcomes) * part.measure_scale() for part in sample)  # doctest: +SKIP
         120394.5
     """
-    chosen = _choose(files)
-    most = max(1, SAMPLE_DOCUMENTS // max(1, len(chosen)))
-    most_bytes = SAMPLE_BYTES // max(1, len(chosen))
-    sample = []
-    for piece, weight in chosen:
-        outcomes, share = _read_first(piece, rules, most, most_bytes)
-        if outcomes:
-            sample.append(SampledPiece(piece, tuple(outcomes), weight / share))
-    return sample
+    chosen = _choose(files, size.num_places)
+    most = max(1, size.num_documents // max(1, len(chosen)))
+    most_bytes = size.num_bytes // max(1, len(chosen))
+    sample = [_read_first(part, rules, weight, most, most_bytes) for part, weight in chosen]
+    return [sampled for sampled in sample if sampled.outcomes]
 
 
-def _choose(files: Sequence[InputFile]) -> list[tuple[Piece, float]]:
-    """Return pieces, and for how many of its size each stands."""
-    most_bytes = max(LEAST_PIECE_BYTES, sum(file.num_bytes for file in files) // MOST_PLACES)
+def _choose(files: Sequence[InputFile], num_places: int) -> list[tuple[InputPart, float]]:
+    """Return parts, and for how many of its size each stands."""
+    most_bytes = max(LEAST_PART_BYTES, sum(file.num_bytes for file in files) // num_places)
     cut = cut_files(files, task_bytes=min(most_bytes, TASK_BYTES))
-    pieces = [(piece, size) for piece, size in cut if size]
-    if len(pieces) <= MOST_PLACES:
-        return [(piece, 1.0) for piece, _ in pieces]
-    step = sum(size for _, size in pieces) / MOST_PLACES
+    parts = [(part, size) for part, size in cut if size]
+    if len(parts) <= num_places:
+        return [(part, 1.0) for part, _ in parts]
+    step = sum(size for _, size in parts) / num_places
     chosen, passed = [], step / 2  # the first of equally spaced places
-    for piece, size in pieces:
+    for part, size in parts:
         passed -= size
         times = 0
         while passed < 0:
             times += 1
             passed += step
         if times:
-            chosen.append((piece, times * step / size))
+            chosen.append((part, times * step / size))
     return chosen
 
 
 def _read_first(
-    piece: Piece, rules: ReadingRules, most: int, most_bytes: int
-) -> tuple[list[Outcome], float]:
-    """Return a piece's first outcomes, and which share of the piece they are."""
+    part: InputPart, rules: ReadingRules, weight: float, most: int, most_bytes: int
+) -> SampledPart:
     outcomes: list[Outcome] = []
     num_bytes = 0
-    for outcome in read_piece(piece, rules):
+    for outcome in read_part(part, rules):
         if len(outcomes) == most or num_bytes >= most_bytes:
-            passed = outcome.position - outcomes[0].position
-            return outcomes, min(1.0, passed / max(_num_units(piece), passed))
+            num_passed = outcome.position - outcomes[0].position
+            return SampledPart(part, tuple(outcomes), weight, num_passed)
         outcomes.append(outcome)
         num_bytes += len(outcome.text) if isinstance(outcome, PlacedDocument) else 0
-    return outcomes, 1.0
+    return SampledPart(part, tuple(outcomes), weight, None)
 
 
-def _num_units(piece: Piece) -> float:
-    """Return about how many rows or uncompressed bytes a piece has: what its positions count."""
-    if piece.format == DATASET and piece.end is not None:
-        return piece.end - piece.start
-    if piece.format not in TABLES:
-        return _num_uncompressed_bytes(piece)
-    try:
-        num_rows, num_bytes = count_rows(piece)
-    except DamagedTableError as error:
-        return error.position
-    return num_rows if num_bytes is None else num_rows * _num_uncompressed_bytes(piece) / num_bytes
+def _num_units(part: InputPart) -> float:
+    """Return about how many rows or uncompressed bytes a part has: what its positions count."""
+    if part.file.format == DATASET and part.end is not None:
+        return part.end - part.start
+    if part.file.format not in TABLES:
+        return _num_uncompressed_bytes(part)
+    num_rows, num_bytes = count_rows(part)
+    return num_rows if num_bytes is None else num_rows * _num_uncompressed_bytes(part) / num_bytes
 
 
-def _num_uncompressed_bytes(piece: Piece) -> float:
-    if piece.compression == "none":
-        return (piece.num_bytes if piece.end is None else piece.end) - piece.start
-    with storage.open_to_read(piece.path) as stored:
+def _num_uncompressed_bytes(part: InputPart) -> float:
+    file = part.file
+    if file.compression == "none":
+        return (file.num_bytes if part.end is None else part.end) - part.start
+    with storage.open_to_read(file.path) as stored:
         start = stored.read(MEASURED_BYTES)
-    return piece.num_bytes / len(start) * _num_decompressed(start, piece.compression)
+    return file.num_bytes / len(start) * _num_decompressed(start, file.compression)
 
 
 def _num_decompressed(start: bytes, compression: str) -> int:

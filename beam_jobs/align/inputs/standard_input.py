@@ -4,26 +4,23 @@ A job seeks in its input, reads it in several processes, and reads it again to r
 none of that.
 """
 
-import fcntl
-import os
-import shutil
+import glob
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.listing import InputError
+from beam_jobs.align.inputs.parts import STANDARD_INPUT
+from beam_jobs.errors import InputError
 
-STANDARD_INPUT = "-"
 SPOOL_PREFIX = ".vocag-stdin-"
 
 _CHUNK_BYTES = 1 << 20
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
 _FORMAT_MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow"}
 _SUFFIXES = {"text": ".txt"}
-_LOCK = "lock"
 
 
 @contextmanager
@@ -54,16 +51,21 @@ def spool_standard_input(
             "--input - reads documents from standard input, which is a terminal: pipe them in, "
             "such as zcat corpus.jsonl.gz | vocag align --input - …"
         )
-    with ExitStack() as stack:
-        folder = storage.join(output, f"{SPOOL_PREFIX}{uuid.uuid4().hex}")
-        stack.callback(storage.remove_folder, folder)
-        if storage.is_local(output):
-            _remove_abandoned(output)
-            storage.make_folder(folder)
-            lock = stack.enter_context(open(os.path.join(folder, _LOCK), "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = storage.join(output, f"{SPOOL_PREFIX}{uuid.uuid4().hex}")
+    try:
+        storage.make_folder(folder)
         path = _copy(sys.stdin.buffer, folder, format)
         yield tuple(path if pattern == STANDARD_INPUT else pattern for pattern in patterns)
+    finally:
+        storage.remove_folder(folder)
+
+
+def remove_abandoned(output: str, patterns: tuple[str, ...]) -> None:
+    """Remove the copies that killed jobs have left: all but this job's, which has the lock."""
+    if storage.is_local(output):
+        for folder in glob.glob(f"{glob.escape(output)}/{SPOOL_PREFIX}*"):
+            if not any(pattern.startswith(folder) for pattern in patterns):
+                storage.remove_folder(folder)
 
 
 def is_spooled(path: str) -> bool:
@@ -85,20 +87,3 @@ def _copy(stream: BinaryIO, folder: str, format: str | None) -> str:
             file.write(head)
             head = stream.read(_CHUNK_BYTES)
     return path
-
-
-def _remove_abandoned(output: str) -> None:
-    """Remove the copies of jobs that were killed: nobody holds their locks."""
-    if not os.path.isdir(output):
-        return
-    for entry in os.scandir(output):
-        if not entry.name.startswith(SPOOL_PREFIX):
-            continue
-        try:
-            with open(os.path.join(entry.path, _LOCK), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            pass  # killed before it made its lock
-        except BlockingIOError:
-            continue
-        shutil.rmtree(entry.path, ignore_errors=True)

@@ -3,143 +3,123 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, cast
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DAMAGE, CutStreamError, decompress
-from beam_jobs.align.inputs.pieces import Piece
+from beam_jobs.align.inputs.documents import Reason, UnusableError, unreadable
+from beam_jobs.align.inputs.parts import InputFile, InputPart
 
 TABLES = frozenset({"parquet", "arrow", "csv", "tsv"})
 """The formats that are read here."""
+
+type Row = dict[str, Any] | UnusableError
+"""A row, or why it can't be used."""
 
 _ROWS_PER_BATCH = 256
 _COUNTED_BYTES = 16 << 20
 """Rows of a longer file that doesn't say how many it has are counted in its start."""
 
+_HEADER_BYTES = 1 << 30
 _ARROW_FILE = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that can't be used, and why."""
-
-    reason: Literal["bad_row", "invalid_unicode"]
-    detail: str
+class _DamageError(Exception):
+    """A table can't be read on; its cause says why."""
 
 
-class DamagedTableError(Exception):
-    """A table can't be read on; its cause says why.
+def read_shape(opened: BinaryIO, file: InputFile) -> tuple[list[str], tuple[int, ...]] | None:
+    """Return a table's columns, and the uncompressed bytes of a parquet file's row groups.
 
-    Attributes:
-        position: the first row that is lost.
+    None where it is damaged, which reading it will report.
     """
-
-    def __init__(self, position: int) -> None:
-        """Say which row is the first that is lost."""
-        super().__init__(position)
-        self.position = position
-
-
-@dataclass(frozen=True)
-class TableShape:
-    """What a table's header or footer says.
-
-    Attributes:
-        columns: their names.
-        row_group_bytes: uncompressed bytes of each row group of a parquet file.
-    """
-
-    columns: tuple[str, ...]
-    row_group_bytes: tuple[int, ...] = ()
-
-
-def read_shape(file: BinaryIO, piece: Piece) -> TableShape | None:
-    """Return a table's columns; None where it is damaged, which reading it will report."""
     try:
-        if piece.format == "parquet":
-            metadata = pq.ParquetFile(file).metadata
-            groups = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-            return TableShape(tuple(metadata.schema.to_arrow_schema().names), tuple(groups))
-        if piece.format == "arrow":
-            return TableShape(tuple(_open_arrow(file).schema.names))
-        header = next(_csv_reader(decompress(file, piece.compression), piece, 1 << 30), [])
-        return TableShape(tuple(header))
-    except (*DAMAGE, pa.ArrowException, csv.Error):
-        return None
-    except OSError as error:
-        if error.errno is not None:
-            raise  # the storage failed; Arrow's own OSErrors, about damage, have no errno
+        with _as_damage():
+            if file.format == "parquet":
+                metadata = pq.ParquetFile(opened).metadata
+                groups = map(metadata.row_group, range(metadata.num_row_groups))
+                names = metadata.schema.to_arrow_schema().names
+                return names, tuple(group.total_byte_size for group in groups)
+            if file.format == "arrow":
+                return _open_arrow(opened).schema.names, ()
+            data = decompress(opened, file.compression)
+            return next(_csv_reader(data, file, _HEADER_BYTES), []), ()
+    except _DamageError:
         return None
 
 
 def read_rows(
-    piece: Piece, fields: Sequence[str], *, max_cell_bytes: int
-) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-    """Yield (row number, row) for the rows of a piece.
+    part: InputPart, fields: Sequence[str], *, max_cell_bytes: int
+) -> Iterator[tuple[int, Row]]:
+    """Yield (row number, row) for the rows of a part; of damage, where it is and what.
 
     Args:
-        piece: of a table.
+        part: of a table.
         fields: what is needed; columns that are not there are left out, and of a nested field its
             whole column is read.
         max_cell_bytes: longest cell of a CSV file.
 
-    Raises:
-        DamagedTableError: at the first row that can't be read.
-
     Example:
-        >>> piece = Piece("/a.csv", "a.csv", "csv", "none")
-        >>> next(read_rows(piece, ["text"], max_cell_bytes=99))  # doctest: +SKIP
+        >>> part = InputPart(InputFile("/a.csv", "a.csv", 19, "csv", "none"))
+        >>> next(read_rows(part, ["text"], max_cell_bytes=99))  # doctest: +SKIP
         (0, {'text': 'the first row'})
     """
     position = 0
     try:
-        with storage.open_to_read(piece.path) as file:
-            if piece.format == "parquet":
-                table, groups, position = _open_row_groups(file, piece)
+        with storage.open_to_read(part.file.path) as opened, _as_damage():
+            if part.file.format == "parquet":
+                table, groups, position = _open_row_groups(opened, part)
                 rows = _parquet_rows(table, groups, fields)
-            elif piece.format == "arrow":
-                rows = _arrow_rows(file, fields)
+            elif part.file.format == "arrow":
+                rows = _arrow_rows(opened, fields)
             else:
-                rows = _csv_rows(file, piece, fields, max_cell_bytes)
+                rows = _csv_rows(opened, part.file, fields, max_cell_bytes)
             for row in rows:
                 yield position, row
                 position += 1
-    except (*DAMAGE, pa.ArrowException, csv.Error) as error:
-        raise DamagedTableError(position) from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise DamagedTableError(position) from error
+    except _DamageError as error:
+        yield position, unreadable(error.__cause__ or error)
 
 
-def count_rows(piece: Piece) -> tuple[int, int | None]:
-    """Count a piece's rows, or those at the start of a file that doesn't say how many it has.
+def count_rows(part: InputPart) -> tuple[int, int | None]:
+    """Count a part's rows, or those at the start of a file that doesn't say how many it has.
 
     Returns:
-        The number of rows, and how many uncompressed bytes they take; None: they are all.
-
-    Raises:
-        DamagedTableError: the file can't be read.
+        The number of rows, and how many uncompressed bytes they take; None: they are all. A file
+        that can't be read has none.
     """
     try:
-        with storage.open_to_read(piece.path) as file:
-            if piece.format == "parquet":
-                table, groups, _ = _open_row_groups(file, piece)
+        with storage.open_to_read(part.file.path) as opened, _as_damage():
+            if part.file.format == "parquet":
+                table, groups, _ = _open_row_groups(opened, part)
                 return sum(table.metadata.row_group(group).num_rows for group in groups), None
-            if piece.format == "arrow":
-                batches = _arrow_batches(_open_arrow(file))
-                return _count_until(file, (batch.num_rows for batch in batches))
-            data = decompress(file, piece.compression)
-            rows = _csv_reader(data, piece, 1 << 30)
+            if part.file.format == "arrow":
+                batches = _arrow_batches(_open_arrow(opened))
+                return _count_until(opened, (batch.num_rows for batch in batches))
+            data = decompress(opened, part.file.compression)
+            rows = _csv_reader(data, part.file, _HEADER_BYTES)
             next(rows, [])
             return _count_until(data, (bool(cells) for cells in rows))
+    except _DamageError:
+        return 0, None
+
+
+@contextmanager
+def _as_damage() -> Iterator[None]:
+    """Raise what says that a table is damaged as one error; failures of the storage stay."""
+    try:
+        yield
     except (*DAMAGE, pa.ArrowException, csv.Error) as error:
-        raise DamagedTableError(0) from error
+        raise _DamageError from error
+    except OSError as error:
+        if error.errno is not None:  # Arrow's own, which are about damage, have none
+            raise
+        raise _DamageError from error
 
 
 def _count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None]:
@@ -151,18 +131,15 @@ def _count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None
     return total, None
 
 
-type _Rows = Iterator[dict[str, Any] | BadRow]
+def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile, range, int]:
+    """Return the file, a part's row groups, and the number of the first row in them."""
+    table = pq.ParquetFile(opened, page_checksum_verification=True)
+    end = table.num_row_groups if part.end is None else part.end
+    first = sum(table.metadata.row_group(i).num_rows for i in range(part.start))
+    return table, range(part.start, end), first
 
 
-def _open_row_groups(file: BinaryIO, piece: Piece) -> tuple[pq.ParquetFile, range, int]:
-    """Return the file, a piece's row groups, and the number of the first row in them."""
-    table = pq.ParquetFile(file, page_checksum_verification=True)
-    end = table.num_row_groups if piece.end is None else piece.end
-    first = sum(table.metadata.row_group(i).num_rows for i in range(piece.start))
-    return table, range(piece.start, end), first
-
-
-def _parquet_rows(table: pq.ParquetFile, groups: range, fields: Sequence[str]) -> _Rows:
+def _parquet_rows(table: pq.ParquetFile, groups: range, fields: Sequence[str]) -> Iterator[Row]:
     present = set(table.schema_arrow.names)
     columns = [name for name in fields if name in present or name.split(".")[0] in present]
     for group in groups:  # one by one: damage to one spares those before it
@@ -170,9 +147,9 @@ def _parquet_rows(table: pq.ParquetFile, groups: range, fields: Sequence[str]) -
             yield from _rows_of(batch)
 
 
-def _arrow_rows(file: BinaryIO, fields: Sequence[str]) -> _Rows:
-    is_stream, is_ended = _arrow_kind(file)
-    table = _open_arrow(file)
+def _arrow_rows(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
+    is_stream, is_ended = _arrow_kind(opened)
+    table = _open_arrow(opened)
     roots = {field.split(".")[0] for field in fields} | set(fields)
     columns = [name for name in table.schema.names if name in roots]
     for batch in _arrow_batches(table):
@@ -190,44 +167,47 @@ def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
     return cast(Iterable[pa.RecordBatch], table)
 
 
-def _csv_rows(file: BinaryIO, piece: Piece, fields: Sequence[str], max_cell_bytes: int) -> _Rows:
-    reader = _csv_reader(decompress(file, piece.compression), piece, max_cell_bytes)
+def _csv_rows(
+    opened: BinaryIO, file: InputFile, fields: Sequence[str], max_cell_bytes: int
+) -> Iterator[Row]:
+    reader = _csv_reader(decompress(opened, file.compression), file, max_cell_bytes)
     header = next(reader, [])
     wanted = [(name, header.index(name)) for name in fields if name in header]
     for cells in filter(None, reader):  # blank lines are no rows
         if len(cells) != len(header):
             detail = f"the row has {len(cells)} columns, the header {len(header)}"
-            yield BadRow("bad_row", detail)
+            yield UnusableError(Reason.BAD_ROW, detail)
             continue
         row = {name: cells[column] for name, column in wanted}
         try:
             "".join(row.values()).encode()
         except UnicodeEncodeError as error:  # `surrogateescape` let the bytes through
             byte = ord(error.object[error.start]) & 0xFF
-            yield BadRow("invalid_unicode", f"the row holds byte {byte:#x}, which is not UTF-8")
+            detail = f"the row holds byte {byte:#x}, which is not UTF-8"
+            yield UnusableError(Reason.INVALID_UNICODE, detail)
             continue
         yield row
 
 
-def _csv_reader(data: BinaryIO, piece: Piece, max_cell_bytes: int) -> Iterator[list[str]]:
+def _csv_reader(data: BinaryIO, file: InputFile, max_cell_bytes: int) -> Iterator[list[str]]:
     csv.field_size_limit(max_cell_bytes)
     text = io.TextIOWrapper(data, "utf-8-sig", errors="surrogateescape", newline="")
-    return csv.reader(text, delimiter="\t" if piece.format == "tsv" else ",", strict=True)
+    return csv.reader(text, delimiter="\t" if file.format == "tsv" else ",", strict=True)
 
 
-def _arrow_kind(file: BinaryIO) -> tuple[bool, bool]:
+def _arrow_kind(opened: BinaryIO) -> tuple[bool, bool]:
     """Return whether a file is a stream, and whether it ends with the mark of one."""
-    is_stream = file.read(len(_ARROW_FILE)) != _ARROW_FILE
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - len(_END_OF_STREAM)))
-    is_ended = file.read() == _END_OF_STREAM
-    file.seek(0)
+    is_stream = opened.read(len(_ARROW_FILE)) != _ARROW_FILE
+    size = opened.seek(0, io.SEEK_END)
+    opened.seek(max(0, size - len(_END_OF_STREAM)))
+    is_ended = opened.read() == _END_OF_STREAM
+    opened.seek(0)
     return is_stream, is_ended
 
 
-def _open_arrow(file: BinaryIO) -> Any:
-    is_stream, _ = _arrow_kind(file)
-    return pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
+def _open_arrow(opened: BinaryIO) -> Any:
+    is_stream, _ = _arrow_kind(opened)
+    return pa.ipc.open_stream(opened) if is_stream else pa.ipc.open_file(opened)
 
 
 def _require_sound(batch: pa.RecordBatch) -> None:
@@ -244,7 +224,7 @@ def _require_sound(batch: pa.RecordBatch) -> None:
         column.validate(full=True)
 
 
-def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadRow]:
+def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:  # raised before the first row is yielded
@@ -252,4 +232,5 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadRow]:
             try:
                 yield batch.slice(index, 1).to_pylist()[0]
             except UnicodeDecodeError as error:
-                yield BadRow("invalid_unicode", f"{error.reason} at byte {error.start}")
+                detail = f"{error.reason} at byte {error.start}"
+                yield UnusableError(Reason.INVALID_UNICODE, detail)

@@ -1,22 +1,21 @@
 """Ids that a dataset has already: they pass through the shuffle, and win over new documents."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 
+import msgspec
+
 from beam_jobs import storage
-from beam_jobs.align.inputs.pieces import TASK_BYTES, Piece
+from beam_jobs.align.inputs.parts import InputFile, InputPart, plan_tasks
 from schemas.errors import DamagedShardError
 from schemas.index import decode_ids
 from schemas.manifest import Manifest
 
 TAKEN_IDS = "taken_ids"
-"""The format of a piece that is a shard's index."""
+"""The format of a file that is a shard's index."""
 
 
-@dataclass(frozen=True, slots=True)
-class TakenId:
+class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """An id that is taken.
 
     Attributes:
@@ -30,36 +29,40 @@ class TakenId:
     document_id: str
 
 
-def plan_taken_ids(manifest: Manifest, output: str, *, task_bytes: int = TASK_BYTES) -> list[str]:
+def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
     """Return the tasks that read a dataset's ids, as `plan_tasks` returns those of its input.
 
     Example:
         >>> plan_taken_ids(manifest, "aligned")  # doctest: +SKIP
-        ['[{"path": "aligned/corpus-000000-of-000001.index.parquet", …}]']
+        ['[{"file": {"path": "aligned/corpus-000000-of-000001.index.parquet", …}}]']
     """
-    tasks: list[list[Piece]] = []
-    room = 0
-    for shard in manifest.shards:
-        if not tasks or shard.index_num_bytes > room:
-            tasks.append([])
-            room = task_bytes
-        path = storage.join(output, shard.index_file)
-        tasks[-1].append(Piece(path, shard.file, TAKEN_IDS, "none", content=shard.index_sha256))
-        room -= shard.index_num_bytes
-    return [json.dumps([asdict(piece) for piece in task]) for task in tasks]
+    return plan_tasks(
+        [
+            InputFile(
+                path=storage.join(output, shard.index_file),
+                source=shard.file,
+                num_bytes=shard.index_num_bytes,
+                format=TAKEN_IDS,
+                compression="none",
+                content=shard.index_sha256,
+            )
+            for shard in manifest.shards
+        ]
+    )
 
 
-def read_taken_ids(piece: Piece) -> Iterator[TakenId]:
+def read_taken_ids(part: InputPart) -> Iterator[TakenId]:
     """Yield the ids of a shard.
 
     Raises:
         DamagedShardError: the index is not the one that the dataset's manifest names.
     """
-    data = storage.read_bytes(piece.path)
-    if sha256(data).hexdigest() != piece.content:
+    path = part.file.path
+    data = storage.read_bytes(path)
+    if sha256(data).hexdigest() != part.file.content:
         raise DamagedShardError(
-            f"{piece.path} is not the index that the manifest names (SHA-256 differs): restore it, "
-            "then run the same command again"
+            f"{path} is not the index that the manifest names (SHA-256 differs): restore it, then "
+            "run the same command again"
         )
     for position, document_id in enumerate(decode_ids(data).to_pylist()):
-        yield TakenId(piece.source, position, document_id)
+        yield TakenId(part.file.source, position, document_id)

@@ -5,10 +5,9 @@ chunk i of one is taken to say what chunk i of the other says. A chunk is kept o
 whole, by its mean student loss minus its mean teacher loss (selector `teacher`) or by chance
 (`random`).
 
-The paper cuts sequences of 2,048 tokens, so that each chunk has tokens of both models. A chunk
-without teacher tokens, which a short row or a document cut by itself can have, takes the average of
-all teacher token losses and competes like any other: 40 % of the chunks are kept, whatever the
-number of chunks.
+The paper cuts sequences of 2,048 tokens, and each chunk has tokens of both models. A chunk without
+teacher tokens, which a short row can have, takes the average of all teacher token losses and
+competes like any other: 40 % of the chunks are kept, whatever the number of chunks.
 
 To choose tokens within the chunks' guidance instead, use spans that cover a chunk each with
 `pipeline.guidance.aggregation.aggregate_teacher_losses`.
@@ -19,82 +18,41 @@ Source: VocAgnoLM (arXiv 2503.19123), section 2 and Table 2.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.guidance.checks import check_choice, check_finite, check_same_shape
-from pipeline.guidance.selection import (
+from pipeline.guidance.checks import check_finite, check_same_shape
+from pipeline.guidance.rule import (
     PAPER_RULE,
     RANKED_BY_TEACHER,
-    Selection,
     SelectionRule,
-    select_tokens,
 )
+from pipeline.guidance.selection import Selection, select_tokens
 
-ChunkOf = Literal["row", "document"]
 
-
-def equal_chunk_ids(segment_lengths: Tensor, num_chunks: int) -> Tensor:
-    """Cut each segment of a row into equal chunks: token i of n lies in floor(i * chunks / n).
+def row_chunk_ids(is_text: Tensor, num_chunks: int) -> Tensor:
+    """Cut the text of packed rows into equal chunks: token i of n lies in floor(i * chunks / n).
 
     Args:
-        segment_lengths: int [segments], tokens of each segment, in row order.
-        num_chunks: of each segment; a segment with fewer tokens leaves some chunks empty.
+        is_text: bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`.
+        num_chunks: of each row.
 
     Returns:
-        int64 [sum of lengths]; segment s has the ids from s * num_chunks on.
+        int64 [rows, T], in 0..num_chunks - 1, and -1 at padding.
 
     Raises:
         ValueError: `num_chunks` is not positive.
 
     Example:
-        >>> equal_chunk_ids(torch.tensor([4, 3]), 2)
-        tensor([0, 0, 1, 1, 2, 2, 3])
+        >>> row_chunk_ids(torch.arange(6)[None] < 4, 2)
+        tensor([[ 0,  0,  1,  1, -1, -1]])
     """
     if num_chunks < 1:
         raise ValueError(f"num_chunks must be positive, got {num_chunks}")
-    lengths = segment_lengths.long()
-    segments = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
-    starts = lengths.cumsum(0) - lengths
-    within = torch.arange(segments.numel(), device=lengths.device) - starts[segments]
-    return segments * num_chunks + within * num_chunks // lengths[segments]
-
-
-def row_chunk_ids(
-    cu_seqlens: Tensor, is_text: Tensor, num_chunks: int, *, chunk_of: ChunkOf = "row"
-) -> Tensor:
-    """Cut packed rows into equal chunks, the padding left out.
-
-    Args:
-        cu_seqlens: int [rows, segments + 1], segment bounds from 0 to T; equal ones are empty
-            segments.
-        is_text: bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`.
-        num_chunks: of each row or of each document's segment.
-        chunk_of: `row`: the text of a row is one sequence, as in the paper's Table 2. `document`:
-            each document's segment is cut by itself.
-
-    Returns:
-        int64 [rows, T], -1 at padding; for `row` in 0..num_chunks - 1, for `document` segment s has
-        the ids from s * num_chunks on.
-
-    Raises:
-        ValueError: `num_chunks` is not positive or the choice is unknown.
-
-    Example:
-        >>> row_chunk_ids(torch.tensor([[0, 3, 4, 6]]), torch.arange(6)[None] < 4, 2)
-        tensor([[ 0,  0,  1,  1, -1, -1]])
-    """
-    check_choice("chunk_of", chunk_of, ChunkOf)
-    if chunk_of == "document":
-        ids = torch.stack([equal_chunk_ids(row.diff(), num_chunks) for row in cu_seqlens])
-    else:
-        if num_chunks < 1:
-            raise ValueError(f"num_chunks must be positive, got {num_chunks}")
-        number = is_text.cumsum(-1) - 1
-        ids = number * num_chunks // is_text.sum(-1, keepdim=True).clamp_min(1)
+    number = is_text.cumsum(-1) - 1
+    ids = number * num_chunks // is_text.sum(-1, keepdim=True).clamp_min(1)
     return ids.masked_fill(~is_text, -1)
 
 
@@ -120,7 +78,7 @@ def select_chunks(
         student_chunk_ids: int [rows, seq_length], of the labels, in 0..num_chunks - 1, -1 for a
             token of no chunk, which is never kept but by `full`.
         teacher_chunk_ids: int [rows, teacher_seq_length], likewise.
-        num_chunks: of a row, over all its segments.
+        num_chunks: of a row.
         loss_mask: bool or float [rows, seq_length].
         rule: read for chunks: `keep_fraction` is of all chunks that hold a student token which
             counts. `unmapped` isn't read: a chunk without a teacher loss takes the average of the
@@ -208,5 +166,5 @@ def _check_ids(chunk_ids: Tensor, num_chunks: int, name: str) -> None:
         row, position = bad.nonzero()[0].tolist()
         raise ValueError(
             f"{name}[{row}, {position}] is {int(chunk_ids[row, position])}, outside "
-            f"-1..{num_chunks - 1}: num_chunks counts the chunks of all segments of a row"
+            f"-1..{num_chunks - 1}"
         )

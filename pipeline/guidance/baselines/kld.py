@@ -7,15 +7,10 @@ Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and appendix B.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from pipeline.guidance.checks import check_choice
-
-Direction = Literal["reverse", "forward"]
-"""`reverse`: KL(student || teacher). `forward`: KL(teacher || student)."""
+from pipeline.guidance.rule import Direction, check_choice
 
 WEIGHT = 1.0
 """λ of Eq. 5, beside the cross entropy."""

@@ -13,29 +13,30 @@ Source: Lin et al. (arXiv 2404.07965), as compared with in VocAgnoLM (arXiv 2503
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
+
 import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.selection import Scope, Selection, SelectionRule, select_tokens
+from pipeline.guidance.rule import SelectionRule
+from pipeline.guidance.selection import Selection, select_tokens
 
 KEEP_FRACTION = 0.6
 """Share that Rho-1 keeps of its 1B model's tokens."""
 SELF_REFERENCE_FRACTION = 0.7
 """Share of the tokens, by loss and by entropy each, whose common part self-reference keeps."""
+_RULE = SelectionRule(keep_fraction=KEEP_FRACTION)
+_SELF_REFERENCE_RULE = SelectionRule(keep_fraction=SELF_REFERENCE_FRACTION)
 
 
-@torch.no_grad()
 def select_by_reference(
     student_losses: Tensor,
     reference_losses: Tensor,
     *,
     loss_mask: Tensor,
-    keep_fraction: float = KEEP_FRACTION,
-    scope: Scope = "microbatch",
+    rule: SelectionRule = _RULE,
     group: dist.ProcessGroup | None = None,
-    positions: Tensor | None = None,
 ) -> Selection:
     """Keep the tokens on which the student is furthest behind the reference model.
 
@@ -43,10 +44,8 @@ def select_by_reference(
         student_losses: float [rows, seq_length], nats.
         reference_losses: float [rows, seq_length], nats, of the same labels.
         loss_mask: bool or float [rows, seq_length].
-        keep_fraction: share of the mask to keep.
-        scope: as in `SelectionRule`.
+        rule: share of the mask to keep, and its scope; the rest isn't read.
         group: as in `select_tokens`.
-        positions: as in `select_tokens`.
 
     Returns:
         The selection; its guidance is the reference loss.
@@ -56,32 +55,25 @@ def select_by_reference(
         ValueError: shapes disagree.
 
     Example:
-        >>> select_by_reference(losses, reference_losses, loss_mask=mask, keep_fraction=0.4)
+        >>> select_by_reference(losses, reference_losses, loss_mask=mask).kept.sum()
 
     Source: arXiv 2404.07965, section 2.2: the excess loss.
     """
     check_same_shape(student_losses, reference_losses=reference_losses, loss_mask=loss_mask)
     check_finite({"reference_losses": (reference_losses, loss_mask.bool())}, group)
+    own = replace(rule, selector="teacher", unmapped="exclude")
     return select_tokens(
-        student_losses,
-        reference_losses,
-        loss_mask=loss_mask,
-        rule=SelectionRule(keep_fraction=keep_fraction, scope=scope, unmapped="exclude"),
-        group=group,
-        positions=positions,
+        student_losses, reference_losses, loss_mask=loss_mask, rule=own, group=group
     )
 
 
-@torch.no_grad()
 def select_by_self_reference(
     reference_losses: Tensor,
     reference_entropies: Tensor,
     *,
     loss_mask: Tensor,
-    keep_fraction: float = SELF_REFERENCE_FRACTION,
-    scope: Scope = "microbatch",
+    rule: SelectionRule = _SELF_REFERENCE_RULE,
     group: dist.ProcessGroup | None = None,
-    positions: Tensor | None = None,
 ) -> Selection:
     """Keep the tokens that are easy for the reference model by its loss and by its entropy.
 
@@ -89,11 +81,9 @@ def select_by_self_reference(
         reference_losses: float [rows, seq_length], nats, of the student's labels.
         reference_entropies: float [rows, seq_length], nats, of the predictions of these labels.
         loss_mask: bool or float [rows, seq_length].
-        keep_fraction: the lowest share by loss and the lowest share by entropy; kept is what lies
-            in both, so the share that is kept is smaller: 0.49 if they had nothing in common.
-        scope: as in `SelectionRule`.
+        rule: the lowest share by loss and the lowest share by entropy, and their scope. Kept is
+            what lies in both, so it is less: 0.49 for 0.7 if they had nothing in common.
         group: as in `select_tokens`.
-        positions: as in `select_tokens`.
 
     Returns:
         The selection; its guidance is the reference loss, its threshold minus the largest loss that
@@ -106,31 +96,15 @@ def select_by_self_reference(
     Example:
         >>> select_by_self_reference(losses, entropies, loss_mask=mask).kept.sum()
 
-    Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy; VocAgnoLM's
-        Table 1.
+    Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
     """
     check_same_shape(reference_losses, reference_entropies=reference_entropies, loss_mask=loss_mask)
     mask = loss_mask.bool()
-    check_finite(
-        {
-            "reference_losses": (reference_losses, mask),
-            "reference_entropies": (reference_entropies, mask),
-        },
-        group,
+    values = {"reference_losses": reference_losses, "reference_entropies": reference_entropies}
+    check_finite({name: (each, mask) for name, each in values.items()}, group)
+    own = replace(rule, selector="teacher_loss", unmapped="exclude")
+    by_loss, by_entropy = (
+        select_tokens(zeroed, zeroed, loss_mask=mask, rule=own, group=group)
+        for zeroed in (each.masked_fill(~mask, 0.0) for each in values.values())
     )
-
-    def lowest(values: Tensor) -> Selection:
-        return select_tokens(
-            values,
-            values,
-            loss_mask=mask,
-            rule=SelectionRule("teacher_loss", keep_fraction, "exclude", scope),
-            group=group,
-            positions=positions,
-        )
-
-    by_loss = lowest(reference_losses.masked_fill(~mask, 0.0))
-    by_entropy = lowest(reference_entropies.masked_fill(~mask, 0.0))
-    return Selection(
-        by_loss.kept & by_entropy.kept, mask, mask, by_loss.guidance, by_loss.threshold
-    )
+    return replace(by_loss, kept=by_loss.kept & by_entropy.kept, mapped=mask)

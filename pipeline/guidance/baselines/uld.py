@@ -27,13 +27,7 @@ WEIGHT = 0.5
 """λ of Eq. 6, beside the cross entropy."""
 
 
-def uld_losses(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    *,
-    student_vocab_size: int | None = None,
-    teacher_vocab_size: int | None = None,
-) -> Tensor:
+def uld_losses(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Give the distance between the sorted probabilities of each pair of tokens.
 
     The gradient reaches the student only. Tokens are independent: sort large vocabularies through
@@ -42,8 +36,6 @@ def uld_losses(
     Args:
         student_logits: float [..., V_student].
         teacher_logits: float [..., V_teacher], of the paired tokens.
-        student_vocab_size: of its tokenizer; later columns are padding. None: all count.
-        teacher_vocab_size: likewise.
 
     Returns:
         fp32 (fp64 for fp64 inputs) [...], in 0..2.
@@ -62,8 +54,8 @@ def uld_losses(
             f"student_logits {tuple(student_logits.shape)} and teacher_logits "
             f"{tuple(teacher_logits.shape)} must hold pairs of tokens: truncated_pairs makes them"
         )
-    student = _sorted_probabilities(student_logits[..., :student_vocab_size])
-    teacher = _sorted_probabilities(teacher_logits[..., :teacher_vocab_size].detach())
+    student = _sorted_probabilities(student_logits)
+    teacher = _sorted_probabilities(teacher_logits.detach())
     width = max(student.shape[-1], teacher.shape[-1])
     student = torch.nn.functional.pad(student, (0, width - student.shape[-1]))
     teacher = torch.nn.functional.pad(teacher, (0, width - teacher.shape[-1]))

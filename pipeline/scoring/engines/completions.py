@@ -6,11 +6,12 @@ its token by id, so an answer about other tokens can't pass.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 # Of a log-probability above 0: what rounding a softmax may leave.
@@ -52,13 +53,29 @@ def scoring_request(model: str, input_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def read_losses(
-    answer: Mapping[str, Any], model: str, input_ids: Sequence[int]
-) -> NDArray[np.float32]:
+class _Entry(msgspec.Struct):
+    logprob: float
+
+
+class _Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Entry] | None]
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:
     """Return the losses of a prompt's tokens.
 
     Args:
-        answer: to `scoring_request`.
+        answer: to `scoring_request`, as JSON gives it.
         model: that was asked for.
         input_ids: the prompt.
 
@@ -66,7 +83,8 @@ def read_losses(
         float32 [T], nats; NaN for the first token, which has no loss.
 
     Raises:
-        NonsenseError: another model, another number of tokens, positive log-probabilities, NaN.
+        NonsenseError: no such answer, another model, another number of tokens, positive
+            log-probabilities.
         DisprovedError: the same value everywhere.
 
     Example:
@@ -74,64 +92,32 @@ def read_losses(
         >>> read_losses({"choices": [choice]}, "t", [5, 9]).tolist()
         [nan, 2.0]
     """
-    _require_model(answer, model)
-    _require_count(answer, len(input_ids))
-    losses = _to_losses(_named_values(_only_choice(answer), input_ids))
-    _require_varied(losses[1:])
-    return losses
-
-
-def _require_model(answer: Mapping[str, Any], model: str) -> None:
-    if not isinstance(answer, Mapping):
-        raise NonsenseError(f"a {type(answer).__name__}, no JSON object")
-    found = answer.get("model")
-    if found is not None and found != model:
-        raise NonsenseError(f'an answer of model "{found}"')
-
-
-def _require_count(answer: Mapping[str, Any], num_tokens: int) -> None:
-    counted = (answer.get("usage") or {}).get("prompt_tokens")
-    if counted is not None and counted != num_tokens:
-        raise NonsenseError(f"it read {counted} tokens where {num_tokens} were sent")
-
-
-def _only_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
-        raise NonsenseError("no answer to the one prompt (field choices)")
-    return choices[0]
-
-
-def _named_values(choice: Mapping[str, Any], input_ids: Sequence[int]) -> list[Any]:
-    """Return the log-probabilities of all tokens but the first, each found by its token's id."""
-    places = choice.get("prompt_logprobs")
-    if not isinstance(places, list):
-        raise NonsenseError("no prompt_logprobs")
+    try:
+        found = msgspec.convert(answer, _Answer)
+    except msgspec.ValidationError as error:
+        raise NonsenseError(f"no log-probabilities of the prompt: {error}") from error
+    if found.model not in (None, model):
+        raise NonsenseError(f'an answer of model "{found.model}"')
+    if found.usage and found.usage.prompt_tokens not in (None, len(input_ids)):
+        raise NonsenseError(
+            f"it read {found.usage.prompt_tokens} tokens where {len(input_ids)} were sent"
+        )
+    places = found.choices[0].prompt_logprobs
     if len(places) != len(input_ids):
         raise NonsenseError(f"{len(places)} prompt_logprobs of {len(input_ids)} tokens")
-    values = []
-    for place, (found, token_id) in enumerate(zip(places[1:], input_ids[1:], strict=True), 1):
-        entry = (found or {}).get(str(token_id))
-        if not isinstance(entry, Mapping):
+    losses = np.full(len(input_ids), np.nan, np.float32)
+    for place, (entries, token_id) in enumerate(zip(places[1:], input_ids[1:], strict=True), 1):
+        entry = (entries or {}).get(str(token_id))
+        if entry is None:
             raise NonsenseError(f"place {place} has no log-probability of token {token_id}")
-        values.append(entry.get("logprob"))
-    return values
-
-
-def _require_varied(losses: NDArray[np.float32]) -> None:
-    if len(losses) >= _NEVER_ALL_EQUAL and (losses == losses[0]).all():
-        raise DisprovedError(f"all {len(losses)} log-probabilities are {0.0 - losses[0]:g}")
-
-
-def _to_losses(values: Sequence[Any]) -> NDArray[np.float32]:
-    """Return losses, NaN before the given log-probabilities' own."""
-    losses = [math.nan]
-    for place, value in enumerate(values, 1):
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise NonsenseError(f"place {place} has {value!r} for a log-probability")
-        if value > _ROUNDING:
-            raise NonsenseError(f"place {place} has the positive log-probability {value}")
-        if value <= _IMPOSSIBLE:
-            raise NonsenseError(f"place {place} has {value}, which stands for an infinite loss")
-        losses.append(max(0.0, -value))
-    return np.array(losses, np.float32)
+        if entry.logprob > _ROUNDING:
+            raise NonsenseError(f"place {place} has the positive log-probability {entry.logprob}")
+        if entry.logprob <= _IMPOSSIBLE:
+            raise NonsenseError(
+                f"place {place} has {entry.logprob}, which stands for an infinite loss"
+            )
+        losses[place] = max(0.0, -entry.logprob)
+    known = losses[1:]
+    if len(known) >= _NEVER_ALL_EQUAL and (known == known[0]).all():
+        raise DisprovedError(f"all {len(known)} log-probabilities are {0.0 - known[0]:g}")
+    return losses

@@ -32,8 +32,8 @@ from pipeline.scoring.engines.settings import ServedSettings
 
 Answer = TypeVar("Answer")
 
-LONGEST_WAIT = 60.0
-"""Seconds between two attempts at most."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds before the second attempt, and between any two at most; waits double."""
 
 PROOF_INTERVAL = 256
 """Answers after which a server must prove again that it is what it was."""
@@ -43,10 +43,6 @@ _FINAL_STATUSES = (400, 401, 403, 413, 422)
 _SHOWN = 200
 
 
-class RefusedError(EngineError):
-    """A request that a server does not take, and never will."""
-
-
 class PassingError(Exception):
     """A failure that asking again, or elsewhere, may help."""
 
@@ -54,10 +50,6 @@ class PassingError(Exception):
         """Hold what happened, and how long the server asked to wait."""
         super().__init__(message)
         self.wait_seconds = wait_seconds
-
-
-class MissingError(NonsenseError):
-    """A path that a server does not have, or a model: vLLM gives the same status for both."""
 
 
 @dataclass(eq=False)
@@ -71,7 +63,6 @@ class Endpoint:
         num_unproved: answers since it last proved itself.
         num_disproofs: how often it has failed to; answers from before one are void.
         rests_until: on the monotonic clock.
-        next_slot: when the next request may start, likewise.
     """
 
     url: str
@@ -80,7 +71,6 @@ class Endpoint:
     num_unproved: int = 0
     num_disproofs: int = 0
     rests_until: float = 0.0
-    next_slot: float = 0.0
     proof: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -91,6 +81,7 @@ class Endpoints:
         settings: how they are asked.
         num_requests: sent so far.
         num_retries: of them, those that were asked again.
+        prove: raises `DisprovedError` for a server that is another; None: all are believed.
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
@@ -102,25 +93,21 @@ class Endpoints:
         self.settings = settings
         self.num_requests = 0
         self.num_retries = 0
-        self.servers = [Endpoint(base_url(url)) for url in settings.endpoints]
-        self._prove: Callable[[Endpoint], None] | None = None
+        self.servers = [Endpoint(base_url(url)) for url in settings.endpoint or ()]
+        self.prove: Callable[[Endpoint], None] | None = None
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self._client = httpx2.Client(
-            timeout=httpx2.Timeout(settings.timeout_seconds, connect=30.0),
+            timeout=httpx2.Timeout(settings.answer_seconds, connect=30.0),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
-    def prove_with(self, prove: Callable[[Endpoint], None]) -> None:
-        """Let servers be proved by this; it raises `DisprovedError` for one that is another."""
-        self._prove = prove
-
     def vouch(self, server: Endpoint) -> str:
         """Return why what a server has answered can't be kept, "" if it proves itself now."""
-        assert self._prove is not None, "`prove_with` comes first"
+        assert self.prove is not None
         try:
-            self.retry(self._prove, server)
+            self.retry(self.prove, server)
         except EngineError as error:
             return str(error)
         server.num_unproved = 0
@@ -133,31 +120,6 @@ class Endpoints:
     def resume(self) -> None:
         """Let requests start."""
         self._interrupted.clear()
-
-    def look(self, server: Endpoint, path: str) -> Any:
-        """Return what a server has under a path, None where it has nothing there; one attempt.
-
-        Args:
-            server: to ask.
-            path: such as "/version".
-
-        Raises:
-            PassingError: asking again may help.
-            EngineError: it can't.
-        """
-        try:
-            return self._send(server, "GET", path, None)
-        except MissingError:
-            return None
-
-    def post(self, server: Endpoint, path: str, body: Mapping[str, Any]) -> Any:
-        """Return a server's answer, or raise what `retry` goes by.
-
-        Raises:
-            PassingError: asking again may help.
-            EngineError: it can't.
-        """
-        return self._send(server, "POST", path, body)
 
     def retry(self, ask: Callable[[Endpoint], Answer], only: Endpoint | None = None) -> Answer:
         """Ask servers until one has answered sensibly.
@@ -217,7 +179,7 @@ class Endpoints:
             with self._lock:
                 server.num_failures += 1
                 server.num_disproofs += isinstance(error, DisprovedError)
-                rest = self.settings.backoff_seconds * 2 ** min(server.num_failures, 20)
+                rest = FIRST_WAIT * 2 ** min(server.num_failures, 20)
                 server.rests_until = time.monotonic() + min(LONGEST_WAIT, rest)
             raise
         finally:
@@ -233,8 +195,8 @@ class Endpoints:
         if not is_time():
             return
         with server.proof:
-            if is_time() and self._prove is not None:
-                self._prove(server)
+            if is_time() and self.prove is not None:
+                self.prove(server)
             server.num_failures = server.num_unproved = 0
 
     def _choose(self, last: Endpoint | None) -> Endpoint:
@@ -253,25 +215,37 @@ class Endpoints:
             self.num_retries += retried
 
     def _wait(self, state: RetryCallState) -> float:
-        grown = wait_exponential(multiplier=self.settings.backoff_seconds, max=LONGEST_WAIT)(state)
+        grown = wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT)(state)
         error = state.outcome.exception() if state.outcome else None
         asked = error.wait_seconds if isinstance(error, PassingError) else 0.0
         return max(float(grown), min(asked, LONGEST_WAIT))
 
-    def _send(
-        self, server: Endpoint, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> Any:
-        self._keep_pace(server)
+    def send(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return what a server answers, or has under a path; one attempt.
+
+        Args:
+            server: to ask.
+            path: such as "/version".
+            body: of a question; without one, None is the answer of a server that has no such path.
+
+        Raises:
+            PassingError: asking again may help.
+            NonsenseError: no JSON, or no such path; vLLM says the same of a model.
+            EngineError: asking again can't help.
+        """
+        method = "GET" if body is None else "POST"
         try:
             response = self._client.request(method, server.url + path, json=body)
         except httpx2.TransportError as error:
             raise PassingError(f"{type(error).__name__}: {error}") from error
         status = response.status_code
         if status in (404, 405):
-            raise MissingError(f"{server.url}{path} is not there ({status}{_explain(response)})")
+            if body is None:
+                return None
+            raise NonsenseError(f"{server.url}{path} is not there ({status}{_explain(response)})")
         if status in _FINAL_STATUSES:
             key = "; set VOCAG_API_KEY to the key that it knows" if status in (401, 403) else ""
-            raise RefusedError(
+            raise EngineError(
                 f"{server.url}{path} refuses the request with status {status}"
                 f"{_explain(response)}{key}"
             )
@@ -285,15 +259,6 @@ class Endpoints:
             return orjson.loads(response.content)
         except orjson.JSONDecodeError as error:
             raise NonsenseError(f"no JSON ({error})") from error
-
-    def _keep_pace(self, server: Endpoint) -> None:
-        """Wait for the server's next slot, where it is not to be asked too often."""
-        if not self.settings.requests_per_second:
-            return
-        with self._lock:
-            slot = max(time.monotonic(), server.next_slot)
-            server.next_slot = slot + 1 / self.settings.requests_per_second
-        self._interrupted.wait(max(0.0, slot - time.monotonic()))
 
 
 def base_url(url: str) -> str:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from pipeline.scoring.engines.completions import (
     DisprovedError,
-    NonsenseError,
     read_losses,
     scoring_request,
 )
@@ -23,33 +22,42 @@ _SAME_MODEL = 0.1
 
 
 @dataclass(frozen=True)
-class ServerInfo:
-    """What a server says of itself.
+class Handshake:
+    """What a job's first server says and gives; its workers hold every server against it.
 
     Attributes:
-        kind: "vllm", or "" where it does not say.
+        program: "vllm", or "" where it does not say.
         version: of its program, "" where it does not say.
-        max_length: tokens that it takes at once, the generated one included; None: not said.
+        losses: that it gives a plain text, nats; NaN for the first token.
     """
 
-    kind: str
+    program: str
     version: str
-    max_length: int | None
+    losses: tuple[float, ...]
 
     def describe(self) -> str:
         """Return program and version, as far as they are known."""
-        return f"{self.kind or 'a server'} {self.version or 'of unknown version'}"
+        return f"{self.program or 'a server'} {self.version or 'of unknown version'}"
 
 
-def describe_server(endpoints: Endpoints, server: Endpoint) -> ServerInfo:
-    """Return what a server says of itself; one attempt.
+def shake_hands(
+    endpoints: Endpoints, server: Endpoint, probe: Sequence[int], *, length: int
+) -> Handshake:
+    """Return what a server says of itself and gives a plain text; one attempt.
+
+    Args:
+        endpoints: the servers.
+        server: one of them.
+        probe: the text's tokens.
+        length: of the longest piece that it will be asked for.
 
     Raises:
         PassingError: it can't be reached.
-        EngineError: it serves other models.
+        NonsenseError: its answer is none to what was asked.
+        EngineError: it serves other models, or takes fewer tokens.
     """
     model = endpoints.settings.model
-    listed = endpoints.look(server, "/v1/models")
+    listed = endpoints.send(server, "/v1/models")
     models = listed.get("data") if isinstance(listed, Mapping) else None
     if not isinstance(models, list):
         raise EngineError(f"{server.url} lists no models: it is no server of the completions API")
@@ -59,14 +67,20 @@ def describe_server(endpoints: Endpoints, server: Endpoint) -> ServerInfo:
             f'{server.url} serves {", ".join(map(repr, named)) or "nothing"}, not "{model}": name '
             "one of them with --model"
         )
-    length = named[model].get("max_model_len")
-    found = endpoints.look(server, "/version")
+    most = named[model].get("max_model_len")
+    if isinstance(most, int) and most < length + 1:
+        raise EngineError(
+            f"{server.url} takes {most} tokens at once, a piece may have {length} and one is "
+            "generated after it: serve the model with a longer context (vLLM: --max-model-len), or "
+            "lower --teacher-seq-length"
+        )
+    found = endpoints.send(server, "/version")
     version = found.get("version") if isinstance(found, Mapping) else None
-    known = isinstance(version, str) or named[model].get("owned_by") == "vllm"
-    return ServerInfo(
-        kind="vllm" if known else "",
-        version=version if isinstance(version, str) else "",
-        max_length=length if isinstance(length, int) else None,
+    is_vllm = isinstance(version, str) or named[model].get("owned_by") == "vllm"
+    return Handshake(
+        "vllm" if is_vllm else "",
+        version if isinstance(version, str) else "",
+        tuple(ask_losses(endpoints, server, probe).tolist()),
     )
 
 
@@ -81,50 +95,24 @@ def ask_losses(
         EngineError: asking again can't help.
     """
     model = endpoints.settings.model
-    answer = endpoints.post(server, "/v1/completions", scoring_request(model, input_ids))
+    answer = endpoints.send(server, "/v1/completions", scoring_request(model, input_ids))
     return read_losses(answer, model, input_ids)
 
 
-def ask_first(endpoints: Endpoints, server: Endpoint, probe: Sequence[int]) -> NDArray[np.float32]:
-    """Return what a job's first server gives a plain text, as `ask_losses`.
+def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:
+    """Check that a server is of the version that the job's scores are named after, and its teacher.
 
     Raises:
-        PassingError: asking again may help.
-        EngineError: it can't: the server gives no log-probabilities of a prompt.
+        DisprovedError: it is another's, or gives a text other losses, but for rounding.
     """
-    try:
-        return ask_losses(endpoints, server, probe)
-    except NonsenseError as error:
-        raise EngineError(
-            f"{server.url} gives no log-probabilities of a prompt ({error}): serve the model with "
-            "vLLM, which takes token ids and prompt_logprobs"
-        ) from error
-
-
-def require_same_program(info: ServerInfo, first: ServerInfo, where: str) -> None:
-    """Check that a server is of the version that the job's scores are named after.
-
-    Raises:
-        DisprovedError: it is not.
-    """
-    if (info.kind, info.version) != (first.kind, first.version):
+    if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(
-            f"{where} is {info.describe()}, the job's scores are of {first.describe()}: their "
+            f"{where} is {now.describe()}, the job's scores are of {first.describe()}: their "
             "losses are not mixed; serve all with one version"
         )
-
-
-def require_same_model(
-    first: NDArray[np.float32], now: NDArray[np.float32], where: str, other: str
-) -> None:
-    """Check that two servers, or one at two times, give a text the same losses, but for rounding.
-
-    Raises:
-        DisprovedError: they don't.
-    """
-    difference = float(np.nanmean(np.abs(first - now)))
+    difference = float(np.nanmean(np.abs(np.subtract(first.losses, now.losses))))
     if not difference <= _SAME_MODEL:
         raise DisprovedError(
             f"{where} gives a plain text losses that differ by {difference:.2f} nats a token from "
-            f"{other}: it serves another model or quantization, or has gone wrong"
+            "those the job started with: it serves another model or quantization, or has gone wrong"
         )

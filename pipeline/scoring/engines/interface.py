@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ class EngineError(ValueError):
 
 @dataclass
 class Work:
-    """What scoring cost; add them up.
+    """What scoring cost.
 
     Attributes:
         num_tokens: places that hold a token, context tokens included.
@@ -38,6 +38,10 @@ class Work:
     seconds: float = 0.0
     num_requests: int = 0
     num_retries: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Return what both cost."""
+        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,9 @@ class Engine(Protocol):
             >>> teacher.score(tokens, rule.pieces(index)).losses
         """
 
+    @property
     def matmul_rate(self) -> float:
-        """Return the operations a second of a plain product here; 0.0 where it is not ours."""
+        """Operations a second of a plain product here; 0.0 where it is not ours."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,9 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
     context = rule.context_token(continues=bool(pieces.continues[number]))
     added = np.array([] if context is None else [context], np.int64)
     first = int(tokens.starts[pieces.document[number]])
-    start, scored, stop = (
-        first + int(a[number]) for a in (pieces.start, pieces.scored_from, pieces.stop)
-    )
-    # Nothing stands before the first token of a piece without a context token.
-    targets = np.arange(max(scored, start + 1 - len(added)), stop)
+    start, stop = first + int(pieces.start[number]), first + int(pieces.stop[number])
+    # Nothing comes before the first token of a piece without a context token.
+    targets = np.arange(start + 1 - len(added), stop)
     line = np.concatenate([added, tokens.input_ids[start:stop]])
     return Line(line, targets - start + len(added), targets)
 
@@ -146,6 +149,6 @@ def require_trained_engine(
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)
-    pieces = Pieces(zero, zero, zero, whole[1:], np.zeros(1, np.bool_))
+    pieces = Pieces(zero, zero, whole[1:], np.zeros(1, np.bool_))
     scored = engine.score(DocumentTokens(np.array(probe[:length], np.int64), whole), pieces)
     require_trained(float(np.nanmean(scored.losses)), engine.vocab_size, accepted_by=accepted_by)

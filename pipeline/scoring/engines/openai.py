@@ -16,8 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +28,10 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.handshake import (
-    ServerInfo,
-    ask_first,
+    Handshake,
     ask_losses,
-    describe_server,
-    require_same_model,
-    require_same_program,
+    require_same_teacher,
+    shake_hands,
 )
 from pipeline.scoring.engines.interface import (
     EngineError,
@@ -55,13 +52,13 @@ class _Given:
 
     Attributes:
         losses: float32 [n].
-        server: None for a piece that nobody needs to be asked about.
+        server: that was asked.
         num_disproofs: of the server, before it was asked.
     """
 
     losses: NDArray[np.float32]
-    server: Endpoint | None = None
-    num_disproofs: int = 0
+    server: Endpoint
+    num_disproofs: int
 
 
 class ServedEngine:
@@ -70,9 +67,10 @@ class ServedEngine:
     Attributes:
         rule: with which context.
         vocab_size: of the dataset's teacher tokenizer.
-        info: what the first server says of itself.
-        probe_losses: float32 [T], of the plain text that all servers were held against.
+        handshake: what all servers were held against.
     """
+
+    matmul_rate = 0.0
 
     def __init__(
         self,
@@ -80,23 +78,15 @@ class ServedEngine:
         rule: ContextRule,
         *,
         vocab_size: int,
-        info: ServerInfo,
         probe: Sequence[int],
+        handshake: Handshake,
     ) -> None:
         """Use `connect`."""
-        known = endpoints.settings.probe_losses
         self.rule = rule
         self.vocab_size = vocab_size
-        self.info = info
+        self.handshake = handshake
         self._endpoints = endpoints
-        self._probe = list(probe)
-        self.probe_losses = (
-            np.array(known, np.float32)
-            if known
-            else endpoints.retry(
-                lambda server: ask_first(endpoints, server, self._probe), endpoints.servers[0]
-            )
-        )
+        self._probe = probe
 
     def score(
         self,
@@ -121,8 +111,9 @@ class ServedEngine:
         asked: list[tuple[Line, str]] = []
         for number in range(len(pieces)):
             document = int(pieces.document[number])
-            name = json.dumps(names[document]) if names else str(document)
-            asked.append((line_of(tokens, pieces, number, self.rule), name))
+            line = line_of(tokens, pieces, number, self.rule)
+            if len(line.targets):
+                asked.append((line, json.dumps(names[document]) if names else str(document)))
         for line, answer in self._ask_until_vouched(asked, advance):
             losses[line.targets] = answer
             work.num_tokens += len(line.input_ids)
@@ -132,10 +123,6 @@ class ServedEngine:
         work.seconds = time.perf_counter() - start
         return ScoredDocuments(losses, work)
 
-    def matmul_rate(self) -> float:
-        """Return 0.0: the arithmetic is the servers'."""
-        return 0.0
-
     def prove(self, server: Endpoint) -> None:
         """Check that a server is the first one's program, and gives the probe the same losses.
 
@@ -144,9 +131,9 @@ class ServedEngine:
             NonsenseError: its answer is none.
             PassingError: it is not there.
         """
-        require_same_program(describe_server(self._endpoints, server), self.info, server.url)
-        now = ask_losses(self._endpoints, server, self._probe)
-        require_same_model(self.probe_losses, now, server.url, "those the job started with")
+        length = self.rule.teacher_seq_length
+        now = shake_hands(self._endpoints, server, self._probe, length=length)
+        require_same_teacher(self.handshake, now, server.url)
 
     def _ask_until_vouched(
         self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
@@ -155,12 +142,14 @@ class ServedEngine:
         left, reasons = list(asked), ""
         for _ in range(self._endpoints.settings.attempts):
             given = self._ask_all(left, advance)
-            servers = {answer.server for answer in given if answer.server}
-            failures = {server: self._endpoints.vouch(server) for server in servers}
+            failures = {
+                server: self._endpoints.vouch(server)
+                for server in {answer.server for answer in given}
+            }
             void = []
             for one, answer in zip(left, given, strict=True):
                 server = answer.server
-                if server and (failures[server] or answer.num_disproofs != server.num_disproofs):
+                if failures[server] or answer.num_disproofs != server.num_disproofs:
                     void.append(one)
                 else:
                     yield one[0], answer.losses
@@ -196,13 +185,10 @@ class ServedEngine:
 
     def _score_line(self, line: Line, name: str) -> _Given:
         """Return what a server gives a piece; runs in a thread of its own."""
-        ids = line.input_ids.tolist()
-        if len(ids) < 2 or not len(line.places):
-            return _Given(np.empty(0, np.float32))
 
         def ask(server: Endpoint) -> _Given:
             num_disproofs = server.num_disproofs
-            losses = ask_losses(self._endpoints, server, ids)
+            losses = ask_losses(self._endpoints, server, line.input_ids.tolist())
             return _Given(losses[line.places], server, num_disproofs)
 
         try:
@@ -217,61 +203,54 @@ def connect(
     *,
     dataset: Dataset,
     api_key: str = "",
+    known: Handshake | None = None,
 ) -> ServedEngine:
     """Return a teacher behind servers, once each has shown that it is the same and can be asked.
-
-    The same is what gives a plain text the losses in the settings, or the first server's: a worker
-    that starts later than the job has the job's.
 
     Args:
         settings: where the servers are, and how they are asked.
         rule: with which context.
         dataset: whose teacher it is.
         api_key: for servers that ask for one.
+        known: what the job has started with; None takes it from the first server.
 
     Raises:
         EngineError: a server that can't be reached, serves another model, is of another version, or
             gives no log-probabilities of a prompt.
 
     Example:
-        >>> connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule,
-        ...     dataset=open_dataset("aligned")).info.version  # doctest: +SKIP
+        >>> settings = ServedSettings(("http://gpu-7:8000",), "teacher")
+        >>> connect(settings, rule, dataset=dataset).handshake.version  # doctest: +SKIP
         '0.20.2'
     """
     own = probe_tokens(dataset)
     context = rule.first_token_id
     probe = (own if context is None else [context, *own])[: rule.teacher_seq_length]
     endpoints = Endpoints(settings, api_key=api_key)
-    describe = partial(describe_server, endpoints)
-    infos = [endpoints.retry(describe, server) for server in endpoints.servers]
-    _require_one_program(infos, endpoints)
-    _require_room(infos, endpoints.servers, rule)
+    if known is None:
+        known = _first_handshake(endpoints, probe, rule)
     vocab_size = load_dataset_tokenizers(dataset).teacher.vocab_size
-    engine = ServedEngine(endpoints, rule, vocab_size=vocab_size, info=infos[0], probe=probe)
-    for server in endpoints.servers if settings.probe_losses else endpoints.servers[1:]:
+    engine = ServedEngine(endpoints, rule, vocab_size=vocab_size, probe=probe, handshake=known)
+    for server in endpoints.servers:
         endpoints.retry(engine.prove, server)
-    endpoints.prove_with(engine.prove)
+    endpoints.prove = engine.prove
     return engine
 
 
-def _require_one_program(infos: Sequence[ServerInfo], endpoints: Endpoints) -> None:
-    """Check that all servers are of the version that scores are, or will be, named after."""
-    first = replace(infos[0], version=endpoints.settings.version or infos[0].version)
-    for info, server in zip(infos, endpoints.servers, strict=True):
+def _first_handshake(endpoints: Endpoints, probe: Sequence[int], rule: ContextRule) -> Handshake:
+    """Return what the first server says and gives.
+
+    Raises:
+        EngineError: it gives no log-probabilities of a prompt, or can't be asked.
+    """
+
+    def shake(server: Endpoint) -> Handshake:
         try:
-            require_same_program(info, first, server.url)
+            return shake_hands(endpoints, server, probe, length=rule.teacher_seq_length)
         except NonsenseError as error:
-            raise EngineError(str(error)) from error
-
-
-def _require_room(
-    infos: Sequence[ServerInfo], servers: Sequence[Endpoint], rule: ContextRule
-) -> None:
-    """Check that servers take the longest piece, and the token that they generate after it."""
-    for info, server in zip(infos, servers, strict=True):
-        if info.max_length is not None and info.max_length < rule.teacher_seq_length + 1:
             raise EngineError(
-                f"{server.url} takes {info.max_length} tokens at once, a piece may have "
-                f"{rule.teacher_seq_length} and one is generated after it: serve the model with a "
-                "longer context (vLLM: --max-model-len), or lower --teacher-seq-length"
-            )
+                f"{server.url} gives no log-probabilities of a prompt ({error}): serve the model "
+                "with vLLM, which takes token ids and prompt_logprobs"
+            ) from error
+
+    return endpoints.retry(shake, endpoints.servers[0])

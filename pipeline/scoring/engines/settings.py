@@ -1,51 +1,69 @@
-"""How each engine is run; plain values, which travel to workers."""
+"""How each engine is run: plain values, which travel from a command's options to its workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from vocag_cli.options import Option
 
 
 @dataclass(frozen=True)
 class TransformersSettings:
-    """A model in this process.
+    """A model in a worker's own process.
 
     Attributes:
-        device: such as "cuda:1"; "" takes the GPU where there is one.
-        batch_tokens: places per batch; 0: the device's default.
-        threads: on a CPU; 0: torch's default.
+        device: where it runs, such as cuda:1 (default: the GPU where there is one).
+        batch_tokens: teacher tokens per batch (default: 2048 on a CPU, 32768 elsewhere).
+        threads: number for each worker on a CPU; state it to get equal bytes on unequal machines
+            (default: torch's).
     """
 
-    device: str = ""
+    device: Annotated[str, Option("NAME")] = ""
     batch_tokens: int = 0
     threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: one is negative.
+        """
+        for name in ("batch_tokens", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
 
 
 @dataclass(frozen=True)
 class ServedSettings:
-    """A model behind servers of the completions API with `prompt_logprobs`.
+    """A model behind servers of the completions API with `prompt_logprobs`, as vLLM has it.
 
     Attributes:
-        endpoints: their URLs, with or without `/v1`; all serve the same model.
-        model: its name there.
-        concurrency: requests under way at each of them.
-        requests_per_second: to each of them at most; 0.0: as many as they answer.
-        timeout_seconds: that an answer may take.
-        attempts: at each request, the first included.
-        backoff_seconds: before the second attempt; doubled before each further one.
-        version: that all of them must tell, which scores are named after; "" for the first one's.
-        probe_losses: that all of them must give a plain text, nats, see `connect`; () for the first
-            one's.
+        endpoint: a server's URL, with or without /v1; give several for servers of the same model.
+        model: the teacher's name at the servers.
+        quantization: the teacher's at the servers, such as fp8 or none; they don't report it.
+        engine_version: version of the servers' program, if they don't report it.
+        concurrency: requests under way at each server.
+        answer_seconds: longest time to wait for one answer.
+        attempts: number of them at each request, with growing waits, before the job ends.
     """
 
-    endpoints: tuple[str, ...]
-    model: str
+    endpoint: Annotated[tuple[str, ...] | None, Option("URL", form="repeated")] = None
+    model: Annotated[str, Option("NAME")] = ""
+    quantization: Annotated[str, Option("NAME")] = ""
+    engine_version: Annotated[str, Option("TEXT")] = ""
     concurrency: int = 16
-    requests_per_second: float = 0.0
-    timeout_seconds: float = 600.0
+    answer_seconds: float = 600.0
     attempts: int = 10
-    backoff_seconds: float = 1.0
-    version: str = ""
-    probe_losses: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check the numbers.
 
-EngineSettings = TransformersSettings | ServedSettings
+        Raises:
+            ValueError: nothing could be asked, or no answer be waited for.
+        """
+        for name in ("concurrency", "attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)} is below 1")
+        if not 0 < self.answer_seconds < float("inf"):
+            raise ValueError(f"--answer-seconds {self.answer_seconds} is no positive number")

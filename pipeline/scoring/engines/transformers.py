@@ -1,6 +1,6 @@
 """A frozen teacher's losses of whole documents, each token's once.
 
-    rule = ContextRule.of_dataset(manifest, seq_length=2048)
+    rule = ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
     teacher = load_scorer("models/teacher", rule, dtype="bfloat16", device="cuda")
     teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN where no context stands
 
@@ -18,28 +18,32 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.benchmark import Timer
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.models.dtype_trial import default_dtype
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.batches import PieceBatch, make_batch, plan_batches
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.engines.operations import operations_per_token
+from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
 
 __all__ = ["DocumentTokens", "Scorer", "default_device", "load_scorer"]
 
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
+DEFAULTS = TransformersSettings()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MATMUL_SECONDS = 0.3
 
@@ -89,20 +93,11 @@ class Scorer:
         names: Sequence[str] = (),
         advance: Callable[[int], object] = int,
     ) -> ScoredDocuments:
-        """Give each token the loss `-log P(x_l | its context)`.
-
-        Args:
-            tokens: of the documents.
-            pieces: how their contexts are cut; `ContextRule.pieces` gives them.
-            names: the documents' ids, for errors.
-            advance: told how many losses are on their way since its last call.
+        """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
         Raises:
             ValueError: a token id or a piece that the model does not know or is too short for.
             NonFiniteLossError: the model gave NaN or infinity.
-
-        Example:
-            >>> teacher.score(tokens, rule.pieces(index)).losses
         """
         start = time.perf_counter()
         self._require_known(tokens, pieces)
@@ -117,7 +112,7 @@ class Scorer:
             work.num_tokens += int(lengths.sum())
             work.num_places += batch.input_ids.size
             work.num_operations += self._operations(lengths)
-            advance(int(np.sum(pieces.stop[numbers] - pieces.scored_from[numbers])))
+            advance(int(np.sum(pieces.stop[numbers] - pieces.start[numbers])))
         for targets, values in parts:
             losses[targets] = values.cpu().numpy()
         targets = np.concatenate([np.empty(0, np.int64), *(part[0] for part in parts)])
@@ -125,22 +120,18 @@ class Scorer:
         work.seconds = time.perf_counter() - start
         return ScoredDocuments(losses, work)
 
+    @cached_property
     def matmul_rate(self) -> float:
-        """Return the floating point operations a second of a product shaped like this model's."""
+        """Floating point operations a second of a product shaped like this model's."""
         hidden = int(self._layer.weight.shape[1])
-        wide = 4 * hidden
-        left = torch.ones(self._batch_tokens, hidden, dtype=self._model.dtype, device=self._device)
-        right = torch.ones(wide, hidden, dtype=self._model.dtype, device=self._device)
-        count, best, end = 1, 0.0, time.perf_counter() + _MATMUL_SECONDS
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            for _ in range(count):
-                product = left @ right.T
-            float(product[0, 0])  # waits for the device
-            seconds = time.perf_counter() - start
-            best = max(best, 2.0 * left.numel() * wide * count / seconds)
-            count = count * 2 if seconds < _MATMUL_SECONDS / 20 else count
-        return best
+        kind: dict[str, Any] = {"dtype": self._model.dtype, "device": self._device}
+        factors = {
+            "left": torch.ones(self._batch_tokens, hidden, **kind),
+            "right": torch.ones(4 * hidden, hidden, **kind),
+        }
+        timer = Timer("left @ right.T", globals=factors, num_threads=torch.get_num_threads())
+        fastest = min(timer.blocked_autorange(min_run_time=_MATMUL_SECONDS).times)
+        return 2.0 * self._batch_tokens * hidden * 4 * hidden / fastest
 
     def _lengths(self, pieces: Pieces) -> NDArray[np.int64]:
         lengths: NDArray[np.int64] = pieces.stop - pieces.start
@@ -178,10 +169,8 @@ def load_scorer(
     source: str,
     rule: ContextRule,
     *,
-    dtype: str = "",
-    device: str = "",
-    batch_tokens: int = 0,
-    threads: int = 0,
+    dtype: str,
+    settings: TransformersSettings = DEFAULTS,
 ) -> Scorer:
     """Load a teacher to score with.
 
@@ -191,26 +180,24 @@ def load_scorer(
     Args:
         source: a folder, a Hugging Face repository, or a .gguf file.
         rule: with which context.
-        dtype: "float32", "bfloat16" or "float16"; "": see `pipeline.models.dtype_trial`.
-        device: such as "cuda:1"; "": the GPU where there is one.
-        batch_tokens: as in `Scorer`.
-        threads: of this process from now on, on a CPU; 0: leave them.
+        dtype: "float32", "bfloat16" or "float16".
+        settings: where it runs, and how; its number of threads is this process's from now on.
 
     Raises:
         ValueError: a model that can't be scored with.
         OSError: nothing there.
     """
-    if threads:
-        torch.set_num_threads(threads)
-    device = device or default_device()
-    wanted = DTYPES[dtype or default_dtype(device)]
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = settings.device or default_device()
+    wanted = DTYPES[dtype]
     flash = device.startswith("cuda") and wanted.itemsize == 2 and is_flash_attn_2_available()
     attention = "flash_attention_2" if flash else None
     # A piece a row: no architecture lets them see each other, so none is refused.
     model = load_language_model(
         source, dtype=wanted, device=device, attention=attention, packed=False
     )
-    return Scorer(model, rule, batch_tokens=batch_tokens)
+    return Scorer(model, rule, batch_tokens=settings.batch_tokens)
 
 
 def default_device() -> str:

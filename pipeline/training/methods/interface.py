@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pipeline.guidance import PAPER_RULE, LossResult, SelectionRule
-from pipeline.guidance.selection import Selector
+from pipeline.guidance.rule import Selector
 from pipeline.training.method import Method
 
 if TYPE_CHECKING:

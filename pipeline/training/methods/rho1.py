@@ -22,8 +22,7 @@ def _loss(given: StudentPass) -> LossResult:
         given.scores.losses,
         given.reference_scores().losses,
         loss_mask=given.batch["loss_mask"],
-        keep_fraction=given.rule.keep_fraction,
-        scope=given.rule.scope,
+        rule=given.rule,
         group=given.group,
     )
     return guided_loss(given.scores.losses, selection, expectation=given.method.expectation)
@@ -36,8 +35,7 @@ def _self_reference_loss(given: StudentPass) -> LossResult:
         reference.losses,
         reference.entropies,
         loss_mask=given.batch["loss_mask"],
-        keep_fraction=given.rule.keep_fraction,
-        scope=given.rule.scope,
+        rule=given.rule,
         group=given.group,
     )
     return guided_loss(given.scores.losses, selection, expectation=given.method.expectation)

@@ -14,7 +14,7 @@ from pipeline.guidance import (
     select_tokens,
 )
 from pipeline.guidance.loss import mapped_tokens
-from pipeline.guidance.selection import RANKED_BY_TEACHER, Selector
+from pipeline.guidance.rule import RANKED_BY_TEACHER, Selector
 from pipeline.training.methods.interface import MethodKind
 
 if TYPE_CHECKING:

@@ -149,32 +149,6 @@ class TestAlignBatch:
             found = batch.teacher_spans[own].tolist()
             assert [tuple(span) if span[1] > span[0] else None for span in found] == expected
 
-    @given(text=texts())
-    @settings(max_examples=50)
-    def test_character_units_are_the_paper_s(self, text: str) -> None:
-        document = SourceDocument("d", text.encode())
-        batch = align_batch([document], load("llama_like"), load("qwen_like"), unit="character")
-        owner = [place for place, character in enumerate(text) for _ in character.encode()]
-        sides = [
-            [
-                (owner[a], owner[b - 1] + 1) if a < b else (0, 0)
-                for a, b in tokens.byte_offsets.tolist()
-            ]
-            for tokens in (batch.student, batch.teacher)
-        ]
-        expected = reference_spans(*sides)
-        found = batch.teacher_spans.tolist()
-        assert [tuple(span) if span[1] > span[0] else None for span in found] == expected
-
-    def test_character_units_are_over_wide_where_bytes_are_exact(self) -> None:
-        document = SourceDocument("emoji", "𝔘".encode())
-        tokenizer = load("qwen_like")
-        exact = align_batch([document], tokenizer, tokenizer)
-        wide = align_batch([document], tokenizer, tokenizer, unit="character")
-        assert exact.teacher_spans.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
-        assert wide.teacher_spans.tolist() == [[0, 4]] * 4
-        np.testing.assert_array_equal(wide.student.byte_offsets, exact.student.byte_offsets)
-
     def test_documents_that_fail_are_left_out_with_the_reason(self) -> None:
         documents = [
             *(SourceDocument("0", b"the sum"), SourceDocument("1", b"a\xffb")),

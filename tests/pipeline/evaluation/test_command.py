@@ -86,40 +86,27 @@ def test_two_students_of_different_vocabularies_side_by_side(
         assert words in page
 
 
-def test_another_student_of_the_same_name_is_refused(
+def test_one_table_adds_measures_and_does_not_mix_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number in range(2):
-        folder = student(tmp_path / str(number) / "same", seed=number)
-        command = [str(folder), "--data", TINY, "--output", str(tmp_path / "evaluated")]
-        status = main([*command, "--tasks", "svamp", "--measures", "answer", "--device", "cpu"])
-        assert status == 2 * number
-    assert "has results of another student" in capsys.readouterr().err
+    def evaluate(folder: Path, *arguments: str) -> int:
+        return main([str(folder), "--data", TINY, "--output", str(output), *arguments])
 
-
-def test_measures_come_together_from_several_calls(tmp_path: Path) -> None:
-    folder = student(tmp_path / "one")
-    command = [str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]
-    assert main([*command, "--tasks", "svamp", "--measures", "answer"]) == 0
-    assert main([*command, "--tasks", "mawps", "--measures", "text"]) == 0
-    made = read_results(tmp_path / "one").measurements
+    one, output = student(tmp_path / "one"), tmp_path / "evaluated"
+    assert evaluate(one, "--device", "cpu", "--tasks", "svamp", "--measures", "answer") == 0
+    assert evaluate(one, "--device", "cpu", "--tasks", "mawps", "--measures", "text") == 0
+    made = read_results(output / "one").measurements
     assert {name: list(measures) for name, measures in made.items()} == {
         "svamp": ["answer"],
         "mawps": ["text"],
     }
-
-
-@pytest.mark.parametrize("option", [["--dtype", "bfloat16"], ["--tokenizer", "."]])
-def test_one_table_does_not_mix_runs(
-    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = student(tmp_path / "one")
-    command = [str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]
-    assert main([*command, "--tasks", "svamp", "--measures", "answer"]) == 0
-    assert main([*command, "--tasks", "svamp", "--measures", "text", *option]) == 2
-    message = capsys.readouterr().err
-    assert f"has results with {option[0]} " in message
-    assert f"this run has {option[1]}: one table must not mix them" in message
+    for option, value in (("--dtype", "bfloat16"), ("--tokenizer", ".")):
+        assert evaluate(one, option, value) == 2
+        message = capsys.readouterr().err
+        assert f"has results with {option} " in message
+        assert f"this run has {value}: one table must not mix them" in message
+    assert evaluate(student(tmp_path / "other" / "one", seed=1)) == 2
+    assert "has results of another student" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_ends_is_refused(

@@ -13,7 +13,7 @@ from tests.support.scripted_model import ScriptedModel
 
 
 def longest_prompt() -> int:
-    task = load_task("gsm8k", "accuracy", data=TINY)
+    task = load_task("gsm8k", "accuracy", TINY)
     task.build_all_requests()
     return max(len(instance.args[0].split()) for instance in task.instances)
 
@@ -41,11 +41,11 @@ def test_a_context_without_room_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_texts_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
-    task = load_task("gsm8k", "solution", data=TINY)
+    task = load_task("gsm8k", "solution", TINY)
     task.build_all_requests()
     lengths = sorted(len("".join(instance.args).split()) for instance in task.instances)
     model = ScriptedModel(max_length=lengths[1] + 1)
-    room = find_room(task, model, max_answer_tokens=1024)
+    room = find_room(task, model, 1024)
     assert (len(room.documents), room.num_left_out) == (2, 1)
     made = measure(model, tmp_path, ["gsm8k"], ["solution", "text"])
     assert made["gsm8k.text"].num_items == 2

@@ -1,14 +1,12 @@
 """Scripted models through lm-eval and our tasks: each gets the score that it deserves."""
 
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,41 +17,32 @@ from lm_eval.api.model import LM
 
 from pipeline.evaluation.answers import reference_of
 from pipeline.evaluation.data import read_items
-from pipeline.evaluation.lm_tasks import Measure
 from pipeline.evaluation.results import Measurement, Results, read_samples
-from pipeline.evaluation.run import measure_all, plan
+from pipeline.evaluation.run import answers_name, measure_all, plan
 from pipeline.evaluation.sets import NINE, SETS
+from pipeline.evaluation.settings import Asked, Engine
 from tests.support.scripted_model import ScriptedModel
 
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
-
-
-SETTINGS = {"dtype": "auto", "device": "cpu", "batch_size": 1, "tokenizer": ""}
+CPU = Engine(device="cpu")
 
 
 def measure(
     model: LM,
     folder: Path,
     sets: Sequence[str] = NINE,
-    measures: Sequence[Measure] = ("accuracy",),
+    measures: Sequence[str] = ("accuracy",),
     *,
+    results: Results | None = None,
+    engine: Engine = CPU,
     limit: int = 0,
     max_answer_tokens: int = 1024,
-    settings: Mapping[str, Any] = SETTINGS,
-    name: str = "scripted",
 ) -> dict[str, Measurement]:
-    """Results by "set.measure"."""
-    made = measure_all(
-        model,
-        Results(name, name, "0" * 64),
-        plan(sets, measures, TINY, limit),
-        folder=folder,
-        answers=folder / "answers.jsonl",
-        settings=settings,
-        data=TINY,
-        limit=limit,
-        max_answer_tokens=max_answer_tokens,
-    )
+    """Results by "set.measure"; the folder's name is the student's."""
+    asked = Asked(tuple(sets), tuple(measures), TINY, limit, max_answer_tokens)
+    results = results or Results(folder.name, folder.name, "0" * 64)
+    steps = plan(asked)
+    made = measure_all(model, results, steps, asked=asked, engine=engine, folder=folder)
     return {f"{name}.{kind}": measurement for name, kind, measurement in made}
 
 
@@ -219,7 +208,6 @@ def test_choice_by_likelihood_is_by_what_the_problem_adds(tmp_path: Path) -> Non
 
     made = measure(ScriptedModel(nats_per_byte=nats), tmp_path, NINE, ["options"])
     assert {one.values["accuracy"].value for one in made.values()} == {1.0}
-    assert {one.values["accuracy_per_byte"].value for one in made.values()} == {0.0}
     assert made["mathqa.options"].values["chance"].value == 0.2
     assert made["tabmwp.options"].values["chance"].value == 0.5
 
@@ -232,73 +220,49 @@ def test_limits_spread_over_a_set(tmp_path: Path) -> None:
     assert places == [0, 1]  # of three
 
 
-class StopsAfter(ScriptedModel):
-    """Is killed, as by a machine that dies, once it has said so much."""
+def die_at_the_eighth() -> ScriptedModel:
+    """A model that is killed, as by a machine that dies, once it has said so much."""
 
-    def __init__(self, number: int, kill: Callable[[], None]) -> None:
-        super().__init__(state_right)
-        self._number, self._kill = number, kill
+    def answer(prompt: str) -> str:
+        if len(model.asked) == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return state_right(prompt)
 
-    def _generate(self, request: object) -> str:
-        if len(self.asked) == self._number:
-            self._kill()
-        return super()._generate(request)  # type: ignore[arg-type]
-
-
-def test_a_run_that_was_killed_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    whole = measure(ScriptedModel(state_right), tmp_path / "whole")
-    first = StopsAfter(7, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        measure(first, tmp_path / "parts")
-    second = ScriptedModel(state_right)
-    assert measure(second, tmp_path / "parts") == whole
-    assert len(first.asked) == 7
-    assert sorted(first.asked + second.asked) == sorted(set(first.asked + second.asked))
-    assert len(first.asked + second.asked) == 20
-    assert (tmp_path / "parts" / "results.json").read_bytes() == (
-        tmp_path / "whole" / "results.json"
-    ).read_bytes()
+    model = ScriptedModel(answer)
+    return model
 
 
-def test_a_kill_that_nobody_can_catch_loses_no_answer(tmp_path: Path, repository: Path) -> None:
+@pytest.mark.slow
+def test_a_run_that_was_killed_continues_and_asks_nothing_twice(
+    tmp_path: Path, repository: Path
+) -> None:
     script = (
-        "import os, signal, sys\n"
+        "import sys\n"
         "from pathlib import Path\n"
-        "from tests.pipeline.evaluation.test_measures import StopsAfter, measure\n"
-        "kill = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "measure(StopsAfter(7, kill), Path(sys.argv[1]))\n"
+        "from tests.pipeline.evaluation.test_measures import die_at_the_eighth, measure\n"
+        "measure(die_at_the_eighth(), Path(sys.argv[1]))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    parts, whole = tmp_path / "parts" / "one", tmp_path / "whole" / "one"
     died = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [sys.executable, "-c", script, str(parts)],
         cwd=repository,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(repository)},
         capture_output=True,
         check=False,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
-    log = tmp_path / "answers.jsonl"
+    (log,) = parts.glob("answers-*.jsonl")
     assert len(log.read_bytes().splitlines()) == 7
     # A line that the kill cut through is not believed.
     log.write_bytes(log.read_bytes() + b'{"key": "8c1f", "ans')
     again = ScriptedModel(state_right)
-    made = measure(again, tmp_path)
+    assert measure(again, parts) == measure(ScriptedModel(state_right), whole)
     assert len(again.asked) == 13
-    assert {one.values["accuracy"].value for one in made.values()} == {1.0}
-    assert [json.loads(line)["key"] for line in log.read_text().splitlines()][7] != "8c1f"
+    assert (parts / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
-def test_other_students_or_settings_have_other_answers(tmp_path: Path) -> None:
-    from pipeline.evaluation.students import Engine, Student, answers_name
-
-    one = Student("a", "a", tmp_path, "1" * 64)
-    other = Student("a", "a", tmp_path, "2" * 64)
-    names = {
-        answers_name(student, engine)
-        for student in (one, other)
-        for engine in (Engine(device="cpu"), Engine(device="cpu", dtype="bfloat16"))
-    }
-    assert len(names) == 4
+def test_other_students_or_settings_have_other_answers() -> None:
+    engines = Engine(device="cpu"), Engine(device="cpu", dtype="bfloat16"), Engine(device="cuda:1")
+    names = {answers_name(digit * 64, engine) for digit in "12" for engine in engines}
+    assert len(names) == 6
+    assert answers_name("1" * 64, Engine(device="cuda")) in names

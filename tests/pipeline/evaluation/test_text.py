@@ -9,16 +9,16 @@ pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
 import torch
 
-from pipeline.dataset.files import open_dataset
 from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.likelihood import whole_text
 from pipeline.evaluation.results import read_results
 from pipeline.models.hf_models import load_language_model
-from pipeline.streaming import Convention
+from pipeline.packing.reading import Reading
+from pipeline.streaming import AlignedRows
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import bits_per_byte
+from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.method import Method
 from pipeline.training.ranks import Ranks
 from tests.support.datasets import build_dataset, byte_level
@@ -58,20 +58,21 @@ def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_p
     items = read_items("svamp", TINY)
     texts = [(str(place), whole_text(vars(item))) for place, item in enumerate(items)]
     build_dataset(tmp_path / "heldout", texts, student=own)
-    record = open_dataset(str(tmp_path / "heldout")).manifest.student
-    convention = Convention.of_tokenizer(record, ends=True)
-    assert (convention.first_token_id, convention.end_token_id) == (0, 1)
     config = TrainConfig(
-        data=str(tmp_path / "heldout"),
+        data=Reading(str(tmp_path / "heldout")),
         student=str(student),
         output=tmp_path / "run",
         method=Method("full"),
         num_steps=1,
         warmup_steps=0,
         seq_length=512,
-        global_batch_size=4,
+        global_batch_size=1,
+        micro_batch_size=1,
+        heldout=(str(tmp_path / "heldout"),),
     )
-    model = load_language_model(str(student))
-    alone = Ranks(torch.device("cpu"))
-    heldout = bits_per_byte(config, model, str(tmp_path / "heldout"), alone, convention)
-    assert found.value == pytest.approx(heldout, rel=1e-5)
+    training = AlignedRows(config.stream)
+    convention = training.rules.student
+    assert (convention.first_token_id, convention.end_token_id) == (0, 1)
+    model, heldout = load_language_model(str(student)), open_heldout(config, training)
+    measured = evaluate(config, model, heldout, Ranks(torch.device("cpu")))
+    assert found.value == pytest.approx(measured["heldout_bits_per_byte"], rel=1e-5)

@@ -38,16 +38,12 @@ def test_runs_are_compared_at_equal_steps(tmp_path: Path) -> None:
 def test_runs_of_one_name_are_seeds(tmp_path: Path) -> None:
     seeds = {"seed-0/full": [3.0, 2.0], "seed-1/full": [3.2, 2.5], "seed-0/random": [4.0, 3.0]}
     folders = [_write_log(tmp_path / name, values) for name, values in seeds.items()]
-    table = compare_runs(folders, tmp_path / "runs.html")
-    assert [line.split() for line in table[1:]] == [
+    assert [line.split() for line in compare_runs(folders)[1:]] == [
         ["full,", "1", "3.000", "2.000"],
         ["full,", "2", "3.200", "2.500"],
         ["full,", "mean", "3.100", "2.250"],
         ["random", "4.000", "3.000"],
     ]
-    page = (tmp_path / "runs.html").read_text()
-    assert ">random<" in page
-    assert "full, mean  3.100  2.250" in page
 
 
 def test_one_of_several_held_out_sets_is_compared(

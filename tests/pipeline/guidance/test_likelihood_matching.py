@@ -130,7 +130,7 @@ def test_gradients_are_right_in_float64_alone_and_beside_a_selection() -> None:
         def combined(own: Tensor, case: Case = case, kept: Tensor = kept) -> Tensor:
             divergences = case.divergences(own)
             result = distillation_loss(own, divergences, loss_mask=case.mask, weight=0.7, kept=kept)
-            return result.loss_sum / result.count
+            return result.loss_sum / result.num_tokens
 
         assert torch.autograd.gradcheck(combined, (losses,))
         alone = torch.autograd.grad(case.divergences(losses).sum(), losses)[0]

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.packing.plan import ENDS, FORCED, STARTS, plan_rows, segment_lengths
+from pipeline.packing.kernels import ENDS, FORCED, STARTS
+from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
-from schemas.index import CUT_STRIDE, ShardIndex
+from schemas.index import CUT_STRIDE
 from schemas.manifest import TokenizerRecord
-from tests.support.streaming_data import make_documents, write_dataset
+from tests.support.streaming_data import index_of, make_documents, write_dataset
 
 BOS_EOS = Convention(1, 1, 2)
 CONVENTIONS = [
@@ -21,25 +22,6 @@ CONVENTIONS = [
     Convention(1, None, 2),
     Convention(None, 7, None),
 ]
-
-
-def index_of(num_student, num_teacher, cuts):
-    """Return an index with the given token counts and cut points of each document."""
-    zeros = np.zeros(len(num_student), np.int64)
-    flat = np.array([cut for each in cuts for cut in each], np.int64).reshape(-1, 2)
-    return ShardIndex(
-        key=(),
-        document_id=(),
-        payload_offset=zeros,
-        payload_bytes=zeros,
-        crc32=zeros,
-        num_text_bytes=zeros,
-        num_student_tokens=np.array(num_student, np.int64),
-        num_teacher_tokens=np.array(num_teacher, np.int64),
-        cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
-        cut_student=flat[:, 0],
-        cut_teacher=flat[:, 1],
-    )
 
 
 @st.composite
@@ -175,32 +157,11 @@ def test_padding_is_below_one_percent_at_2048():
     assert 0.1 < teacher_padding < 0.3
 
 
-def test_a_plan_does_not_depend_on_how_documents_are_sharded_apart_from_windows():
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 50, 40)
-    whole = plan_rows(
-        [index_of(lengths, lengths, [[]] * 40)], PackingRules(64, 64, BOS_EOS, BOS_EOS)
-    )
-    parts = plan_rows(
-        [index_of(lengths[i : i + 10], lengths[i : i + 10], [[]] * 10) for i in range(0, 40, 10)],
-        PackingRules(64, 64, BOS_EOS, BOS_EOS),
-    )
-    assert np.array_equal(whole.segments, parts.segments)
-    assert len(parts.shard_document_starts) == 5
-
-
 def test_no_documents_make_no_rows():
     plan = plan_rows([index_of([], [], [])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
     assert len(plan) == 0
     assert plan.padding() == (1.0, 1.0)
     assert plan.max_segments == 0
-
-
-def test_steps_per_epoch_and_dropped_tail():
-    plan = plan_rows(
-        [index_of([60] * 10, [60] * 10, [[]] * 10)], PackingRules(64, 64, BOS_EOS, BOS_EOS)
-    )
-    assert plan.steps_per_epoch(4) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -236,25 +197,6 @@ def test_impossible_lengths_are_refused_with_the_value():
         PackingRules(64, 0, BOS_EOS, BOS_EOS)
     with pytest.raises(ValueError, match=r"window_rows 0 is below 1"):
         PackingRules(64, 64, BOS_EOS, BOS_EOS, window_rows=0)
-
-
-def test_rules_have_equal_fingerprints_only_when_equal():
-    rules = PackingRules(64, 64, BOS_EOS, Convention(3, 3, None))
-    assert rules.fingerprint == replace(rules).fingerprint
-    others = [
-        replace(rules, seq_length=65),
-        replace(rules, teacher=Convention(3, 3, 3)),
-        replace(rules, window_rows=7),
-    ]
-    assert len({rules.fingerprint, *(other.fingerprint for other in others)}) == 4
-
-
-def test_segment_lengths_count_added_tokens():
-    plan = plan_rows(
-        [index_of([5], [3], [[]])], PackingRules(64, 64, BOS_EOS, Convention(3, 3, None))
-    )
-    student, teacher = segment_lengths(plan.segments, plan.rules)
-    assert (student.tolist(), teacher.tolist()) == ([7], [4])
 
 
 def test_suggested_teacher_length_leaves_the_student_the_limit(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.packing.plan import plan_chosen_rows
 from pipeline.packing.rules import Convention, PackingRules
-from schemas.index import CUT_STRIDE, ShardIndex
+from schemas.index import CUT_STRIDE
+from tests.support.streaming_data import index_of
 
 NUM_DOCUMENTS = (700, 1, 0, 333)
 ARRAYS = ("segments", "row_starts", "window_row_starts", "window_shards", "shard_document_starts")
@@ -32,26 +33,10 @@ def simulate_index(num_documents, seed):
     teacher = student * 3 // 4 + (words(num_documents, seed + 2) % 40).astype(int)
     stride = np.where(words(num_documents, seed + 3) % 11 == 0, 900, CUT_STRIDE)
     cuts = [
-        (place, place * 3 // 4)
+        [(place, place * 3 // 4) for place in range(step, length, step)]
         for length, step in zip(student.tolist(), stride.tolist(), strict=True)
-        for place in range(step, length, step)
     ]
-    flat = np.array(cuts, np.int64).reshape(-1, 2)
-    counts = np.maximum(0, (student - 1) // stride)
-    zeros = np.zeros(num_documents, np.int64)
-    return ShardIndex(
-        key=(),
-        document_id=(),
-        payload_offset=zeros,
-        payload_bytes=zeros,
-        crc32=zeros,
-        num_text_bytes=zeros,
-        num_student_tokens=student.astype(np.int64),
-        num_teacher_tokens=teacher.astype(np.int64),
-        cut_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        cut_student=flat[:, 0],
-        cut_teacher=flat[:, 1],
-    )
+    return index_of(student, teacher, cuts)
 
 
 def simulate_shards(*, chosen):

@@ -13,9 +13,9 @@ from pipeline.guidance import aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
-from pipeline.packing.plan import ENDS, STARTS
+from pipeline.packing.kernels import ENDS, STARTS
 from pipeline.packing.rules import Convention
-from pipeline.streaming import AlignedRows, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.training.command import main as train_main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
@@ -25,10 +25,7 @@ from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.scored_data import (
     SEQ_LENGTH,
     online_losses,
-    retrain,
     run_score,
-    score_arguments,
-    write_world,
 )
 
 HALF_STEP = 2.0**-11
@@ -38,27 +35,36 @@ FP32_NOISE = 2e-5
 """Nats by which two orders of the same fp32 sums differ."""
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_world(tmp_path_factory.mktemp("scored"))
-    run_score(root)
-    return root
-
-
-@pytest.fixture
-def copied(world: Path, tmp_path: Path) -> Path:
-    """A world of its own, to damage."""
-    shutil.copytree(world, tmp_path / "world")
-    return tmp_path / "world"
-
-
-def open_rows(world: Path, **changes: object) -> AlignedRows:
+def open_rows(
+    world: Path, where: str = "", teacher_context: str | None = None, **changes: object
+) -> AlignedRows:
     options: dict[str, object] = {"seq_length": SEQ_LENGTH, "stored_losses": "teacher"} | changes
-    return AlignedRows(StreamConfig(path=str(world / "data"), **options))  # type: ignore[arg-type]
+    data = Reading(str(world / "data"), where, teacher_context=teacher_context)
+    return AlignedRows(StreamConfig(data, **options))  # type: ignore[arg-type]
 
 
 def all_rows(rows: AlignedRows) -> Rows:
     return rows.__getitems__(range(len(rows)))
+
+
+def path_of(world: Path, **context: object) -> str:
+    """Return the score manifest whose rule has these values."""
+    (found,) = (
+        path
+        for path in (world / "data").glob("teacher-*.json")
+        if context.items() <= json.loads(path.read_text())["rule"]["context"].items()
+    )
+    return str(found)
+
+
+def require_online_losses(world: Path, batch: Rows) -> torch.Tensor:
+    """Check that rows hold the losses of a teacher that runs; return where there are any."""
+    online = online_losses(world / "teacher", batch)
+    has_loss = ~batch["teacher_losses"].isnan()
+    torch.testing.assert_close(
+        batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
+    )
+    return has_loss
 
 
 def test_cached_and_online_losses_differ_by_fp16_rounding(world: Path) -> None:
@@ -134,7 +140,7 @@ def test_cached_and_online_training_curves_agree(copied: Path, tmp_path: Path) -
     teacher = _train_teacher(copied, tmp_path)
     run_score(copied, "--teacher", str(teacher))
     config = TrainConfig(
-        data=str(copied / "data"),
+        data=Reading(str(copied / "data")),
         student=str(copied / "student"),
         output=tmp_path / "online",
         teacher=str(teacher),
@@ -160,7 +166,7 @@ def _train_teacher(world: Path, tmp_path: Path) -> Path:
     build_dataset(tmp_path / "same", make_texts(40), student=tokenizer, teacher=tokenizer)
     train(
         TrainConfig(
-            data=str(tmp_path / "same"),
+            data=Reading(str(tmp_path / "same")),
             student=str(world / "teacher"),
             output=tmp_path / "teacher_run",
             method=Method("full"),
@@ -192,19 +198,13 @@ def test_other_lengths_are_refused_where_a_document_is_split_differently(world: 
 
 
 def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> None:
-    run_score(copied, "--stride", "100", "--teacher-seq-length", "500", seq_length=None)
-    (windows,) = ((copied / "data").glob("teacher-*.json"),)
-    manifests = {json.loads(p.read_text())["rule"]["context"]["stride"]: p for p in windows}
-    cached = open_rows(copied, seq_length=512, stored_losses=str(manifests[100]))
-    batch = all_rows(cached)
-    online = online_losses(copied / "teacher", batch)
-    has_loss = ~batch["teacher_losses"].isnan()
-    torch.testing.assert_close(
-        batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
-    )
-    with pytest.raises(ForeignLossesError, match="windows of 500 tokens that advance by 100"):
-        open_rows(copied, stored_losses=str(manifests[100]))
-    with pytest.raises(DatasetError, match=r'2 teachers are named "teacher" in .* advance by 100'):
+    run_score(copied, seq_length=500)
+    path = path_of(copied, seq_length=500)
+    batch = all_rows(open_rows(copied, seq_length=512, stored_losses=path))
+    require_online_losses(copied, batch)
+    with pytest.raises(ForeignLossesError, match="rows of 500 student and"):
+        open_rows(copied, stored_losses=path)
+    with pytest.raises(DatasetError, match=r'2 teachers are named "teacher" in .* rows of 500'):
         open_rows(copied)
 
 
@@ -217,21 +217,13 @@ def test_another_convention_is_refused(world: Path) -> None:
 
 def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
     run_score(copied, "--teacher-context", "none")
-    found = {}
-    for path in (copied / "data").glob("teacher-*.json"):
-        found[json.loads(path.read_text())["rule"]["context"]["first_token_id"]] = str(path)
-    assert None in found
-    assert len(found) == 2
+    path = path_of(copied, first_token_id=None)
     with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
-        open_rows(copied, stored_losses=found[None])
-    rows = open_rows(copied, stored_losses=found[None], teacher_context="none")
+        open_rows(copied, stored_losses=path)
+    rows = open_rows(copied, stored_losses=path, teacher_context="none")
     assert rows.rules.teacher == Convention()
     batch = all_rows(rows)
-    online = online_losses(copied / "teacher", batch)
-    has_loss = ~batch["teacher_losses"].isnan()
-    torch.testing.assert_close(
-        batch["teacher_losses"][has_loss], online[has_loss], rtol=HALF_STEP, atol=FP32_NOISE
-    )
+    has_loss = require_online_losses(copied, batch)
     num_pieces = rows.manifest.totals["num_teacher_tokens"] - int(has_loss.sum())
     assert num_pieces >= rows.manifest.totals["num_documents"]
 
@@ -293,14 +285,6 @@ def test_the_trainer_wants_one_source_of_losses(
         "--stored-losses serves --method teacher and teacher_loss and alm and chunks; kld"
         in capsys.readouterr().err
     )
-
-
-def test_a_teacher_that_changed_is_another_teacher(copied: Path) -> None:
-    before = len(list((copied / "data").glob("teacher-*.json")))
-    retrain(copied / "teacher")
-    assert score_arguments(copied)[2] == str(copied / "teacher")
-    run_score(copied)
-    assert len(list((copied / "data").glob("teacher-*.json"))) == before + 1
 
 
 def test_losses_of_all_documents_serve_some_of_them(world: Path) -> None:

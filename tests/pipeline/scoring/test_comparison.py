@@ -11,7 +11,7 @@ from beam_jobs.score.compare_command import main
 from pipeline.dataset.files import open_dataset
 from pipeline.guidance.top_fraction import keep_top_fraction
 from pipeline.scoring.comparison import KEPT, compare_scores, kept_tokens
-from pipeline.scoring.stored_losses import list_scores
+from pipeline.scoring.score_files import list_scores
 from schemas.document import decode_document
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import decode_sidecar

@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.known_losses import (
-    FoundLosses,
-    KnownDocuments,
-    KnownLosses,
-    document_digests,
-)
+from pipeline.scoring.known_losses import KnownDocuments, document_digests
 from pipeline.scoring.sidecars import DocumentTokens
-from schemas.sidecar import to_fp16
 
-RULE = ContextRule(teacher_seq_length=40, first_token_id=9, continued_token_id=8, stride=20)
+RULE = ContextRule(
+    seq_length=40,
+    teacher_seq_length=40,
+    first_token_id=9,
+    continued_token_id=8,
+    student_added_tokens=(1, 1, 1),
+)
 
 
 def a_document(**changes: list[int]) -> tuple[DocumentTokens, Pieces]:
     """Return a document of five tokens in two pieces, and an empty one behind it."""
-    columns = {"start": [0, 2], "scored_from": [0, 3], "stop": [3, 5], "continues": [0, 1]}
+    columns = {"start": [0, 3], "stop": [3, 5], "continues": [0, 1]}
     ids = np.array(changes.pop("ids", [5, 6, 7, 5, 6]), np.int64)
     arrays = {name: np.array(values, np.int64) for name, values in (columns | changes).items()}
     arrays["continues"] = arrays["continues"].astype(np.bool_)
@@ -40,15 +40,14 @@ def test_whatever_the_teacher_would_see_otherwise_changes_a_digest() -> None:
         digest(),
         digest(ids=[5, 6, 7, 5, 7]),
         digest(ids=[5, 6, 7, 5, 6, 6]),
-        digest(start=[0, 1]),
-        digest(scored_from=[0, 2]),
+        digest(start=[0, 2]),
         digest(stop=[2, 5]),
         digest(continues=[1, 1]),
         digest(replace(RULE, first_token_id=None)),
         digest(replace(RULE, continued_token_id=7)),
     ]
     assert len(set(found)) == len(found)
-    assert digest(replace(RULE, teacher_seq_length=80, stride=30)) == digest()
+    assert digest(replace(RULE, teacher_seq_length=80, seq_length=90)) == digest()
 
 
 def test_documents_are_found_by_their_whole_digest_and_of_equal_ones_the_first() -> None:
@@ -59,7 +58,8 @@ def test_documents_are_found_by_their_whole_digest_and_of_equal_ones_the_first()
     digests = np.frombuffer(raw.tobytes(), "S16")
     numbers = np.arange(600, dtype=np.uint32)
     parts = [
-        KnownDocuments(digests[a:b], numbers[a:b], numbers[a:b]) for a, b in [(0, 250), (250, 500)]
+        KnownDocuments(digests[a:b], np.stack([numbers[a:b]] * 2, axis=1))
+        for a, b in [(0, 250), (250, 500)]
     ]
     known = KnownDocuments.merge(parts)
     expected: dict[bytes, int] = {}
@@ -68,23 +68,7 @@ def test_documents_are_found_by_their_whole_digest_and_of_equal_ones_the_first()
     assert len(known) == len(expected) < 100
     wanted = np.frombuffer(rng.integers(0, 2, (300, 16), np.uint8).tobytes() + raw.tobytes(), "S16")
     places = known.find(wanted)
-    found = [int(known.starts[place]) if place >= 0 else None for place in places]
+    found = [int(known.places[place, 1]) if place >= 0 else None for place in places]
     assert found == [expected.get(one.ljust(16, b"\0")) for one in wanted.tolist()]
     assert (places[:300] < 0).any()
     assert (KnownDocuments().find(wanted) == -1).all()
-
-
-def test_where_nothing_is_known_all_is_computed() -> None:
-    tokens, pieces = a_document()
-    found = KnownLosses(KnownDocuments(), []).find(tokens, pieces, RULE)
-    assert not found.documents.any()
-    computed = np.array([np.nan, 1.1, 2, 3, 4], np.float32)
-    np.testing.assert_array_equal(found.join(computed), computed)
-
-
-def test_known_losses_come_back_as_they_were() -> None:
-    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    every = every[np.isfinite(every) | (every.view(np.uint16) == 0x7E00)]
-    known = np.ones(len(every), np.bool_)
-    joined = FoundLosses(known[:1], known, every).join(np.zeros(len(every), np.float32))
-    assert to_fp16(joined).tobytes() == every.tobytes()

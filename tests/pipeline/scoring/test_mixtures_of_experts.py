@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +18,8 @@ from transformers import (
 )
 
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.engines.operations import operations_per_token
 from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import DocumentTokens
-from schemas.sidecar import decode_score_manifest
-from tests.support.datasets import byte_level
-from tests.support.scored_data import run_score, write_world
 
 COMMON = {
     "hidden_size": 32,
@@ -65,9 +60,14 @@ def test_losses_are_those_of_one_pass_per_document(family: str) -> None:
     lengths = [17, 40, 39, 3]
     starts = np.cumsum([0, *lengths])
     ids = np.random.default_rng(0).integers(0, 61, starts[-1])
-    rule = ContextRule(teacher_seq_length=64, first_token_id=0, continued_token_id=0, stride=32)
-    zeros = np.zeros(4, np.int64)
-    pieces = Pieces(np.arange(4), zeros, zeros, np.array(lengths), np.zeros(4, np.bool_))
+    rule = ContextRule(
+        seq_length=64,
+        teacher_seq_length=64,
+        first_token_id=0,
+        continued_token_id=0,
+        student_added_tokens=(0, 0, 0),
+    )
+    pieces = Pieces(np.arange(4), np.zeros(4, np.int64), np.array(lengths), np.zeros(4, np.bool_))
     scored = Scorer(model, rule).score(DocumentTokens(ids, starts), pieces)
     expected = []
     for start, stop in pairwise(starts):
@@ -77,19 +77,3 @@ def test_losses_are_those_of_one_pass_per_document(family: str) -> None:
         places = torch.arange(line.shape[1] - 1)
         expected.append(-logits.log_softmax(-1)[places, line[0, 1:]])
     np.testing.assert_allclose(scored.losses, torch.cat(expected), rtol=0, atol=2e-5)
-    with_context = np.array(lengths) + 1
-    assert scored.work.num_operations == operations_per_token(model)(with_context)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_vocag_score_takes_it(family: str, tmp_path: Path) -> None:
-    world = write_world(tmp_path)
-    tokenizer = byte_level(480)
-    make_model(family, tokenizer.vocab_size).save_pretrained(world / "experts")
-    (world / "experts" / tokenizer.file_name).write_bytes(tokenizer.file_bytes)
-    run_score(world, "--teacher", str(world / "experts"))
-    (path,) = (world / "data").glob("teacher-*.json")
-    scores = decode_score_manifest(path.read_bytes(), where="")
-    assert all(record.num_losses == record.num_tokens > 0 for record in scores.sidecars)
-    assert scores.rule.engine is None

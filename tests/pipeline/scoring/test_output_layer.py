@@ -15,7 +15,7 @@ from megatron_plugin.models.shape import FAMILIES
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.models.hf_models import load_language_model
-from pipeline.models.output_layer import ForeignLossesError, output_layer, require_own_losses
+from pipeline.models.output_layer import UnknownLogitsError, output_layer, require_own_losses
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -117,7 +117,7 @@ def test_a_model_whose_logits_are_computed_otherwise_is_refused() -> None:
         r"have a mean loss of \d\.\d{4} nats by its own logits and of \d\.\d{4} by its hidden "
         r"states.*as a teacher, serve the model"
     )
-    with pytest.raises(ForeignLossesError, match=message):
+    with pytest.raises(UnknownLogitsError, match=message):
         require_own_losses(model)
 
 
@@ -128,14 +128,14 @@ def test_half_precision_hides_nothing(dtype: torch.dtype, monkeypatch: pytest.Mo
     require_own_losses(model)
     assert model.training, "as it was"
     monkeypatch.setattr("pipeline.models.output_layer._CAPS", ())
-    with pytest.raises(ForeignLossesError, match=r"cap None\), 0\.\d+ apart per token"):
+    with pytest.raises(UnknownLogitsError, match=r"cap None\), 0\.\d+ apart per token"):
         require_own_losses(model)
 
 
 def test_a_bias_is_refused() -> None:
     model = make_model("llama")
     model.lm_head = torch.nn.Linear(32, 64)
-    with pytest.raises(ForeignLossesError, match="no output layer, or one with a bias"):
+    with pytest.raises(UnknownLogitsError, match="no output layer, or one with a bias"):
         require_own_losses(model)
 
 
@@ -145,5 +145,5 @@ def test_a_model_that_is_loaded_passes_the_check(
     make_model("granite", logits_scaling=8.0).save_pretrained(tmp_path)
     assert output_layer(load_language_model(str(tmp_path))).scale == 0.125
     monkeypatch.setattr("pipeline.models.output_layer._DIVISORS", ())
-    with pytest.raises(ForeignLossesError, match=r"GraniteForCausalLM \(granite\)"):
+    with pytest.raises(UnknownLogitsError, match=r"GraniteForCausalLM \(granite\)"):
         load_language_model(str(tmp_path))

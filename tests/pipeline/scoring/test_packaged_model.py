@@ -1,7 +1,6 @@
 """The demos' teacher: real weights out of a package's GGUF file, with the tokenizer beside them."""
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import load_tokenizer
-
-sys.path.append(str(Path(__file__).parents[3] / "examples"))
 
 TEXT = (
     "The sun rises in the east and sets in the west. In the morning, people drink coffee and read "

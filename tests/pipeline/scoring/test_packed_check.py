@@ -22,6 +22,7 @@ from transformers import (
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.packed_attention import PACKED_ATTENTION, find_bounds
 from pipeline.models.packed_check import LeakingRowsError, keep_documents_apart
+from pipeline.packing.rules import Convention, PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import load_scorer
 
@@ -155,8 +156,8 @@ def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_p
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(LeakingRowsError, match=r"GptOssForCausalLM \(gpt_oss\)"):
         load_language_model(str(tmp_path))
-    rule = ContextRule(teacher_seq_length=32, first_token_id=1, continued_token_id=1, stride=8)
-    scorer = load_scorer(str(tmp_path), rule, dtype="float32", device="cpu")
+    rule = ContextRule.of_rows(PackingRules(32, 32, Convention(1, 1), Convention(1, 1)))
+    scorer = load_scorer(str(tmp_path), rule, dtype="float32")
     assert scorer.vocab_size == VOCABULARY
 
 

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.endpoints import base_url
+from pipeline.scoring.engines.handshake import Handshake
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.openai import ServedEngine, connect
 from pipeline.scoring.engines.settings import ServedSettings
 from pipeline.scoring.engines.transformers import load_scorer
-from pipeline.scoring.sidecars import DocumentTokens, read_teacher_tokens
+from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
 from tests.support.completions_server import (
     MODEL,
     CompletionsServer,
@@ -44,29 +47,32 @@ def server(world: Path) -> Iterator[CompletionsServer]:
 
 
 def settings_of(*servers: CompletionsServer, **more: Any) -> ServedSettings:
-    return ServedSettings(
-        tuple(s.url for s in servers), MODEL, concurrency=4, backoff_seconds=0.001, **more
-    )
+    return ServedSettings(tuple(s.url for s in servers), MODEL, concurrency=4, **more)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.scoring.engines.endpoints.FIRST_WAIT", 0.001)
 
 
 def rule_of(world: Path) -> ContextRule:
     manifest = open_dataset(str(world / "data")).manifest
-    return ContextRule.of_dataset(manifest, seq_length=SEQ_LENGTH)
+    return ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=SEQ_LENGTH))
 
 
-def ask(world: Path, *servers: CompletionsServer, **more: Any) -> ServedEngine:
-    return connect(
-        settings_of(*servers, **more), rule_of(world), dataset=open_dataset(world / "data")
-    )
+def ask(
+    world: Path, *servers: CompletionsServer, known: Handshake | None = None, **more: Any
+) -> ServedEngine:
+    dataset = open_dataset(world / "data")
+    return connect(settings_of(*servers, **more), rule_of(world), dataset=dataset, known=known)
 
 
 def score(
     engine: Any, world: Path, rule: ContextRule, shard: int = 0
 ) -> tuple[np.ndarray[Any, Any], DocumentTokens]:
-    dataset = open_dataset(str(world / "data"))
-    index = dataset.read_index(shard, with_names=True)
-    tokens = read_teacher_tokens(dataset, shard, index)
-    return engine.score(tokens, rule.pieces(index), names=index.document_id).losses, tokens
+    own = ShardToScore.open(select_documents(open_dataset(world / "data")), shard, rule)
+    tokens = own.read_tokens()
+    return engine.score(tokens, own.pieces, names=own.index.document_id).losses, tokens
 
 
 def own_losses(world: Path, rule: ContextRule) -> np.ndarray[Any, Any]:
@@ -77,7 +83,7 @@ def test_a_served_model_gives_its_own_losses(world: Path, server: CompletionsSer
     rule = rule_of(world)
     engine = ask(world, server)
     losses, _ = score(engine, world, rule)
-    assert (engine.info.kind, engine.info.version) == ("vllm", "0.20.2")
+    assert (engine.handshake.program, engine.handshake.version) == ("vllm", "0.20.2")
     np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
     assert len(losses) > 500
     assert all(isinstance(body["prompt"], list) for body in server.bodies), "token ids, not text"
@@ -121,7 +127,7 @@ FAULTS = {
     "status 503: as ordered": lambda answer: 503,
     "status 429: as ordered": lambda answer: 429,
     "RemoteProtocolError|ReadError": lambda answer: None,
-    "no answer to the one prompt": lambda answer: {"model": MODEL},
+    "missing required field `choices`": lambda answer: {"model": MODEL},
 }
 
 
@@ -246,20 +252,21 @@ def test_a_server_that_is_wrong_for_a_while_is_found_out_at_intervals(
 def test_a_worker_holds_servers_against_the_losses_that_the_job_started_with(
     world: Path, server: CompletionsServer
 ) -> None:
-    known = tuple(ask(world, server).probe_losses.tolist())
-    assert ask(world, server, probe_losses=known).probe_losses.tolist()[1:] == list(known)[1:]
+    known = ask(world, server).handshake
+    assert ask(world, server, known=known).handshake is known
     server.faults = [off] * 10_000
     with pytest.raises(EngineError, match=r"differ by 3\.00 nats a token from those the job"):
-        ask(world, server, probe_losses=known)
+        ask(world, server, known=known)
 
 
 def test_servers_of_two_versions_are_refused(world: Path, server: CompletionsServer) -> None:
     refusal = r"is vllm 0.21.0, the job's scores are of vllm 0.20.2: their losses are not mixed"
+    known = ask(world, server).handshake
     with serve(world / "teacher", version="0.21.0") as second:
         with pytest.raises(EngineError, match=refusal):
             ask(world, server, second)
         with pytest.raises(EngineError, match=refusal):
-            ask(world, second, version="0.20.2")  # a worker that comes later than the launcher
+            ask(world, second, known=known)  # a worker that comes later than the launcher
 
 
 def test_a_server_that_comes_back_in_another_version_is_not_believed(
@@ -294,19 +301,17 @@ def test_a_server_without_prompt_logprobs_is_refused_at_once(
         return answer
 
     server.faults = [echo]
-    refusal = r"gives no log-probabilities of a prompt \(no prompt_logprobs\): serve .* with vLLM"
+    refusal = r"of a prompt \(.* required field `prompt_logprobs`.*\): serve .* with vLLM"
     with pytest.raises(EngineError, match=refusal):
         ask(world, server)
     assert len(server.bodies) == 1
 
 
-def test_a_key_opens_a_server_and_a_rate_slows_it(world: Path) -> None:
+def test_a_key_opens_a_server(world: Path) -> None:
+    dataset = open_dataset(world / "data")
     with serve(world / "teacher", key="secret") as server:
-        settings = settings_of(server, requests_per_second=1e5)
-        engine = connect(
-            settings, rule_of(world), dataset=open_dataset(world / "data"), api_key="secret"
-        )
-    assert not np.isnan(engine.probe_losses[1:]).any()
+        engine = connect(settings_of(server), rule_of(world), dataset=dataset, api_key="secret")
+    assert not np.isnan(engine.handshake.losses[1:]).any()
 
 
 def test_another_name_and_no_server_at_all_are_refused(
@@ -315,7 +320,7 @@ def test_another_name_and_no_server_at_all_are_refused(
     other = replace(settings_of(server), model="other")
     with pytest.raises(EngineError, match="serves 'served', not \"other\""):
         connect(other, rule_of(world), dataset=open_dataset(world / "data"))
-    gone = replace(other, endpoints=("http://127.0.0.1:9",), attempts=2)
+    gone = replace(other, endpoint=("http://127.0.0.1:9",), attempts=2)
     with pytest.raises(EngineError, match=r"no usable answer in 2 attempts.*ConnectError"):
         connect(gone, rule_of(world), dataset=open_dataset(world / "data"))
     with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
@@ -327,6 +332,6 @@ def test_retrained_weights_are_another_model(world: Path, tmp_path: Path) -> Non
     write_model(tmp_path / "m", byte_level(480), seed=1)
     retrain(tmp_path / "m")
     with serve(world / "teacher") as first, serve(tmp_path / "m") as second:
-        engine, other = ask(world, first), ask(world, second)
-        rounded = np.nanmean(np.abs(engine.probe_losses - other.probe_losses))
+        engine, other = ask(world, first).handshake, ask(world, second).handshake
+        rounded = np.nanmean(np.abs(np.subtract(engine.losses, other.losses)))
     assert 0 < rounded < 0.1, "a hundredth of one layer is within what kernels may differ by"

@@ -132,6 +132,7 @@ def test_a_missing_shard_is_named(dataset):
         list(decoded_documents(str(dataset.folder)))
 
 
+@pytest.mark.slow
 def test_energon_with_the_documented_task_encoder(dataset):
     energon = pytest.importorskip("megatron.energon", reason="pip install megatron-energon")
     command = re.search(r"\$ energon (prepare .*) OUTPUT", DOCS.read_text()).group(1).split()

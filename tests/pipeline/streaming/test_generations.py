@@ -2,6 +2,7 @@
 
 import json
 import logging
+from argparse import ArgumentTypeError
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -11,25 +12,18 @@ import torch
 
 pytest.importorskip("apache_beam")
 
-from beam_jobs.remove.command import RemoveOptions, remove
 from pipeline.packing.reading import LATEST, Generation, parse_generation
 from pipeline.packing.rules import suggest_teacher_seq_length
-from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError, StreamState
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError, StreamState
 from schemas.errors import DatasetError
-from tests.support.datasets import build_dataset, make_texts
+from tests.support.datasets import build_dataset, make_texts, remove_documents
 
 BATCH = 2
 
 
 def config(path: Path, generation: Generation = None, **changes: object) -> StreamConfig:
     values: dict[str, object] = {"seq_length": 64, "num_epochs": 3, "global_batch_size": BATCH}
-    return StreamConfig(path=str(path), generation=generation, **(values | changes))  # type: ignore[arg-type]
-
-
-def take_out(folder: Path, *ids: str) -> None:
-    listing = folder.parent / "ids.txt"
-    listing.write_text("\n".join(ids), "utf-8")
-    remove(RemoveOptions(str(folder), str(listing), quiet=True))
+    return StreamConfig(Reading(str(path), generation=generation), **(values | changes))  # type: ignore[arg-type]
 
 
 def read(rows: AlignedRows, start: int = 0, stop: int | None = None) -> torch.Tensor:
@@ -46,11 +40,11 @@ def test_a_run_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFi
     build_dataset(folder)
     rows = AlignedRows(config(folder))
     whole, saved = read(rows), kept(rows, 3 * BATCH)
-    take_out(folder, "doc-0-3", "doc-0-5")
+    remove_documents(folder, "doc-0-3", "doc-0-5")
     fresh = AlignedRows(config(folder))
     assert fresh.state(0).generations == (1,)
     assert saved.generations == [0]
-    take_out(folder, "doc-0-7")
+    remove_documents(folder, "doc-0-7")
     with caplog.at_level(logging.WARNING):
         again = AlignedRows(config(folder), saved)
     assert "is at generation 2 now; the run goes on with generation 0" in caplog.text
@@ -69,7 +63,7 @@ def test_a_run_moves_on_where_it_is_told_to(
     build_dataset(folder, make_texts(60))
     rows = AlignedRows(config(folder))
     saved = kept(rows, 3 * BATCH)
-    take_out(folder, *[f"doc-0-{number}" for number in range(20)])
+    remove_documents(folder, *[f"doc-0-{number}" for number in range(20)])
     fresh = AlignedRows(config(folder))
     assert fresh.state(0).samples_per_epoch < saved.samples_per_epoch
     with pytest.raises(StreamMismatchError, match=r"generation 0 of .* generation 1 is open: hand"):
@@ -99,14 +93,14 @@ def test_generations_by_number(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     build_dataset(folder)
     whole = read(AlignedRows(config(folder)))
-    take_out(folder, "doc-0-3")
+    remove_documents(folder, "doc-0-3")
     assert torch.equal(read(AlignedRows(config(folder, 0))), whole)
     assert AlignedRows(config(folder, 1)).state(0) == AlignedRows(config(folder)).state(0)
     with pytest.raises(DatasetError, match="has no generation 2"):
         AlignedRows(config(folder, 2))
-    assert [parse_generation(text) for text in ("", "latest", "12")] == [None, LATEST, 12]
+    assert [parse_generation(text) for text in ("latest", "12")] == [LATEST, 12]
     for text in ("newest", "-1", "1.5"):
-        with pytest.raises(ValueError, match="neither a number"):
+        with pytest.raises(ArgumentTypeError, match="neither a number"):
             parse_generation(text)
 
 
@@ -121,7 +115,7 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
     plain = config(mixture, num_epochs=1)
     rows = AlignedRows(plain)
     whole, saved = read(rows), kept(rows, 2 * BATCH)
-    take_out(tmp_path / "b", "doc-1-3")
+    remove_documents(tmp_path / "b", "doc-1-3")
     with caplog.at_level(logging.WARNING):
         again = AlignedRows(plain, saved)
     assert "is at generation 0, 1 now; the run goes on with generation 0, 0," in caplog.text
@@ -133,8 +127,8 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
     moved = AlignedRows(config(mixture, LATEST, num_epochs=1), saved)
     assert moved.restore(saved) == 2 * BATCH
     assert torch.equal(read(moved), read(fresh))
-    with pytest.raises(ValueError, match="generation 1 is of one dataset"):
-        config(mixture, 1)
+    with pytest.raises(ValueError, match="generation 1 is for one dataset"):
+        AlignedRows(config(mixture, 1))
     mixture.write_text(mixture.read_text().replace("0.5", "0.25", 1).replace("0.5", "0.75", 1))
     with pytest.raises(StreamMismatchError, match="fingerprint"):
         AlignedRows(config(mixture, LATEST, num_epochs=1), saved).restore(saved)
@@ -143,7 +137,7 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
 def test_the_length_of_rows_stays(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     manifest = build_dataset(folder)
-    take_out(folder, "doc-0-3")
+    remove_documents(folder, "doc-0-3")
     assert AlignedRows(config(folder)).rules.teacher_seq_length == suggest_teacher_seq_length(
         manifest, 64
     )
@@ -183,7 +177,7 @@ def test_a_run_opens_each_dataset_once(
     assert manifests_read() == now
     saved = kept(AlignedRows(config(path, num_epochs=1)), BATCH)
     assert manifests_read(saved) == now
-    take_out(tmp_path / "a", "doc-0-3")
+    remove_documents(tmp_path / "a", "doc-0-3")
     found = manifests_read(saved)
     assert now < found
     assert len(found) == len(names) + 1, "and the older generation's own"

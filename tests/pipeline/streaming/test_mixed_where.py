@@ -10,8 +10,7 @@ from pipeline.dataset.conditions import WhereError
 from pipeline.explore.mixture import PlannedMixture, describe_mixture, plan_mixture_rows
 from pipeline.packing.mixture_file import MixtureFileError
 from pipeline.packing.opening import open_run
-from pipeline.packing.reading import Reading
-from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError
 from schemas.errors import DatasetError
 from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts
@@ -53,20 +52,20 @@ def write_mixture(folder: Path, first: str, second: str, *, path: str = "web") -
 def open_mixture(folder: Path, first: str, second: str, *, path: str = "web") -> AlignedRows:
     """Open such a mixture."""
     file = write_mixture(folder, first, second, path=path)
-    return AlignedRows(StreamConfig(path=str(file), **LENGTHS))
+    return AlignedRows(StreamConfig(Reading(str(file)), **LENGTHS))
 
 
 def plan_mixture(file: str) -> PlannedMixture:
     """Plan its rows, as explore does."""
-    opened = open_run(Reading(path=file))
+    opened = open_run(Reading(file))
     return plan_mixture_rows(opened, opened.rules(**LENGTHS))
 
 
 def test_rows_of_a_part_are_those_of_the_dataset_read_with_the_condition(folder: Path) -> None:
     rows = open_mixture(folder, "where = 'good and year < 2030'", "where = 'not good'")
-    whole = AlignedRows(StreamConfig(path=str(folder / "web"), **LENGTHS))
+    whole = AlignedRows(StreamConfig(Reading(str(folder / "web")), **LENGTHS))
     parts = [
-        AlignedRows(StreamConfig(path=str(folder / "web"), where=where, num_epochs=2, **LENGTHS))
+        AlignedRows(StreamConfig(Reading(str(folder / "web"), where), num_epochs=2, **LENGTHS))
         for where in ("good and year < 2030", "not good")
     ]
     assert sum(part.samples_per_epoch for part in parts) < whole.samples_per_epoch
@@ -137,7 +136,7 @@ def test_conditions_that_can_t_be_used_are_refused_before_any_row_is_read(
 ) -> None:
     file = str(write_mixture(folder, first, second))
     with pytest.raises(error, match=message):
-        AlignedRows(StreamConfig(path=file, **LENGTHS))
+        AlignedRows(StreamConfig(Reading(file), **LENGTHS))
     with pytest.raises(error, match=message):
         plan_mixture(file)
 
@@ -145,7 +144,7 @@ def test_conditions_that_can_t_be_used_are_refused_before_any_row_is_read(
 def test_the_plan_of_a_mixture_tells_its_conditions(folder: Path) -> None:
     file = write_mixture(folder, "where = 'good'", "where = 'not good'")
     planned = plan_mixture(str(file))
-    rows = AlignedRows(StreamConfig(path=str(file), **LENGTHS))
+    rows = AlignedRows(StreamConfig(Reading(str(file)), **LENGTHS))
     assert planned.num_rows == len(rows)
     lines = list(describe_mixture(planned, global_batch_size=1))
     assert lines[1:3] == ["first: where good", "second: where not good"]

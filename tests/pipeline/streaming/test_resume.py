@@ -12,6 +12,7 @@ import torch
 from pipeline.packing.rules import Convention
 from pipeline.streaming import (
     AlignedRows,
+    Reading,
     StreamConfig,
     StreamMismatchError,
     StreamState,
@@ -46,7 +47,7 @@ def open_rows(folder, **options):
         "num_epochs": 2,
         "seed": 11,
     }
-    return AlignedRows(StreamConfig(path=str(folder), **(defaults | options)))
+    return AlignedRows(StreamConfig(Reading(str(folder)), **(defaults | options)))
 
 
 def global_batches(rows, *, num_replicas, micro_batch_size, consumed_samples=0, num_workers=0):
@@ -93,23 +94,6 @@ def test_resume_at_every_step_and_resize(folder):
         assert rest == expected[step:], f"resumed at step {step} with {num_replicas} replicas"
 
 
-def test_resize_from_four_to_six_to_three_within_a_run(folder):
-    rows = open_rows(folder)
-    expected = global_batches(rows, num_replicas=1, micro_batch_size=12)
-    seen, consumed = [], 0
-    for num_replicas, micro_batch_size, num_steps in ((4, 3, 3), (6, 1, 2), (3, 4, 99)):
-        part = global_batches(
-            rows,
-            num_replicas=num_replicas,
-            micro_batch_size=micro_batch_size,
-            consumed_samples=consumed,
-            num_workers=1,
-        )[:num_steps]
-        seen += part
-        consumed += len(part) * GLOBAL_BATCH_SIZE
-    assert seen == expected
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -152,7 +136,7 @@ from pipeline.streaming import *
 
 folder, progress = map(Path, sys.argv[1:3])
 victim, die_at = sys.argv[3], int(sys.argv[4])
-rows = AlignedRows(StreamConfig(path=str(folder), seq_length=64, teacher_seq_length=96,
+rows = AlignedRows(StreamConfig(Reading(str(folder)), seq_length=64, teacher_seq_length=96,
     window_rows=5, shuffle_shards=1, global_batch_size=12, num_epochs=2, seed=11))
 consumed = 0
 if progress.exists():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.conditions import WhereError
-from pipeline.streaming import AlignedRows, StreamConfig, StreamMismatchError
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError
 from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts
 
@@ -16,7 +16,7 @@ WHERE = "good and year < 2030"
 
 def open_rows(folder: Path, where: str = "") -> AlignedRows:
     return AlignedRows(
-        StreamConfig(path=str(folder), seq_length=64, teacher_seq_length=80, where=where)
+        StreamConfig(Reading(str(folder), where), seq_length=64, teacher_seq_length=80)
     )
 
 
@@ -50,5 +50,5 @@ def test_a_condition_is_part_of_the_run(tmp_path: Path) -> None:
         whole.restore(some.state(3))
     with pytest.raises(WhereError, match=r"no document of .* is left where year > 3000"):
         open_rows(tmp_path, "year > 3000")
-    with pytest.raises(ValueError, match=r"where good is of one dataset, and x\.toml a mixture"):
-        StreamConfig(path="x.toml", seq_length=64, where="good")
+    with pytest.raises(ValueError, match=r"where good is for one dataset, and x\.toml is a"):
+        open_rows(Path("x.toml"), "good")

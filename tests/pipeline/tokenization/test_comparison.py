@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.tokenization import load_tokenizer
+from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.tokenization.backends import LibraryError
 from pipeline.tokenization.comparison import differing_splits, same_ids, splits_ascii_alike
 from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET
-from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
+from pipeline.tokenization.sweep import KNOWN_SWEEPS, SWEPT, known_sweeps
 from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import SPLIT_OTHERWISE, SPLIT_PATTERNS, byte_level
 from tests.support.tokenizer_zoo import load, shared, write_definition
@@ -21,6 +21,15 @@ IDEOGRAPH = "\U000323b0"  # of Unicode 17
 HOSTILE = [f"<b>{IDEOGRAPH}<u>old</u></b>", "\u0c5c’ll be", f"{IDEOGRAPH}(a) b"]
 ENDING_IN_MERGES = ["{0}<u", "{0}(a", "{0}'s", "{0}’ll", "  {0}", "{0}34"]
 """What the sweep doesn't try."""
+
+REAL = [
+    "llama3",
+    "llama4",
+    "qwen",
+    "tekken_240911",
+    "deepseek",
+    *map(shared, ("qwen2_5", "llama2")),
+]
 
 SHIPPED = [name for name in SPLIT_PATTERNS if name != "qwen35"]
 """Patterns that ship without a normaliser; Qwen3.5's has NFC."""
@@ -38,6 +47,13 @@ def that_merges_what_follows(name: str) -> dict[str, Any]:
     return byte_level(SPLIT_PATTERNS[name], model=model)
 
 
+def merging_tokenizer(name: str, folder: Path) -> Tokenizer:
+    path = write_definition(that_merges_what_follows(name), folder)
+    copy = show_splits(that_merges_what_follows(name))
+    assert copy is not None
+    return load_tokenizer(str(path), differing=differing_splits(copy))
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -46,12 +62,9 @@ def that_merges_what_follows(name: str) -> dict[str, Any]:
     ],
 )
 def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) -> None:
-    path = str(write_definition(that_merges_what_follows(name), tmp_path))
-    copy = show_splits(that_merges_what_follows(name))
-    assert copy is not None
-    differing = differing_splits(copy)
-    tokenizer = load_tokenizer(path, differing=differing)
-    reference = load_tokenizer(path, fast=False)
+    tokenizer = merging_tokenizer(name, tmp_path)
+    reference = load_tokenizer(tokenizer.source, fast=False)
+    differing = tokenizer.differing
     assert tokenizer.fast
     every = [chr(c) for start, end in differing.ranges for c in range(start, end)]
     assert IDEOGRAPH in every
@@ -134,25 +147,28 @@ def test_known_patterns_split_ascii_texts_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPLIT_PATTERNS)
-def test_every_code_point_that_is_not_listed_gives_the_reference_s_ids(
+@pytest.mark.parametrize("name", [*(f"{name} pattern" for name in SPLIT_PATTERNS), *REAL])
+def test_every_character_that_is_not_listed_gives_the_reference_s_ids(
     name: str, tmp_path: Path
 ) -> None:
-    path = str(write_definition(that_merges_what_follows(name), tmp_path))
-    copy = show_splits(that_merges_what_follows(name))
-    assert copy is not None
-    tokenizer = load_tokenizer(path, differing=differing_splits(copy))
-    listed = differing_splits(copy)
-    code_points = np.setdiff1d(np.arange(0x80, 0x110000, 3), np.arange(0xD800, 0xE000))
-    for start, end in listed.ranges:
-        code_points = code_points[(code_points < start) | (code_points >= end)]
+    pattern = name.removesuffix(" pattern")
+    tokenizer = load(name) if pattern == name else merging_tokenizer(pattern, tmp_path)
+    listed = {c for start, end in tokenizer.differing.ranges for c in range(start, end)}
+    characters = [chr(c) for start, end in SWEPT for c in range(start, end) if c not in listed]
     context = "".join(ENDING_IN_MERGES)
     texts = [
-        "".join(context.replace("{0}", chr(c)) for c in code_points[i : i + 256].tolist())
-        for i in range(0, len(code_points), 256)
+        "".join(context.replace("{0}", character) for character in characters[i : i + 256])
+        for i in range(0, len(characters), 256)
     ]
+    assert len(texts) > 700
     assert tokenizer._fast is not None
-    assert same_ids(tokenizer._reference, tokenizer._fast, texts).all()
+    same = same_ids(tokenizer._reference, tokenizer._fast, texts)
+    # Vowels of Unicode 16 that one library's NFC composes: what doesn't spell its text is left.
+    wrong = [text for text, equal in zip(texts, same, strict=True) if not equal]
+    assert len(wrong) <= 3
+    found = tokenizer.tokenize_batch([text.encode() for text in wrong])
+    expected = [encoded.ids for encoded in tokenizer._reference.encode_batch(wrong)]
+    assert found.input_ids.tolist() == [i for ids in expected for i in ids]
 
 
 @pytest.mark.parametrize("name", [shared("qwen2_5")])

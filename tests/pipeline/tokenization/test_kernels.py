@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokenization.kernels import flatten_bytes, offsets_from_vocabulary
+from pipeline.tokenization.vocabulary_table import VocabularyTable
 
 VOCABULARY = [b"a", b" ", b" b", b"\xc3\xa9", b"12345678", b"123456789", b"x" * 17, b"", b"ab"]
 PIECES = st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=8)
@@ -15,19 +15,11 @@ def lay_out(documents: list[tuple[list[int], bytes]]) -> tuple[list[list[list[in
     counts = [len(ids) for ids, _ in documents]
     cu_tokens = np.cumsum([0, *counts], dtype=np.int64)
     input_ids = np.array([token for ids, _ in documents for token in ids], np.uint32)
-    token_bytes, cu_token_bytes = flatten_bytes(VOCABULARY)
-    byte_offsets = np.empty((len(input_ids), 2), np.int32)
-    proven = np.zeros(len(documents), np.bool_)
-    offsets_from_vocabulary(
+    byte_offsets, proven = VocabularyTable(VOCABULARY).lay_out(
         input_ids,
         cu_tokens,
-        *flatten_bytes([text for _, text in documents]),
-        np.ones(len(documents), np.bool_),
-        token_bytes,
-        cu_token_bytes,
-        np.diff(cu_token_bytes).astype(np.int32),
-        byte_offsets,
-        proven,
+        [text for _, text in documents],
+        compare=np.ones(len(documents), np.bool_),
     )
     return [part.tolist() for part in np.split(byte_offsets, cu_tokens[1:-1])], proven.tolist()
 

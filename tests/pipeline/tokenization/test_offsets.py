@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.tokenization.offsets import byte_positions, mend_offsets, to_character_units
+from pipeline.tokenization.offsets import byte_positions, mend_offsets
 from tests.support.text_strategies import texts
 
 
@@ -14,19 +14,6 @@ from tests.support.text_strategies import texts
 def test_byte_positions_are_those_of_encoded_prefixes(text: str) -> None:
     expected = [len(text[:n].encode()) for n in range(len(text) + 1)]
     assert byte_positions(text).tolist() == expected
-
-
-@given(texts(), st.data())
-def test_character_units_are_the_characters_touched(text: str, data: st.DataObject) -> None:
-    size = len(text.encode())
-    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=8)))
-    pairs = np.array(list(zip([0, *cuts], [*cuts, size], strict=True)), np.int64)
-    owner = [place for place, character in enumerate(text) for _ in character.encode()]
-    for (start, end), (first, last) in zip(pairs, to_character_units(pairs, text), strict=True):
-        if start == end:
-            assert first == last
-        else:
-            assert (first, last) == (owner[start], owner[end - 1] + 1)
 
 
 def mend(text: str, reported: list[tuple[int, int]], contents: list[bytes]) -> list[list[int]]:

@@ -298,7 +298,7 @@ class TestBatches:
         assert not batch.failures
 
     def test_a_text_beyond_int32_fails_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pipeline.tokenization.tokenizer.MAX_TEXT_BYTES", 4)
+        monkeypatch.setattr("pipeline.batches.MAX_TEXT_BYTES", 4)
         batch = load("qwen_like").tokenize_batch([b"Hi", b"Hello", b"four"])
         assert batch.failures == {1: "5 bytes of text, more than 4: split it"}
         assert batch.tiles.tolist() == [True, False, True]

@@ -1,6 +1,8 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -9,19 +11,17 @@ from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.tokenization.sources import find_tokenizer
 from tests.support.tokenizer_zoo import MISTRAL_DATA, definition, load, source, write_definition
 
+MISTRAL_MODEL = MISTRAL_DATA / "tokenizer.model.v1"
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
-def test_a_file() -> None:
-    file = find_tokenizer(str(source("qwen_like")))
-    assert (file.kind, file.file_name) == ("huggingface", "tokenizer.json")
-    assert file.data == source("qwen_like").read_bytes()
-
-
-def test_a_file_that_starts_with_white_space(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [b"", b"\n  "])
+def test_a_file(before: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_bytes(b"\n  " + source("qwen_like").read_bytes())
-    assert find_tokenizer(str(path)).kind == "huggingface"
+    path.write_bytes(before + source("qwen_like").read_bytes())
+    file = find_tokenizer(str(path))
+    assert (file.kind, file.file_name) == ("huggingface", "tokenizer.json")
+    assert file.data == path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -46,21 +46,13 @@ def test_a_folder_with_one_sentencepiece_model(tmp_path: Path) -> None:
     assert find_tokenizer(str(tmp_path)).kind == "sentencepiece"
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+def test_folders_without_one_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]\n")
-    with pytest.raises(
-        TokenizerError,
-        match=r"has no tokenizer\.json and 0 SentencePiece models or rank files among .*vocab\.txt",
-    ):
+    message = r"has no tokenizer\.json and 0 SentencePiece models or rank files among .*vocab\.txt"
+    with pytest.raises(TokenizerError, match=message):
         load_tokenizer(str(tmp_path))
-
-
-def test_a_folder_with_several_models() -> None:
     with pytest.raises(TokenizerError, match=r"7 SentencePiece models or rank .* name one file"):
         load_tokenizer(str(MISTRAL_DATA))
-
-
-def test_nothing_there() -> None:
     with pytest.raises(TokenizerError, match=r'"missing\.json": no such file or folder'):
         load_tokenizer("missing.json")
 
@@ -88,65 +80,66 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tokenizer.sha256 == load("llama_like").sha256
 
 
-def test_a_file_of_no_kind(tmp_path: Path) -> None:
-    path = tmp_path / "merges.txt"
-    path.write_text("#version: 0.2\nt h\n")
-    with pytest.raises(TokenizerError, match=r"is no tokenizer\.json, no SentencePiece"):
-        load_tokenizer(str(path))
-
-
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("name", "data", "message"),
     [
-        (b'{"model": {"type": "BPE", "vo', "is no valid JSON"),
-        (b"[1, 2]", 'no tokenizer.json .no "model".'),
-        (b'{"model": {"type": "BPE"}, "added_tokens": []}', "does not load"),
-        (b'{"model": {"type": "New", "vocab": {}}, "added_tokens": []}', "does not load"),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vo', "is no valid JSON"),
+        ("tokenizer.json", b"[1, 2]", 'no tokenizer.json .no "model".'),
+        ("tokenizer.json", b'{"model": {"type": "BPE"}, "added_tokens": []}', "does not load"),
+        ("tokenizer.json", b'{"model": {"type": "New", "vocab": {}}}', "does not load"),
         (
+            "tokenizer.json",
             b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{}]}',
             "load",
         ),
+        ("tokenizer.model", MISTRAL_MODEL.read_bytes()[:1000], "is no SentencePiece model"),
+        ("merges.txt", b"#version: 0.2\nt h\n", r"is no tokenizer\.json, no SentencePiece"),
     ],
 )
-def test_broken_json(data: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
+def test_broken_files(name: str, data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(str(path))
 
 
-def test_a_cut_sentencepiece_model(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes((MISTRAL_DATA / "tokenizer.model.v1").read_bytes()[:1000])
-    with pytest.raises(TokenizerError, match="is no SentencePiece model"):
-        load_tokenizer(str(path))
+def changed(name: str, change: Callable[[dict[str, Any]], object]) -> str:
+    body = json.loads(json.dumps(definition(name)))
+    change(body)
+    return str(write_definition(body))
 
 
-def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path) -> None:
-    removal = {"type": "Replace", "pattern": {"Regex": "[aeiou]"}, "content": ""}
-    write_definition(definition("gpt2_like") | {"normalizer": removal}, tmp_path)
-    with pytest.raises(TokenizerError, match="lossy beyond repair: its offsets leave 10 of 44"):
-        load_tokenizer(str(tmp_path))
+VOWELS = {"type": "Replace", "pattern": {"Regex": "[aeiou]"}, "content": ""}
 
 
-def test_dropout_is_refused(tmp_path: Path) -> None:
-    body = json.loads(json.dumps(definition("gpt2_like")))
-    body["model"]["dropout"] = 0.1
-    with pytest.raises(TokenizerError, match=r"BPE dropout 0\.1.*set \"dropout\" to null"):
-        load_tokenizer(str(write_definition(body, tmp_path)))
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gpt2_like", lambda b: b.update(normalizer=VOWELS), "lossy beyond repair: .* 10 of 44"),
+        (
+            "gpt2_like",
+            lambda b: b["model"].update(dropout=0.1),
+            r"BPE dropout 0\.1.*set \"dropout\" to null",
+        ),
+        (
+            "qwen_like",
+            lambda b: b["added_tokens"][-1].update(id=430),
+            r"'<tool_call>' has id 430 in the file but .* 423",
+        ),
+        (
+            "llama_like",
+            lambda b: b["model"].update(unk_token=None, byte_fallback=False),
+            r"characters that its BPE lacks vanish.*unk_token",
+        ),
+    ],
+)
+def test_tokenizers_that_can_not_be_used(
+    name: str, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(changed(name, change))
 
 
-def test_added_tokens_whose_ids_the_library_changes_are_refused(tmp_path: Path) -> None:
-    body = json.loads(json.dumps(definition("qwen_like")))
-    body["added_tokens"][-1]["id"] += 7
-    with pytest.raises(TokenizerError, match=r"'<tool_call>' has id 430 in the file but .* 423"):
-        load_tokenizer(str(write_definition(body, tmp_path)))
-
-
-def test_a_bpe_that_drops_unknown_characters_is_refused(tmp_path: Path) -> None:
-    body = json.loads(json.dumps(definition("llama_like")))
-    body["model"] |= {"unk_token": None, "byte_fallback": False}
-    with pytest.raises(TokenizerError, match=r"characters that its BPE lacks vanish.*unk_token"):
-        load_tokenizer(str(write_definition(body, tmp_path)))
-    body["model"]["byte_fallback"] = True
-    assert load_tokenizer(str(write_definition(body, tmp_path))).fast
+def test_byte_fallback_needs_no_unknown_token() -> None:
+    path = changed("llama_like", lambda b: b["model"].update(unk_token=None, byte_fallback=True))
+    assert load_tokenizer(path).fast

@@ -1,6 +1,3 @@
-import io
-import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,23 +58,6 @@ def test_together_both_hold() -> None:
     assert (one | other).ranges == ((1, 6), (9, 10))
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("level", "is_shown"), [(logging.WARNING, True), (logging.ERROR, False)])
-def test_a_terminal_shows_what_takes_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: int, is_shown: bool
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    caplog.set_level(level, tokenization_sweep.logger.name)
-    find_differing(encoders_that_differ_on(set()), IDS_CONTEXT)
-    shown = terminal.getvalue()
-    assert ("every character, once for this tokenizer" in shown) == is_shown
-
-
 @given(st.lists(texts(), max_size=4), st.sets(st.characters(min_codepoint=0x80), max_size=5))
 def test_texts_with_a_differing_character_are_found(
     strings: list[str], characters: set[str]
@@ -126,14 +106,3 @@ def test_a_document_with_a_differing_character_takes_the_reference(name: str) ->
     assert tokenizer.num_reference_documents == before + 1
     tokenizer.check_fast_path([text])
     assert tokenizer.fast
-
-
-@pytest.mark.parametrize("name", ["qwen_like", "llama_like"])
-def test_every_character_gives_the_reference_s_tokens(name: str) -> None:
-    """Each by itself, in another context than those that the sweep tries."""
-    differing = load(name).differing
-    assert len(differing) < 6000
-    texts = [f"x {chr(c)}y".encode() for start, end in SWEPT for c in range(start, end, 97)]
-    found, expected = (load(name, fast=fast).tokenize_batch(texts) for fast in (True, False))
-    assert found.input_ids.tolist() == expected.input_ids.tolist()
-    assert found.byte_offsets.tolist() == expected.byte_offsets.tolist()

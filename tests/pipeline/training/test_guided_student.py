@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.models.hf_models import load_language_model
-from pipeline.streaming import AlignedRows, Rows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.method import Method
 from tests.support.datasets import build_dataset, byte_level, make_texts
@@ -32,7 +32,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_rows(world: Path) -> AlignedRows:
-    return AlignedRows(StreamConfig(path=str(world / "data"), seq_length=64))
+    return AlignedRows(StreamConfig(Reading(str(world / "data")), seq_length=64))
 
 
 def plain(world: Path) -> GuidedStudent:

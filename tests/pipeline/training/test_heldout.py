@@ -1,18 +1,20 @@
 """Held-out sets: which tokens of them a student is measured on, and which of their documents."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from beam_jobs.remove.command import RemoveOptions, remove
-from pipeline.dataset.files import open_dataset
+from beam_jobs.remove.options import RemoveOptions
+from beam_jobs.remove.removal import remove
 from pipeline.models.hf_models import load_language_model
-from pipeline.streaming import Convention
+from pipeline.packing.reading import Reading
+from pipeline.streaming import AlignedRows
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import bits_per_byte
+from pipeline.training.evaluation import evaluate, open_heldout
+from pipeline.training.loop import train
 from pipeline.training.method import Method
-from pipeline.training.models import require_same_student
 from pipeline.training.ranks import Ranks
 from schemas.errors import ForeignTokenizerError
 from tests.support.datasets import build_dataset, byte_level, make_texts
@@ -32,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _config(world: Path, output: Path, **changes: object) -> TrainConfig:
     values: dict[str, object] = {
-        "data": str(world / "data"),
+        "data": Reading(str(world / "data")),
         "student": str(world / "student"),
         "output": output,
         "method": Method("full"),
@@ -44,19 +46,11 @@ def _config(world: Path, output: Path, **changes: object) -> TrainConfig:
     return TrainConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def _measure(config: TrainConfig, path: Path) -> float:
-    manifest = open_dataset(path).manifest
-    convention = Convention.of_tokenizer(manifest.student, ends=True)
-    student = load_language_model(config.student)
-    alone = Ranks(torch.device("cpu"))
-    return bits_per_byte(config, student, str(path), alone, convention)
-
-
 def test_a_set_without_the_students_tokens_is_refused(world: Path, tmp_path: Path) -> None:
     build_dataset(tmp_path / "heldout", make_texts(6, seed=1))
     config = _config(world, tmp_path, heldout=(str(tmp_path / "heldout"),))
     with pytest.raises(ForeignTokenizerError, match=r"run vocag align --input .*heldout --student"):
-        require_same_student(config, open_dataset(world / "data").manifest)
+        open_heldout(config, AlignedRows(config.stream))
 
 
 def test_removed_documents_count_on_neither_side(world: Path, tmp_path: Path) -> None:
@@ -66,6 +60,31 @@ def test_removed_documents_count_on_neither_side(world: Path, tmp_path: Path) ->
     build_dataset(tmp_path / "rest", texts[2:], student=byte_level(VOCABULARY))
     (tmp_path / "ids.txt").write_text("\n".join(name for name, _ in texts[:2]), "utf-8")
     remove(RemoveOptions(str(tmp_path / "all"), str(tmp_path / "ids.txt"), quiet=True))
-    config = _config(world, tmp_path, seq_length=512)
-    found, wanted = (_measure(config, tmp_path / name) for name in ("all", "rest"))
+    sets = (str(tmp_path / "all"), str(tmp_path / "rest"))
+    config = _config(world, tmp_path, seq_length=512, heldout=sets)
+    student, opened = load_language_model(config.student), AlignedRows(config.stream)
+    heldout = open_heldout(config, opened)
+    found, wanted = evaluate(config, student, heldout, Ranks(torch.device("cpu"))).values()
     assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_opens_each_dataset_once(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh or resumed, however often it measures."""
+    build_dataset(tmp_path / "heldout", make_texts(6, seed=1), student=byte_level(VOCABULARY))
+    opened: Counter[str] = Counter()
+
+    def read_whole(url: str) -> bytes:
+        opened[url] += 1
+        return Path(url).read_bytes()
+
+    monkeypatch.setattr("pipeline.dataset.reading.read_whole", read_whole)
+    changes = {"heldout": (str(tmp_path / "heldout"),), "num_steps": 4, "evaluate_every": 1}
+    for stop in (2, 4):
+        opened.clear()
+        train(_config(world, tmp_path / "run", **changes, exit_after=stop))
+        manifests = {url: count for url, count in opened.items() if url.endswith("manifest.json")}
+        assert manifests == {
+            f"{folder}/manifest.json": 1 for folder in (world / "data", tmp_path / "heldout")
+        }

@@ -16,12 +16,12 @@ from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
 from pipeline.guidance import NonFiniteLossError
 from pipeline.models.hf_models import load_language_model
-from pipeline.models.output_layer import ForeignLossesError
+from pipeline.models.output_layer import UnknownLogitsError
 from pipeline.models.probe import UntrainedTeacherError
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.command import main, what_next
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import bits_per_byte
+from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.loop import train
 from pipeline.training.losses import batch_loss
 from pipeline.training.method import Method
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(root / "student", student)
     write_model(root / "teacher_start", teacher, seed=1)
     config = TrainConfig(
-        data=str(root / "same"),
+        data=Reading(str(root / "same")),
         student=str(root / "teacher_start"),
         output=root / "teacher_run",
         method=Method("full"),
@@ -67,7 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _config(world: Path, output: Path, method: Method, **changes: object) -> TrainConfig:
     config = TrainConfig(
-        data=str(world / "pair"),
+        data=Reading(str(world / "pair")),
         student=str(world / "student"),
         teacher=str(world / "teacher_run" / "model"),
         output=output,
@@ -117,7 +117,7 @@ def test_a_run_goes_on_with_its_rows_when_documents_leave(
     data = tmp_path / "pair"
     shutil.copytree(world / "pair", data)
     method = Method("full")
-    start = _config(world, tmp_path / "three", method, data=str(data), teacher=None)
+    start = _config(world, tmp_path / "three", method, data=Reading(str(data)), teacher=None)
     train(replace(start, output=tmp_path / "six"))
     train(replace(start, exit_after=3))
     shutil.copytree(tmp_path / "three", tmp_path / "moved")
@@ -135,8 +135,6 @@ def test_a_run_goes_on_with_its_rows_when_documents_leave(
     assert "generation 0 of" in capsys.readouterr().err
     assert main([*moved, "latest"]) == 0
     assert not all(torch.equal(six[k], v) for k, v in _weights(tmp_path / "moved").items())
-    assert main([*moved, "newest"]) == 2
-    assert 'generation "newest" is neither a number' in capsys.readouterr().err
 
 
 def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path) -> None:
@@ -147,19 +145,14 @@ def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path
         "[[stages]]\nweights = { pair = 0.75, more = 0.25 }\n"
         "[[stages]]\nfrom_tokens = 700\nweights = { pair = 0.5, more = 0.5 }\n"
     )
-    changes = {"data": str(mixture), "num_epochs": 1}
+    changes = {"data": Reading(str(mixture)), "num_epochs": 1}
     train(_config(world, tmp_path / "six", Method("teacher"), **changes))
     train(_config(world, tmp_path / "three", Method("teacher"), **changes, exit_after=3))
     train(_config(world, tmp_path / "three", Method("teacher"), **changes))
     six, three = (_weights(tmp_path / run) for run in ("six", "three"))
     assert all(torch.equal(six[key], three[key]) for key in six)
     records = [json.loads(line) for line in (tmp_path / "three" / "log.jsonl").open()]
-    rows = AlignedRows(
-        replace(
-            _config(world, tmp_path, Method("full"), **changes).stream(str(mixture)),
-            global_batch_size=4,
-        )
-    )
+    rows = AlignedRows(_config(world, tmp_path, Method("full"), **changes).stream)
     read, num_held = {"pair": 0, "more": 0}, 0
     for step, record in enumerate(records):
         if 4 * step + 4 <= rows.plan.stretches[0].stop:
@@ -186,14 +179,14 @@ def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:
     mixture.write_text(
         f'[datasets.pair]\npath = "{world}/pair"\n[[stages]]\nweights = {{ pair = 1.0 }}\n'
     )
-    changes = {"data": str(mixture), "num_epochs": 1}
+    changes = {"data": Reading(str(mixture)), "num_epochs": 1}
     config = _config(world, tmp_path / "run", Method("full"), **changes)
     with pytest.raises(ValueError, match=r"--num-epochs 4: a mixture's file says how often"):
-        replace(config, num_epochs=4)
+        train(replace(config, num_epochs=4))
     with pytest.raises(ValueError, match=r"900 steps need 3600 rows, .*toml has \d+ .* max_epochs"):
         train(replace(config, num_steps=900))
     with pytest.raises(ValueError, match=r"--heldout mixture.toml=.* is a mixture: name its datas"):
-        replace(config, heldout=(str(mixture),))
+        train(replace(config, heldout=(str(mixture),)))
 
 
 def test_tensorboard_gets_every_step(world: Path, tmp_path: Path) -> None:
@@ -220,7 +213,7 @@ def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) 
 def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
     world: Path, keep_fraction: float | None
 ) -> None:
-    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=SEQ_LENGTH))
+    rows = AlignedRows(StreamConfig(Reading(str(world / "pair")), seq_length=SEQ_LENGTH))
     batch = rows.__getitems__([0, 1])
     student = load_language_model(str(world / "student"))
     teacher = load_language_model(str(world / "teacher_run" / "model"))
@@ -231,7 +224,7 @@ def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
     selected = batch_loss(chosen, student, teacher, batch, 0)
     divergence, count = result.metrics["divergence"].tolist()
     assert divergence > 1
-    assert count == float(result.count) == float(batch["loss_mask"].sum())
+    assert count == float(result.num_tokens) == float(batch["loss_mask"].sum())
     expected = float(selected.loss_sum.detach()) + 2.0 * divergence
     assert float(result.loss_sum.detach()) == pytest.approx(expected, rel=1e-5)
     kept = result.metrics["kept_fraction"].tolist()
@@ -246,8 +239,9 @@ def test_alm_learns_and_refuses_texts_whose_first_token_has_no_loss(
     config = _config(world, tmp_path / "run", Method("alm"), **longer)
     found = [json.loads(line)["divergence"] for line in _train_log(config)]
     assert sum(found[-5:]) < 0.7 * sum(found[:5])
+    silent = Reading(str(world / "pair"), student_bos="none")
     with pytest.raises(ValueError, match=r"--method alm compares .*: name one by --student-bos"):
-        train(_config(world, tmp_path / "none", Method("alm"), student_bos="none"))
+        train(_config(world, tmp_path / "none", Method("alm"), data=silent))
 
 
 def _train_log(config: TrainConfig) -> list[str]:
@@ -258,7 +252,7 @@ def _train_log(config: TrainConfig) -> list[str]:
 @pytest.mark.parametrize("how", ["mean", "max", "sum"])
 def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -> None:
     """Score each document alone with the models' own logits, choose by sorting."""
-    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=512))
+    rows = AlignedRows(StreamConfig(Reading(str(world / "pair")), seq_length=512))
     batch = rows.__getitems__(list(range(len(rows))))
     student = load_language_model(str(world / "student"))
     teacher = load_language_model(str(world / "teacher_run" / "model"))
@@ -278,25 +272,27 @@ def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -
     scored.sort(reverse=True)
     kept = [loss for _, loss in scored[: int(0.4 * len(scored))]]
     assert len(documents) == 40
-    assert int(result.count) == len(kept)
+    assert int(result.num_tokens) == len(kept)
     assert result.loss_sum.item() == pytest.approx(sum(kept), rel=1e-4)
 
 
 def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
     """Of the text alone: neither what stands before a document nor its end is charged."""
     student = load_language_model(str(world / "student"))
-    config = _config(world, tmp_path, Method("full"), seq_length=512)
-    stream = StreamConfig(path=str(world / "heldout"), seq_length=512)
-    rows = AlignedRows(replace(stream, student_eos="none"))
+    heldout = str(world / "heldout")
+    config = _config(world, tmp_path, Method("full"), seq_length=512, heldout=(heldout,))
+    rows = AlignedRows(StreamConfig(Reading(heldout, student_eos="none"), seq_length=512))
     documents = _documents(world / "heldout")
     nats = sum(sum(_losses(student, document, "student", rows)) for document in documents)
     num_bytes = sum(document.num_text_bytes for document in documents)
     # Whole documents in a row, as the slow count has them.
-    alone = Ranks(torch.device("cpu"))
-    around = AlignedRows(stream).rules.student
-    assert around.end_token_id is not None
-    measured = bits_per_byte(config, student, str(world / "heldout"), alone, around)
-    assert measured == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
+    training = AlignedRows(config.stream)
+    assert training.rules.student.end_token_id is not None
+    sets = open_heldout(config, training)
+    measured = evaluate(config, student, sets, Ranks(torch.device("cpu")))
+    assert measured["heldout_bits_per_byte"] == pytest.approx(
+        nats / math.log(2) / num_bytes, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["full", "random", "student_loss", "student_entropy", "uld",
@@ -312,7 +308,7 @@ def test_methods_of_two_vocabularies_train(world: Path, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", ["kld", "rho1", "rho1_self"])
 def test_methods_of_one_vocabulary_train(world: Path, tmp_path: Path, name: str) -> None:
-    changes = {"data": str(world / "same"), "student": str(world / "teacher_start")}
+    changes = {"data": Reading(str(world / "same")), "student": str(world / "teacher_start")}
     values = train(_config(world, tmp_path, Method(name), num_steps=3, **changes))
     assert 0 < values["loss"] < 12
     assert values["divergence"] > 0 if name == "kld" else 0.45 < values["kept_fraction"] < 0.7
@@ -321,7 +317,7 @@ def test_methods_of_one_vocabulary_train(world: Path, tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", ["kld", "uld"])
 def test_a_student_that_is_its_teacher_has_no_divergence(world: Path, name: str) -> None:
     model = load_language_model(str(world / "teacher_run" / "model"))
-    rows = AlignedRows(StreamConfig(path=str(world / "same"), seq_length=256))
+    rows = AlignedRows(StreamConfig(Reading(str(world / "same")), seq_length=256))
     result = batch_loss(Method(name), model, model, rows.__getitems__([0, 1]), 0)
     assert float(result.metrics["divergence"][0]) == pytest.approx(0, abs=1e-2)
     assert float(result.metrics["student_loss"][0]) > 10
@@ -329,7 +325,7 @@ def test_a_student_that_is_its_teacher_has_no_divergence(world: Path, name: str)
 
 def test_kld_disregards_rows_that_are_no_tokens(world: Path, tmp_path: Path) -> None:
     """A teacher with more padding than the student, as Llemma's 32,016 rows for 32,000 tokens."""
-    rows = AlignedRows(StreamConfig(path=str(world / "same"), seq_length=256))
+    rows = AlignedRows(StreamConfig(Reading(str(world / "same")), seq_length=256))
     student = load_language_model(str(world / "teacher_start"))
     teacher = load_language_model(str(world / "teacher_run" / "model"))
     batch, vocab_size = rows.__getitems__([0]), rows.manifest.student.vocab_size
@@ -345,14 +341,14 @@ def test_kld_disregards_rows_that_are_no_tokens(world: Path, tmp_path: Path) -> 
     assert padded.loss_sum.item() == pytest.approx(alone.loss_sum.item(), rel=1e-6)
     weight[vocab_size:] = 0
     teacher.save_pretrained(tmp_path / "padded")
-    changes = {"data": str(world / "same"), "student": str(world / "teacher_start")}
+    changes = {"data": Reading(str(world / "same")), "student": str(world / "teacher_start")}
     config = _config(world, tmp_path / "run", Method("kld"), num_steps=3, **changes)
     assert train(replace(config, teacher=str(tmp_path / "padded")))["divergence"] > 0
 
 
 def test_random_choices_differ_between_steps(world: Path) -> None:
     model = load_language_model(str(world / "student"))
-    rows = AlignedRows(StreamConfig(path=str(world / "pair"), seq_length=256))
+    rows = AlignedRows(StreamConfig(Reading(str(world / "pair")), seq_length=256))
     losses = {
         batch_loss(Method("random"), model, None, rows.__getitems__([0]), step).loss_sum.item()
         for step in (0, 0, 1, 2)
@@ -360,25 +356,8 @@ def test_random_choices_differ_between_steps(world: Path) -> None:
     assert len(losses) == 3
 
 
-def test_learning_rate_warms_up_and_ends(tmp_path: Path) -> None:
-    config = TrainConfig(
-        data="",
-        student="",
-        output=tmp_path,
-        method=Method("full"),
-        num_steps=100,
-        warmup_steps=10,
-        learning_rate=1e-3,
-    )
-    rates = [learning_rate(config, step) for step in range(100)]
-    assert rates[0] == pytest.approx(1e-4)
-    assert max(rates) == rates[10] == rates[9] == pytest.approx(1e-3)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert 1e-4 < rates[99] < 1.02e-4
-
-
 def test_schedules_end_where_they_say(tmp_path: Path) -> None:
-    common = {"data": "", "student": "", "output": tmp_path, "method": Method("full")}
+    common = {"data": Reading(""), "student": "", "output": tmp_path, "method": Method("full")}
     steps = {"num_steps": 101, "warmup_steps": 1, "learning_rate": 1e-3, "min_lr_fraction": 0.2}
     rates = {}
     for schedule in ("constant", "linear", "cosine"):
@@ -395,7 +374,7 @@ def test_schedules_end_where_they_say(tmp_path: Path) -> None:
 def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: Path) -> None:
     """Scores made with a length of their own could not be trained with."""
     config = _config(world, tmp_path, Method("teacher"), teacher_seq_length=96)
-    rows = AlignedRows(config.stream(config.data))
+    rows = AlignedRows(config.stream)
     assert rows[0]["teacher_input_ids"].shape == (96,)
     assert train(replace(config, num_steps=3))["teacher_loss"] > 0
     message = r"a row holds 600 teacher tokens, .* for 512: lower --teacher-seq-length"
@@ -502,7 +481,7 @@ def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> 
         train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
     small = shutil.copytree(world / "student", tmp_path / "small")
     (small / "tokenizer.json").unlink()
-    same = {"data": str(world / "same"), "student": str(small)}
+    same = {"data": Reading(str(world / "same")), "student": str(small)}
     with pytest.raises(ValueError, match=r"the data has student tokens up to 479 .*, .* knows 400"):
         train(_config(world, tmp_path, Method("full"), **same))
 
@@ -518,21 +497,13 @@ def test_a_student_whose_logits_are_computed_otherwise_is_refused(
     monkeypatch.setattr("pipeline.models.output_layer._DIVISORS", ())
     for random_init in (False, True):
         with pytest.raises(
-            ForeignLossesError, match=r"GraniteForCausalLM \(granite\) computes its"
+            UnknownLogitsError, match=r"GraniteForCausalLM \(granite\) computes its"
         ):
             train(
                 _config(
                     world, tmp_path, Method("full"), student=str(student), random_init=random_init
                 )
             )
-
-
-def test_held_out_data_of_another_student_tokenizer_are_refused(
-    world: Path, tmp_path: Path
-) -> None:
-    heldout = (str(world / "heldout"), f"other={world / 'same'}")
-    with pytest.raises(ForeignTokenizerError, match=r"--heldout .*same was made with student tok"):
-        train(_config(world, tmp_path, Method("full"), heldout=heldout))
 
 
 @pytest.mark.parametrize("side", ["student", "teacher"])
@@ -553,7 +524,7 @@ def test_a_broken_model_stops_the_run_and_names_the_rows(
 
 def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) -> None:
     build_dataset(tmp_path / "one", make_texts(1), num_shards=1)
-    rows = AlignedRows(StreamConfig(path=str(tmp_path / "one"), seq_length=512))
+    rows = AlignedRows(StreamConfig(Reading(str(tmp_path / "one")), seq_length=512))
     teacher = load_language_model(str(world / "teacher_run" / "model"))
     batch = rows.__getitems__([0])
     assert batch["loss_mask"].mean() < 0.6
@@ -588,7 +559,7 @@ def test_command_line_has_an_option_for_every_field(
 )
 def test_a_run_ends_with_what_to_do_next(exit_after: int | None, said: str) -> None:
     config = TrainConfig(
-        data="d", student="s", teacher="t", output=Path("a run"), exit_after=exit_after
+        data=Reading("d"), student="s", teacher="t", output=Path("a run"), exit_after=exit_after
     )
     lines = list(what_next(config))
     assert said in lines[-1]

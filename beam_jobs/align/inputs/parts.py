@@ -1,8 +1,8 @@
-"""Input files, and the pieces in which they are read.
+"""Input files, and the parts in which they are read.
 
-A *piece* is what one worker reads without help: a file, a range of bytes of a large JSON lines
-file, some row groups of a parquet file, or some documents of a dataset's shard. Small pieces travel
-together in one *task*. Nothing downstream depends on where pieces end: a document is named by its
+A *part* is what one worker reads without help: a file, a range of bytes of a large JSON lines file,
+some row groups of a parquet file, or some documents of a dataset's shard. Small parts travel
+together in one *task*. Nothing downstream depends on where parts end: a document is named by its
 file and its place in it.
 """
 
@@ -10,9 +10,17 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+import msgspec
+
+Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow", "dataset"]
 
 TASK_BYTES = 64 << 20
 """Input bytes of one task, where files can be cut or put together to reach it."""
+
+STANDARD_INPUT = "-"
+"""What `--input` calls it."""
 
 DATASET = "dataset"
 """The format of a dataset's shards; their documents are read, and aligned anew."""
@@ -36,7 +44,8 @@ class InputFile:
             "dataset", which is one of a dataset's shards.
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
         modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
-        content: digest of samples of its bytes, or an object store's checksum; "" where unknown.
+        content: digest of samples of its bytes, or an object store's checksum; "" where unknown. Of
+            a shard its dataset's fingerprint.
         row_group_bytes: uncompressed bytes of a parquet file's row groups; empty where the file
             is no parquet or its footer is unreadable.
         num_documents: in a dataset's shard, read or not; 0 of other files.
@@ -61,25 +70,25 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Part of a file, [start, end) in bytes of JSON lines, row groups or a shard's documents.
+class InputPart:
+    """[start, end) of a file, in bytes of JSON lines, row groups or a shard's documents.
 
-    A piece of JSON lines owns the lines that begin in its range. `end` is None where the rest of
-    the file belongs to it. `num_bytes`, `modified` and `content` are the whole file's when the job
-    was planned, so that a change while it runs is noticed; `num_bytes` is -1 where nobody asked.
-    Of a shard `content` is its dataset's fingerprint, and `chosen` the file's.
+    A part of JSON lines owns the lines that begin in its range.
+
+    Attributes:
+        file: the file, as it was when the job was planned.
+        start: of the range.
+        end: of the range; None where the rest of the file belongs to it.
     """
 
-    path: str
-    source: str
-    format: str
-    compression: str
+    file: InputFile
     start: int = 0
     end: int | None = None
-    num_bytes: int = -1
-    modified: int = 0
-    content: str = ""
-    chosen: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole file."""
+        return not self.start and self.end is None
 
 
 def count_buckets(files: Sequence[InputFile], *, shard_bytes: int, keep_text: bool) -> int:
@@ -104,67 +113,54 @@ def sample_bytes(*, keep_text: bool) -> int:
 
 
 def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> list[str]:
-    """Return the reading tasks, each the JSON of a list of pieces; see `decode_task`."""
-    tasks: list[list[Piece]] = []
+    """Return the reading tasks, each the JSON of a list of parts; see `decode_task`."""
+    tasks: list[list[InputPart]] = []
     room = 0.0
-    for piece, num_bytes in cut_files(files, task_bytes=task_bytes):
+    for part, num_bytes in cut_files(files, task_bytes=task_bytes):
         if not tasks or num_bytes > room:
             tasks.append([])
             room = task_bytes
-        tasks[-1].append(piece)
+        tasks[-1].append(part)
         room -= num_bytes
-    return [json.dumps([asdict(piece) for piece in task]) for task in tasks]
+    # The standard library writes a path of bytes that are no UTF-8, which msgspec refuses.
+    return [json.dumps([asdict(part) for part in task]) for task in tasks]
 
 
-def decode_task(task: str) -> list[Piece]:
-    """Return the pieces of a task."""
-    return [Piece(**piece) for piece in json.loads(task)]
+def decode_task(task: str) -> list[InputPart]:
+    """Return the parts of a task."""
+    return msgspec.convert(json.loads(task), list[InputPart])
 
 
 def cut_files(
     files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES
-) -> Iterator[tuple[Piece, float]]:
-    """Yield the pieces in which files are read, and about how many bytes of text each holds."""
+) -> Iterator[tuple[InputPart, float]]:
+    """Yield the parts in which files are read, and about how many bytes of text each holds."""
     for file in files:
         if file.format == "parquet" and file.row_group_bytes:
-            yield from _row_group_pieces(file, task_bytes)
+            yield from _cut_row_groups(file, task_bytes)
         elif file.format == DATASET:
-            yield from _document_pieces(file, task_bytes)
+            yield from _cut_documents(file, task_bytes)
         elif file.format == "jsonl" and file.compression == "none" and file.num_bytes > task_bytes:
             for start in range(0, file.num_bytes, task_bytes):
                 end = min(start + task_bytes, file.num_bytes)
-                yield _piece(file, start, end), end - start
+                yield InputPart(file, start, end), end - start
         else:
-            yield _piece(file), file.estimated_text_bytes
+            yield InputPart(file), file.estimated_text_bytes
 
 
-def _row_group_pieces(file: InputFile, task_bytes: int) -> Iterator[tuple[Piece, float]]:
+def _cut_row_groups(file: InputFile, task_bytes: int) -> Iterator[tuple[InputPart, float]]:
+    sizes, file = file.row_group_bytes, replace(file, row_group_bytes=())  # a part needs none
     start, size = 0, 0
-    for index, num_bytes in enumerate(file.row_group_bytes):
+    for index, num_bytes in enumerate(sizes):
         if size and size + num_bytes > task_bytes:
-            yield _piece(file, start, index), size
+            yield InputPart(file, start, index), size
             start, size = index, 0
         size += num_bytes
-    yield _piece(file, start, len(file.row_group_bytes)), size
+    yield InputPart(file, start, len(sizes)), size
 
 
-def _document_pieces(file: InputFile, task_bytes: int) -> Iterator[tuple[Piece, float]]:
+def _cut_documents(file: InputFile, task_bytes: int) -> Iterator[tuple[InputPart, float]]:
     total = max(1, math.ceil(file.num_bytes / task_bytes))
-    for part in range(total):
-        start, end = (file.num_documents * number // total for number in (part, part + 1))
-        piece = Piece(file.path, file.source, DATASET, "none", start, end)
-        yield replace(piece, content=file.content, chosen=file.chosen), file.num_bytes / total
-
-
-def _piece(file: InputFile, start: int = 0, end: int | None = None) -> Piece:
-    return Piece(
-        file.path,
-        file.source,
-        file.format,
-        file.compression,
-        start,
-        end,
-        file.num_bytes,
-        file.modified,
-        file.content,
-    )
+    for number in range(total):
+        start, end = (file.num_documents * n // total for n in (number, number + 1))
+        yield InputPart(file, start, end), file.num_bytes / total

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from pipeline.alignment import align_batch
-from pipeline.batches import AlignedBatch, SourceDocument
-from pipeline.training.vocabulary_transfer import (
+from prove.vocabulary_transfer import (
     TokenPairs,
     count_pairs,
     keep_layers,
     transfer_embeddings,
     transfer_vocabulary,
 )
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.alignment import align_batch
+from pipeline.batches import AlignedBatch, SourceDocument
 from tests.support.datasets import byte_level, make_texts
 
 NEW, OLD = byte_level(400), byte_level(480)

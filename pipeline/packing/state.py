@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 class StreamMismatchError(ValueError):
-    """A run can't go on with this data: its samples would not be the ones it has not seen."""
+    """A run can't go on with this data: its samples would not be those that it has not seen."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""One start of the command, and what names the dataset that it makes."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs.align.append import append_configuration, find_appended
+from beam_jobs.align.inputs.files import describe_inputs
+from beam_jobs.align.inputs.overlap import digest_of_overlap, read_overlap
+from beam_jobs.align.inputs.parts import count_buckets
+from beam_jobs.align.opened import OpenedInput
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.runs import find_finished, run_folder_of
+from pipeline.dataset.conventions import NOTHING, describe_tokenizer
+from pipeline.tokenization import Tokenizer
+from schemas.document import SCHEMA_VERSION
+from schemas.manifest import Manifest, TokenizerRecord
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the command.
+
+    Attributes:
+        opened: its input, tokenizers and options.
+        configuration: everything that determines the dataset, and nothing else.
+        beam_options: how the job runs.
+        started: when, in seconds since 1970, for workers on other machines.
+        clock: the same by this machine's clock that is never set back.
+    """
+
+    opened: OpenedInput
+    configuration: Mapping[str, Any]
+    beam_options: PipelineOptions
+    started: float
+    clock: float
+
+    @property
+    def options(self) -> AlignOptions:
+        """The options, with a value for each."""
+        return self.opened.options
+
+    @property
+    def output(self) -> str:
+        """The dataset's folder."""
+        return self.options.output
+
+    @property
+    def run_folder(self) -> str:
+        """Where temporary files and commit records are, also those of attempts before."""
+        return run_folder_of(self.output, self.configuration)
+
+    def find_made(self) -> Manifest | None:
+        """Return what the same input and options have made: a dataset, or its newest generation.
+
+        Raises:
+            OptionsError: the folder holds a dataset, or a run, of another configuration.
+        """
+        find = find_appended if self.options.append else find_finished
+        return find(self.output, self.configuration)
+
+
+def configure(opened: OpenedInput) -> dict[str, Any]:
+    """Return everything that determines the dataset, and nothing else.
+
+    Raises:
+        OptionsError: --append, and there is no dataset, or one made with other options.
+    """
+    options, dataset = opened.options, opened.dataset
+    size: dict[str, Any] = {
+        "shard_bytes": options.shard_bytes,
+        "keep_text": bool(options.keep_text),
+    }
+    count = partial(count_buckets, opened.files) if dataset is None else dataset.count_buckets
+    configuration = {
+        "schema_version": SCHEMA_VERSION,
+        "name": options.name,
+        "num_buckets": count(**size),
+        **size,
+        "special_strings": options.special_strings,
+        "format": options.format,
+        "student_sha256": opened.tokenizers[0].sha256,
+        "teacher_sha256": opened.tokenizers[1].sha256,
+        **asdict(opened.rules),
+        "metadata": opened.metadata,
+        **describe_inputs(opened.files),
+        **({} if dataset is None else dataset.identity),
+        **_chosen_conventions(options, opened.tokenizers),
+    }
+    if options.exclude_overlap:  # datasets made without a list keep their configuration
+        overlap = read_overlap(options.exclude_overlap)
+        configuration["overlap_sha256"] = digest_of_overlap(overlap)
+    return append_configuration(options.output, configuration) if options.append else configuration
+
+
+def tokenizer_records(
+    options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> tuple[TokenizerRecord, TokenizerRecord]:
+    """Return what the manifest says of both tokenizers.
+
+    Raises:
+        TokenizerError: an option names a token that isn't there.
+    """
+    student, teacher = tokenizers
+    return (
+        describe_tokenizer(
+            student, "tokenizers/student", before=options.student_bos, after=options.student_eos
+        ),
+        # Rows end a teacher's text with nothing.
+        describe_tokenizer(
+            teacher, "tokenizers/teacher", before=options.teacher_context, after=NOTHING
+        ),
+    )
+
+
+def _chosen_conventions(
+    options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> dict[str, Any]:
+    """Return the conventions that are not the tokenizers' own; a dataset keeps the ones it has."""
+    plain = replace(options, student_bos=None, student_eos=None, teacher_context=None)
+    own, chosen = (tokenizer_records(o, tokenizers) for o in (plain, options))
+    pairs = zip(("student", "teacher"), own, chosen, strict=True)
+    return {f"{side}_convention": asdict(b.around_text) for side, a, b in pairs if a != b}

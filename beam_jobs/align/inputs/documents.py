@@ -1,0 +1,159 @@
+"""Documents of the input, and dead letters in the place of those that can't be used.
+
+Every document has a place: its source and a position there (byte offset of its line or value in the
+uncompressed file, row number of a table, number in a dataset's shard, 0 of a text file). The place
+is the same wherever the job runs and however files are cut into parts, so documents without an id
+are named by it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from beam_jobs.align.inputs.templates import parse_template
+from schemas.manifest import MetadataType
+
+LINE_BYTES_PER_TEXT_BYTE = 4
+"""JSON escapes make a text at most 3 times longer, control characters aside; the rest is slack for
+other fields. A longer line is not parsed, so one huge line can't fill a worker's memory."""
+
+Value = str | int | float | bool | None
+"""What a field of the metadata holds."""
+
+
+class Reason(StrEnum):
+    """Why a document is no sample: the codes in `dead_letters.jsonl`."""
+
+    BAD_JSON = "bad_json"
+    BAD_ROW = "bad_row"
+    MISSING_TEXT = "missing_text"
+    TEXT_NOT_A_STRING = "text_not_a_string"
+    EMPTY_TEXT = "empty_text"
+    INVALID_UNICODE = "invalid_unicode"
+    BAD_ID = "bad_id"
+    BAD_METADATA = "bad_metadata"
+    TOO_LARGE = "too_large"
+    UNREADABLE_INPUT = "unreadable_input"
+    TEXT_LOST = "text_lost"
+    DUPLICATE_ID = "duplicate_id"
+    KNOWN_ID = "known_id"
+    OVERLAP = "overlap"
+    TOKENIZATION_FAILED = "tokenization_failed"
+
+
+class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
+    """A document, or the rest of a damaged file, that can't be used. Never holds text.
+
+    Attributes:
+        source: the input file.
+        position: where in it.
+        document_id: its id, None where it is unknown.
+        reason: a code.
+        detail: for people.
+        line: the line of JSON where it begins, counted from 1 at the start of its part; None in
+            files that don't consist of lines.
+        first_line: the same of the document whose id this one repeats.
+    """
+
+    source: str
+    position: int
+    document_id: str | None
+    reason: Reason
+    detail: str
+    line: int | None = None
+    first_line: int | None = None
+
+
+class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document"):
+    """A usable document and its place.
+
+    Attributes:
+        source: the input file.
+        position: where in it.
+        document_id: its id.
+        text: its UTF-8 bytes.
+        metadata: a value of each of `ReadingRules.metadata`.
+        line: as a dead letter's.
+    """
+
+    source: str
+    position: int
+    document_id: str
+    text: bytes
+    metadata: tuple[Value, ...] = ()
+    line: int | None = None
+
+    def refuse(self, reason: Reason, detail: str, *, first_line: int | None = None) -> DeadLetter:
+        """Return the dead letter in its place."""
+        place = self.source, self.position, self.document_id
+        return DeadLetter(*place, reason, detail, self.line, first_line)
+
+
+Outcome = PlacedDocument | DeadLetter
+"""What becomes of a document that is read."""
+
+
+class UnusableError(ValueError):
+    """A document can't be used.
+
+    Attributes:
+        reason: a code.
+        detail: for people.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        """Hold what its dead letter will say."""
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+def unreadable(error: BaseException) -> UnusableError:
+    """Return what there is to say where a file can't be read on."""
+    detail = f"reading stopped here, the rest of the file is left out: {error}"
+    return UnusableError(Reason.UNREADABLE_INPUT, detail)
+
+
+@dataclass(frozen=True)
+class MetadataField:
+    """A field that travels.
+
+    Attributes:
+        name: where it is in a JSON object or a table's row; dots lead into nested ones.
+        type: of its column; None until it is known, and values are then handed on as they are.
+    """
+
+    name: str
+    type: MetadataType | None = None
+
+
+@dataclass(frozen=True)
+class ReadingRules:
+    """What counts as a document.
+
+    Attributes:
+        text_field: where the text is in a JSON object or a table's row; dots lead into nested ones.
+        id_field: where its id is, "" to name every document by its place.
+        max_document_bytes: longest text in UTF-8 bytes.
+        text_template: how the text is joined from several fields, see
+            `beam_jobs.align.inputs.templates`; "" to take `text_field` as it is.
+        metadata: further fields that travel with the document.
+    """
+
+    text_field: str = "text"
+    id_field: str = "id"
+    max_document_bytes: int = 16 << 20
+    text_template: str = ""
+    metadata: tuple[MetadataField, ...] = ()
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The fields that a text is made of."""
+        if not self.text_template:
+            return (self.text_field,)
+        return tuple(part.field for part in parse_template(self.text_template) if part.field)
+
+    @property
+    def max_line_bytes(self) -> int:
+        """Longest line of JSON that is parsed."""
+        return LINE_BYTES_PER_TEXT_BYTE * self.max_document_bytes

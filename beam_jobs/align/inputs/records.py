@@ -1,0 +1,144 @@
+"""From a JSON object, a table's row or a text to a document, or to the dead letter in its place."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from beam_jobs.align.inputs.documents import (
+    DeadLetter,
+    Outcome,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+    UnusableError,
+    Value,
+)
+from beam_jobs.align.inputs.metadata import fit_value
+from beam_jobs.align.inputs.templates import parse_template
+
+_MAX_EXACT_FLOAT = float(1 << 53)
+
+
+def place_record(
+    record: Any,
+    rules: ReadingRules,
+    *,
+    source: str,
+    position: int,
+    line: int | None = None,
+    is_text: bool = False,
+) -> Outcome:
+    """Return the document that a record holds.
+
+    Args:
+        record: what a line of JSON or a table's row is.
+        rules: what counts as a document.
+        source: the input file.
+        position: where in it.
+        line: where in a file of lines.
+        is_text: whether the file knows only text, as CSV does.
+
+    Example:
+        >>> record = {"text": "Two: 2"}
+        >>> place_record(record, ReadingRules(), source="a.jsonl", position=7).document_id
+        'a.jsonl#7'
+    """
+    document_id = None
+    try:
+        if not isinstance(record, dict):
+            kind = type(record).__name__
+            raise UnusableError(Reason.BAD_JSON, f"the line holds a JSON {kind}, not an object")
+        document_id = _find_id(record, rules) or f"{source}#{position}"
+        text = _find_text(record, rules)
+        values = _fit_metadata(record, rules, is_text=is_text)
+        return PlacedDocument(source, position, document_id, text, values, line)
+    except UnusableError as unusable:
+        why = unusable.reason, unusable.detail
+        return DeadLetter(source, position, document_id, *why, line)
+
+
+def place_text(
+    text: bytes,
+    values: Mapping[str, Any],
+    rules: ReadingRules,
+    *,
+    source: str,
+    position: int,
+    document_id: str,
+) -> Outcome:
+    """Return a document whose text and id are known, with its values of the metadata."""
+    try:
+        data, metadata = _check_text(text, "text", rules), _fit_metadata(values, rules)
+        return PlacedDocument(source, position, document_id, data, metadata)
+    except UnusableError as unusable:
+        return DeadLetter(source, position, document_id, unusable.reason, unusable.detail)
+
+
+def _look_up(record: Mapping[str, Any], field: str) -> Any:
+    if field in record:
+        return record[field]
+    value: Any = record
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
+    value = _look_up(record, rules.id_field) if rules.id_field else None
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and math.isnan(value):
+        return None  # how pandas writes a missing number
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
+        return str(int(value))  # a column of integers with one missing is one of floats in pandas
+    kind = type(value).__name__
+    raise UnusableError(
+        Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
+    )
+
+
+def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
+    if not rules.text_template:
+        return _check_text(_look_up(record, rules.text_field), rules.text_field, rules)
+    text = ""
+    for literal, field in parse_template(rules.text_template):
+        text += literal
+        if field:
+            value = _look_up(record, field)
+            if not isinstance(value, str):
+                _check_text(value, field, rules)  # says what is wrong with it
+            text += value
+    return _check_text(text, rules.text_template, rules)
+
+
+def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
+    if text is None or (isinstance(text, float) and math.isnan(text)):
+        raise UnusableError(Reason.MISSING_TEXT, f'no "{field}" in the record')
+    if not isinstance(text, str | bytes):
+        kind = type(text).__name__
+        raise UnusableError(Reason.TEXT_NOT_A_STRING, f'"{field}" is of type {kind}')
+    data = text.encode() if isinstance(text, str) else text
+    if not data:
+        raise UnusableError(Reason.EMPTY_TEXT, "the text has no characters")
+    if len(data) > rules.max_document_bytes:
+        raise UnusableError(
+            Reason.TOO_LARGE,
+            f"text of {len(data)} bytes exceeds --max-document-bytes {rules.max_document_bytes}",
+        )
+    if data is text:
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            detail = f"{error.reason} at byte {error.start}"
+            raise UnusableError(Reason.INVALID_UNICODE, detail) from None
+    return data
+
+
+def _fit_metadata(
+    record: Mapping[str, Any], rules: ReadingRules, *, is_text: bool = False
+) -> tuple[Value, ...]:
+    return tuple(
+        fit_value(field, _look_up(record, field.name), is_text=is_text) for field in rules.metadata
+    )

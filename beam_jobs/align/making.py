@@ -1,0 +1,237 @@
+"""A dataset is made: the job, or what an attempt that died has left of it to do."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import apache_beam as beam
+
+from beam_jobs import storage
+from beam_jobs.align.append import rules_of
+from beam_jobs.align.attempt import Attempt, tokenizer_records
+from beam_jobs.align.inputs.documents import ReadingRules, Reason
+from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
+from beam_jobs.align.inputs.lost_texts import (
+    LostTextsError,
+    count_lost_texts,
+    describe_lost_texts,
+    read_lost_texts,
+)
+from beam_jobs.align.inputs.overlap import read_overlap
+from beam_jobs.align.inputs.parts import plan_tasks
+from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
+from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
+from beam_jobs.align.inputs.taken_ids import plan_taken_ids
+from beam_jobs.align.job import Job
+from beam_jobs.align.resources import choose_shuffle, estimate_disk
+from beam_jobs.align.steps import build_pipeline
+from beam_jobs.errors import InputError
+from beam_jobs.generations import keep_manifest, read_newest
+from beam_jobs.left_out import (
+    LeftOut,
+    count_lost,
+    count_reasons,
+    read_left_out,
+    require_few_left_out,
+)
+from beam_jobs.report.page import RunSummary, SideSummary
+from beam_jobs.report.summary import library_versions, summarise, write_report
+from beam_jobs.running.progress import reset_progress, run_with_bar
+from beam_jobs.running.runners import describe_runner, make_runner, run_to_end
+from beam_jobs.runs import (
+    SUMMARY_FILE,
+    close_run,
+    open_run,
+    read_left_file,
+    warn_of_lost_files,
+)
+from beam_jobs.shortages import require_disk
+from beam_jobs.tokenizer_files import store_tokenizer
+from pipeline.dataset.conventions import describe_convention
+from pipeline.dataset.reading import read_manifest
+from pipeline.drawing.formatting import format_count, format_plural
+from schemas.manifest import MANIFEST_FILE, Manifest
+
+Build = Callable[[beam.Pipeline], None]
+
+
+def make_dataset(attempt: Attempt) -> Manifest:
+    """Make the dataset, or what an attempt that died last has left to do; return its manifest.
+
+    Raises:
+        InputError: the input holds nothing that can be used.
+        JobError: the Beam job failed.
+        TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
+    """
+    output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
+    manifest = attempt.find_made()
+    seconds = None
+    if manifest is None:
+        manifest = _run(attempt)
+        if options.append and manifest.configuration != attempt.configuration:
+            return manifest  # nothing new
+        seconds = time.monotonic() - attempt.clock
+    left_out = read_left_out(output, manifest)
+    run = _describe_run(attempt, manifest, left_out)
+    # Its own figure is by the workers' clocks, which may have been set back meanwhile.
+    run = run if seconds is None else replace(run, elapsed_seconds=seconds)
+    report = write_report(manifest, run, output=output, scratch=run_folder)
+    publish_inputs(run_folder, output)
+    close_run(output, run_folder, manifest)
+    options.run.say(summarise(manifest, run, output=output, report=report))
+    require_few_left_out(manifest, left_out, max_share=options.max_dead_letters, output=output)
+    return manifest
+
+
+def run_job(attempt: Attempt, build: Build, *, text_bytes: int, disk_bytes: int) -> None:
+    """Run a pipeline to its end, with a live bar where the run's folder is local.
+
+    Raises:
+        JobError: with the cause, and where the traceback is.
+    """
+    run, run_folder = attempt.options.run, attempt.run_folder
+    reset_progress(run_folder)
+    options = attempt.beam_options
+    pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    build(pipeline)
+    bar = partial(run_with_bar, run_folder, text_bytes=text_bytes, quiet=run.quiet)
+    run_to_end(pipeline, run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
+
+
+def _run(attempt: Attempt) -> Manifest:
+    """Run the job to its end, and return what it made."""
+    opened, options, output = attempt.opened, attempt.options, attempt.output
+    run_folder = attempt.run_folder
+    before = read_newest(output) if options.append else None
+    tasks = plan_tasks(opened.files)
+    sample = sample_input(opened.files, opened.rules, FIRST_LOOK)
+    require_fields(sample, opened.rules)
+    if before is None:
+        rules = settle_metadata(opened.rules, sample)
+        warn_of_lost_files(output)
+    else:
+        rules = rules_of(before, opened.rules)
+    for tokenizer in opened.tokenizers:
+        tokenizer.check_fast_path(probe_texts(sample))
+    text_bytes = round(sum(file.estimated_text_bytes for file in opened.files))
+    shuffle, keep_text = choose_shuffle(options), bool(options.keep_text)
+    disk = estimate_disk(text_bytes, keep_text=keep_text, shuffle=shuffle)
+    disk += sum(len(tokenizer.file_bytes) for tokenizer in opened.tokenizers)
+    # Half: the estimate can't be that wrong.
+    require_disk(output, disk, least=0.5, earlier=run_folder)
+    open_run(run_folder, attempt.configuration)
+    path = storage.join(run_folder, INPUTS_FILE)
+    storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)
+    run = partial(run_job, attempt, text_bytes=text_bytes, disk_bytes=disk)
+    _count_lost_texts(attempt, tasks, rules, run)
+    generation = 0
+    if before is not None:
+        generation = before.generation + 1
+        keep_manifest(output, before, scratch=run_folder)
+        tasks = [*plan_taken_ids(before, output), *tasks]
+    job = _make_job(attempt, rules, generation)
+    run(lambda pipeline: build_pipeline(pipeline, tasks, job))
+    return _read_result(attempt, job)
+
+
+def _count_lost_texts(
+    attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, run: Callable[[Build], None]
+) -> None:
+    """Count and name the documents of a dataset whose texts can't be had, before any is aligned.
+
+    Raises:
+        LostTextsError: they are more than may be left out; nothing of the output is there.
+    """
+    options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
+    if dataset is None or dataset.keeps_text:
+        return
+    lost = read_lost_texts(run_folder)  # an earlier attempt has counted them
+    if lost is None:
+        run(lambda pipeline: count_lost_texts(pipeline, tasks, rules, run_folder))
+        lost = read_lost_texts(run_folder)
+        assert lost is not None
+    if lost.count > options.max_dead_letters * dataset.num_documents:
+        storage.remove_folder(run_folder)
+        raise LostTextsError(describe_lost_texts(lost, dataset))
+    if lost.count:
+        options.run.say(f"note: {describe_lost_texts(lost, dataset)}")
+
+
+def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
+    """Put both tokenizers into the dataset and return what the workers need to know."""
+    options, tokenizers, output = attempt.options, attempt.opened.tokenizers, attempt.output
+    stored = []
+    for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
+        path = storage.join(output, "tokenizers", side, tokenizer.file_name)
+        stored.append(store_tokenizer(tokenizer, path, scratch=attempt.run_folder))
+    return Job(
+        output=output,
+        run_folder=attempt.run_folder,
+        name=options.name,
+        rules=rules,
+        overlap=read_overlap(options.exclude_overlap) if options.exclude_overlap else {},
+        num_buckets=attempt.configuration["num_buckets"],
+        shard_bytes=options.shard_bytes,
+        keep_text=bool(options.keep_text),
+        shuffle=choose_shuffle(options),
+        student=stored[0],
+        teacher=stored[1],
+        tokenizer_records=tokenizer_records(options, tokenizers),
+        configuration=attempt.configuration,
+        attempt=uuid.uuid4().hex,
+        started=attempt.started,
+        generation=generation,
+    )
+
+
+def _read_result(attempt: Attempt, job: Job) -> Manifest:
+    """Return what the job made, or the dataset as it was where every document was known."""
+    if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
+        manifest = read_manifest(job.output)
+        if manifest.generation == job.generation:
+            return manifest
+        letters = storage.join(job.output, job.dead_letters_file)
+        if storage.num_bytes_of(letters):
+            storage.remove_folder(job.run_folder)
+            _require_known(attempt, letters, manifest)
+            return manifest
+    storage.remove_folder(job.run_folder)
+    raise InputError("the input holds no document: every file is empty or blank")
+
+
+def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
+    """Check that an input without a new document is one of known ids, and say so."""
+    by_reason = count_reasons(letters)
+    lost, num_documents = count_lost(by_reason), by_reason.total()
+    told = f"the dataset stays at generation {manifest.generation}; {letters} lists each document"
+    if lost.total() > attempt.options.max_dead_letters * num_documents or lost == by_reason:
+        raise InputError(f"no document of the input is new and can be used: {told} and the reason")
+    attempt.options.run.say(
+        f"nothing new: {attempt.output} has the ids of "
+        f"{format_plural(by_reason[Reason.KNOWN_ID], 'document')} of "
+        f"{format_count(num_documents)} already; {told}"
+    )
+
+
+def _describe_run(attempt: Attempt, manifest: Manifest, left_out: LeftOut) -> RunSummary:
+    told = read_left_file(storage.join(attempt.run_folder, SUMMARY_FILE))
+    sides = {
+        side: SideSummary(
+            convention=describe_convention(getattr(manifest, side), tokenizer),
+            slow_reason=None if tokenizer.fast else tokenizer.slow_reason or "asked for",
+            reference_documents=told[f"{side}_reference_documents"],
+        )
+        for side, tokenizer in zip(("student", "teacher"), attempt.opened.tokenizers, strict=True)
+    }
+    return RunSummary(
+        runner=describe_runner(attempt.beam_options),
+        elapsed_seconds=told["elapsed_seconds"],
+        input_bytes=attempt.configuration["input_bytes"],
+        num_input_files=attempt.configuration["input_files"],
+        **sides,
+        reused_buckets=told["reused_buckets"],
+        versions=library_versions(),
+        left_out=left_out,
+    )

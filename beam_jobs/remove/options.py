@@ -1,0 +1,52 @@
+"""The options of `vocag remove`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from vocag_cli.options import DatasetSource, Option, Rest
+
+EXAMPLES = """\
+examples:
+  # takedowns: one id a line
+  vocag remove aligned --ids takedowns.txt
+
+  # documents that hold questions of test sets, some of them left out already
+  vocag overlap aligned --output overlap
+  vocag remove aligned --ids overlap/overlap.jsonl
+
+  # what would that take out? (nothing is written)
+  vocag remove gs://bucket/aligned --ids takedowns.txt --ignore-unknown --dry-run
+
+the list: one id a line; in a file .jsonl or .ndjson, one JSON object a line with document_id or id.
+
+The dataset gets another generation. New runs never see these documents again; a run that was
+started before goes on with exactly its rows, unless it is told --generation latest. The documents'
+bytes stay in the shards: vocag align --input DATASET --output NEW writes a dataset without them.
+Their ids stay taken, so that vocag align --append does not bring them back.
+
+exit status: 0 done, or nothing was left to do; 2 asked for wrongly, and nothing was written.
+
+Every other option goes to Apache Beam (for an object store)."""
+
+
+@dataclass(frozen=True)
+class RemoveOptions:
+    """Take documents out of a finished dataset, at once and without rewriting a shard.
+
+    Run the same command again where it was interrupted.
+
+    Attributes:
+        dataset: folder or URL of a dataset.
+        ids: list of the documents' ids.
+        ignore_unknown: say how many ids no document has, instead of refusing the list.
+        dry_run: say what would be removed; write nothing.
+        quiet: say nothing but errors.
+        beam_arguments: options for Beam.
+    """
+
+    dataset: DatasetSource
+    ids: Annotated[str, Option("FILE")]
+    ignore_unknown: bool = False
+    dry_run: bool = False
+    quiet: bool = False
+    beam_arguments: Rest = ()

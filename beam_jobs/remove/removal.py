@@ -1,0 +1,120 @@
+"""The job of `vocag remove`: a generation that leaves documents out, and no shard rewritten."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import numpy as np
+from apache_beam.io.filesystems import FileSystems
+
+from beam_jobs import storage
+from beam_jobs.errors import OptionsError
+from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
+from beam_jobs.locks import OUTPUT_LOCK, hold_lock
+from beam_jobs.remove.ids import find_documents, read_ids
+from beam_jobs.remove.options import RemoveOptions
+from beam_jobs.report.summary import write_card
+from beam_jobs.running.runners import make_beam_options
+from pipeline.dataset.files import Dataset
+from pipeline.drawing.formatting import format_count, format_plural
+from schemas.manifest import Manifest, RemovedRecord, next_generation
+from schemas.removed import RemovedDocuments, decode_removed, encode_removed
+from vocag_cli.options import option_names
+
+_MAX_NAMED = 5
+_SCRATCH = ".vocag-remove"
+
+
+def remove(options: RemoveOptions) -> Manifest:
+    """Take documents out of a dataset.
+
+    Returns:
+        The dataset's manifest; the newest generation's, also where there was nothing to do.
+
+    Raises:
+        OptionsError: no dataset, no list, or ids that no document has.
+        DatasetError: the dataset is damaged.
+
+    Example:
+        >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
+        2
+    """
+    own = option_names(RemoveOptions)
+    FileSystems.set_options(make_beam_options(options.beam_arguments, command="remove", own=own))
+    location = storage.absolute(options.dataset)
+    storage.require_answer(location)
+    ids = read_ids(options.ids)
+    read_newest(location)  # refuses before a lock is made where no dataset is
+    with hold_lock(storage.join(location, OUTPUT_LOCK), location):
+        manifest = read_newest(location)
+        wanted, unknown = find_documents(Dataset(location, manifest), ids)
+        _require_known(unknown, options)
+        before = _removed_before(location, manifest)
+        removed = _union(before, wanted)
+        num_new = len(removed) - len(before)
+        _say(options, wanted, unknown, num_new)
+        if options.dry_run:
+            return manifest
+        if num_new:
+            manifest = _write(location, manifest, removed)
+        _tidy(location, manifest)
+    if not options.quiet:
+        print(f"{location} is at generation {manifest.generation}")
+    return manifest
+
+
+def _write(location: str, manifest: Manifest, removed: RemovedDocuments) -> Manifest:
+    """Write the list, keep the manifest, and let the next one take its place, in this order."""
+    data = encode_removed(removed)
+    digest = sha256(data).hexdigest()
+    file = f"removed-g{manifest.generation + 1:03d}.parquet"
+    following = next_generation(manifest, removed=RemovedRecord(file, digest, len(removed)))
+    scratch = storage.join(location, _SCRATCH)
+    storage.make_folder(scratch)
+    storage.write_atomically(storage.join(location, file), data, scratch=scratch)
+    keep_manifest(location, manifest, scratch=scratch)
+    publish_manifest(location, following, scratch=scratch)
+    return following
+
+
+def _tidy(location: str, manifest: Manifest) -> None:
+    """Write the card, and remove temporary files, also those of a command that was killed."""
+    scratch = storage.join(location, _SCRATCH)
+    storage.make_folder(scratch)
+    write_card(manifest, output=location, scratch=scratch)
+    storage.remove_folder(scratch)
+
+
+def _require_known(unknown: Sequence[str], options: RemoveOptions) -> None:
+    if unknown and not options.ignore_unknown:
+        named = ", ".join(f'"{name}"' for name in unknown[:_MAX_NAMED])
+        raise OptionsError(
+            f"--ids {options.ids}: {format_plural(len(unknown), 'id')} of no document in "
+            f"{options.dataset}, such as {named}; nothing is removed: correct the list, or give "
+            "--ignore-unknown"
+        )
+
+
+def _removed_before(location: str, manifest: Manifest) -> RemovedDocuments:
+    if manifest.removed is None:
+        return RemovedDocuments(np.empty(0, np.int64), np.empty(0, np.int64))
+    return decode_removed(storage.read_bytes(storage.join(location, manifest.removed.file)))
+
+
+def _union(first: RemovedDocuments, second: RemovedDocuments) -> RemovedDocuments:
+    places = [(removed.shard << 32) + removed.document for removed in (first, second)]
+    union = np.unique(np.concatenate(places))
+    return RemovedDocuments(union >> 32, union & 0xFFFFFFFF)
+
+
+def _say(
+    options: RemoveOptions, wanted: RemovedDocuments, unknown: Sequence[str], num_new: int
+) -> None:
+    if options.quiet:
+        return
+    removed = "would be removed" if options.dry_run else "removed"
+    told = [f"{format_plural(num_new, 'document')} {removed}"]
+    if len(wanted) > num_new:
+        told.append(f"{format_count(len(wanted) - num_new)} of the list were removed before")
+    if unknown:
+        told.append(f"{format_plural(len(unknown), 'id')} of no document")
+    print("; ".join(told))

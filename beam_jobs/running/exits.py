@@ -1,0 +1,83 @@
+"""How a job's command ends: with which status, with which words, and how fast."""
+
+import atexit
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from beam_jobs.errors import JobError, TooManyDeadLettersError
+from beam_jobs.shortages import explain_shortage
+
+RESUME = "run the same command again to resume"
+
+
+class Terminated(BaseException):
+    """SIGTERM has arrived; like KeyboardInterrupt, nothing but the command's end catches it."""
+
+
+def exit_status(command: str, work: Callable[[], object]) -> int:
+    """Run a command's work; return 0, 1 where the job failed, 2 where it was asked for wrongly.
+
+    3 is the status of a dataset that is written, but without more of its input than was allowed.
+    What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a
+    command that Ctrl-C or SIGTERM ended.
+    """
+    skip_last_collection()
+    try:
+        with terminate_by_exception():
+            work()
+    except (ValueError, OSError, MemoryError) as error:
+        shortage = explain_shortage(f"{type(error).__name__}: {error}", ".")
+        if shortage is not None:
+            return _say(f"vocag {command}: {shortage}; {RESUME}", 1)
+        return _say(f"vocag {command}: error: {error}", 2)
+    except JobError as error:
+        return _say(f"vocag {command}: {error}", 1)
+    except TooManyDeadLettersError as error:
+        return _say(f"vocag {command}: {error}", 3)
+    except KeyboardInterrupt:
+        return _say(f"vocag {command}: interrupted; {RESUME}", 130)
+    except Terminated:
+        return _say(f"vocag {command}: terminated; {RESUME}", 143)
+    return 0
+
+
+def skip_last_collection() -> None:
+    """Spare this process Python's last collections when it ends.
+
+    They would look at every object of Beam and of two vocabularies, 0.7 s in each process, and
+    whoever started workers waits for theirs. A process with triton, of a teacher's, collects: its
+    bindings (nanobind) print whatever is left as a leak, page after page.
+    """
+    atexit.register(_freeze_unless_bindings_complain)
+
+
+@contextmanager
+def terminate_by_exception() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(message: str, status: int) -> int:
+    print(message, file=sys.stderr)
+    return status
+
+
+def _freeze_unless_bindings_complain() -> None:
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
+def _raise_terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise Terminated

@@ -1,0 +1,112 @@
+"""The teacher's losses into micro-batches; documents with broken ones raise, or are left out.
+
+A colocated teacher uses the student's process groups. With pipeline parallelism its pass must not
+mix with the student's messages between stages, so it runs as a whole before the student's schedule
+starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from megatron_plugin.student.batch import MicroBatch, teacher_rows
+from megatron_plugin.student.steps import read_steps_ahead
+from megatron_plugin.teacher.model import Teacher
+from pipeline.guidance import Aggregation, NonFiniteLossError, aggregate_teacher_losses
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Gives micro-batches their guidance.
+
+    Attributes:
+        how: Φ.
+        leave_out: for a batch, a row of it, a segment of the row and what is wrong: raises, or
+            lists the segment's document; see `AlignedRows.leave_out`.
+    """
+
+    how: Aggregation
+    leave_out: Callable[[MicroBatch, int, int, str], None]
+
+    def by_teacher(
+        self, batches: list[MicroBatch], losses: Tensor, *, waited_seconds: float
+    ) -> list[MicroBatch]:
+        """Return micro-batches guided by a teacher's losses of all their rows.
+
+        Args:
+            batches: in the order in which `teacher_rows` took them.
+            losses: fp32 [rows of all, teacher_seq_length], nats, on the device.
+            waited_seconds: that the student stood still for them.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
+        """
+        parts = losses.split([len(batch.tokens) for batch in batches])
+        waited = waited_seconds / len(batches)
+        return [
+            replace(self._guided(batch, part), waited_seconds=waited)
+            for batch, part in zip(batches, parts, strict=True)
+        ]
+
+    def by_stored(self, batch: MicroBatch) -> MicroBatch:
+        """Return a micro-batch guided by the losses that its rows hold."""
+        return self._guided(batch, batch.rows["teacher_losses"].to(batch.tokens.device))
+
+    def _guided(self, batch: MicroBatch, losses: Tensor) -> MicroBatch:
+        device = losses.device
+        spans = batch.rows["teacher_spans"].to(device)
+        has_loss = batch.rows.teacher_has_loss.to(device)
+        try:
+            guidance = aggregate_teacher_losses(losses, spans, self.how, teacher_loss_mask=has_loss)
+        except NonFiniteLossError:
+            batch, sound = self._without_broken(batch, losses.isinf() | (has_loss & losses.isnan()))
+            losses, has_loss = losses.masked_fill(~sound, torch.nan), has_loss & sound
+            guidance = aggregate_teacher_losses(losses, spans, self.how, teacher_loss_mask=has_loss)
+        losses = losses.masked_fill(~has_loss, torch.nan)
+        return replace(batch, guidance=guidance, teacher_losses=losses)
+
+    def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
+        """Leave out the documents that hold broken losses.
+
+        Args:
+            batch: of whose rows some hold broken losses.
+            broken: bool [rows, teacher_seq_length].
+
+        Returns:
+            The batch with a loss mask without those documents, and bool [rows, teacher_seq_length]:
+            the teacher tokens of the others.
+        """
+        mask, quarantined = batch.loss_mask.clone(), batch.num_quarantined.clone()
+        sound = torch.ones_like(broken)
+        bounds, teacher_bounds = batch.rows["cu_seqlens"], batch.rows["teacher_cu_seqlens"]
+        found: dict[tuple[int, int], int] = {}
+        for row, place in broken.nonzero().tolist():
+            segment = int(torch.searchsorted(teacher_bounds[row], place, right=True)) - 1
+            found.setdefault((row, segment), place)
+        for (row, segment), place in found.items():
+            what = f"the teacher's loss at place {place} of the row is NaN or infinite"
+            self.leave_out(batch, row, segment, what)
+            start, stop = bounds[row, segment : segment + 2].tolist()
+            quarantined[row] += int(mask[row, start:stop].sum())
+            mask[row, start:stop] = 0
+            start, stop = teacher_bounds[row, segment : segment + 2].tolist()
+            sound[row, start:stop] = False
+        return replace(batch, loss_mask=mask, num_quarantined=quarantined), sound
+
+
+def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
+    """Let a teacher score each step's micro-batches in one forward-only pass over all ranks."""
+
+    def score(batches: list[MicroBatch]) -> list[MicroBatch]:
+        start = time.perf_counter()
+        losses = teacher.score(teacher_rows(batches))
+        if losses is None:
+            return batches
+        return guide.by_teacher(batches, losses, waited_seconds=time.perf_counter() - start)
+
+    read_steps_ahead(score)

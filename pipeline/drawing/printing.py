@@ -1,0 +1,37 @@
+"""How commands print: line by line, an error as one line, colours where someone looks."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+from pipeline.drawing.formatting import printable
+
+
+def print_lines(name: str, make: Callable[[], Iterable[str]]) -> int:
+    """Print a command's lines; return its exit status: 0, or 2 if it could not run.
+
+    Args:
+        name: of the command, before an error.
+        make: reads the options and gives the lines.
+
+    Example:
+        >>> print_lines("explore", lambda: ["one", "two"])
+        one
+        two
+        0
+    """
+    try:
+        for line in make():
+            print(line, flush=True)
+    except BrokenPipeError:
+        # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        print(f"{name}: {printable(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def use_colour() -> bool:
+    """Say whether lines may have colours: on a terminal, unless NO_COLOR is set."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,0 +1,69 @@
+"""What is asked of a student, and how it runs: options of `vocag evaluate`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pipeline.evaluation.sets import NINE, SETS, require_known
+from vocag_cli.options import Option
+
+MEASURES = ("accuracy", "text", "solution", "answer", "options")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured.
+
+    Attributes:
+        tasks: sets (default: the nine; math_full is MATH's whole test set).
+        measures: of each set, those that it allows (default: all).
+        data: a folder of the sets' files, NAME.jsonl or NAME/test.jsonl (default:
+            math-evaluation-harness's, downloaded once).
+        limit: items of each set, spread evenly; 0 for all.
+        max_answer_tokens: longest answer; the protocol's is 1024.
+    """
+
+    tasks: Annotated[tuple[str, ...], Option("SET")] = NINE
+    measures: Annotated[tuple[str, ...], Option("MEASURE")] = MEASURES
+    data: Annotated[str, Option("FOLDER")] = ""
+    limit: int = 0
+    max_answer_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: with the option, its value and the remedy.
+        """
+        require_known("--tasks", self.tasks, tuple(SETS))
+        require_known("--measures", self.measures, MEASURES)
+        if self.limit < 0:
+            raise ValueError(f"--limit {self.limit}: it must be 0 or more")
+        if self.max_answer_tokens < 1:
+            raise ValueError(f"--max-answer-tokens {self.max_answer_tokens}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a student runs.
+
+    Attributes:
+        dtype: data type of the weights; auto keeps the stored one.
+        device: such as cpu or cuda:1 (default: the GPU if there is one).
+        batch_size: questions at a time; with more than one, 16-bit answers may differ in rare
+            cases.
+        tokenizer: folder or repository of the tokenizer, if it isn't the student's own.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Annotated[str, Option("NAME")] = ""
+    batch_size: int = 1
+    tokenizer: Annotated[str, Option("TOKENIZER")] = ""
+
+    def __post_init__(self) -> None:
+        """Check the batch size.
+
+        Raises:
+            ValueError: it is less than 1.
+        """
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size {self.batch_size}: it must be at least 1")

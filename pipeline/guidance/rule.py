@@ -1,0 +1,75 @@
+"""What the options of guidance are, and the rule that tokens are chosen by; no torch.
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss"]
+UnmappedStrategy = Literal["include", "exclude", "mean"]
+Scope = Literal["row", "microbatch", "group"]
+Aggregation = Literal["mean", "max", "sum"]
+Expectation = Literal["kept", "all"]
+Direction = Literal["reverse", "forward"]
+"""`reverse`: KL(student || teacher). `forward`: KL(teacher || student)."""
+
+RANKED_BY_TEACHER: tuple[Selector, ...] = ("teacher", "teacher_loss")
+"""Selectors that rank by the teacher's losses, and can't do without them."""
+
+
+@dataclass(frozen=True)
+class SelectionRule:
+    """How tokens are chosen; the defaults are the paper's.
+
+    Attributes:
+        selector: what the competing tokens are ranked by, highest first. `teacher`: student loss
+            minus teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
+            student knows; it separates the difference from the teacher's taste. `student_loss`,
+            `student_entropy`: these alone. `random`: a hash of seed, step and position. `full`:
+            every token is kept (plain continual pretraining).
+        keep_fraction: share of the competing tokens to keep; floor(keep_fraction * competing).
+        unmapped: what happens to tokens without guidance (section 6.2). `include`: all are kept
+            beside the top fraction of the mapped tokens. `exclude`: none is kept. `mean`: each
+            takes the average of all teacher token losses of the scope as its guidance and competes
+            with the mapped ones. The strategy holds for every selector but `full`, so selectors
+            differ in nothing but the ranking.
+        scope: the paper's batch, in which the top fraction is counted and *mean* averages: each
+            `row`, the `microbatch` of this process, or the micro-batches of all ranks of a process
+            `group` (data- and context-parallel).
+        seed: of the `random` selector.
+    """
+
+    selector: Selector = "teacher"
+    keep_fraction: float = 0.4
+    unmapped: UnmappedStrategy = "include"
+    scope: Scope = "microbatch"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_choice("selector", self.selector, Selector)
+        check_choice("unmapped", self.unmapped, UnmappedStrategy)
+        check_choice("scope", self.scope, Scope)
+        if not 0.0 <= self.keep_fraction <= 1.0:
+            raise ValueError(
+                f"keep_fraction must lie in 0..1, got {self.keep_fraction}: 40 % is written 0.4"
+            )
+
+    @property
+    def ranks_by_entropy(self) -> bool:
+        """Whether the entropy of each of the student's predictions is needed."""
+        return self.selector == "student_entropy"
+
+
+def check_choice(name: str, value: str, choices: object) -> None:
+    """Refuse a value that its Literal type doesn't list.
+
+    Raises:
+        ValueError: lists the choices.
+    """
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
+
+
+PAPER_RULE = SelectionRule()

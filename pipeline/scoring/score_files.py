@@ -1,0 +1,245 @@
+"""Which teachers' losses lie beside a dataset, and their files."""
+
+from __future__ import annotations
+
+import glob
+import mmap
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import fsspec
+
+from pipeline.dataset.cache import ListedFile, ShardCache
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import find_generation, read_whole
+from pipeline.scoring.contexts import ContextRule
+from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
+from schemas.manifest import ShardRecord
+from schemas.sidecar import (
+    ScoreManifest,
+    ShardLosses,
+    SidecarRecord,
+    decode_score_manifest,
+    decode_sidecar,
+)
+
+SCORE_AGAIN = "run beam_jobs.score again"
+
+
+@dataclass(frozen=True)
+class ScoreFiles:
+    """A score manifest and where its sidecars lie.
+
+    Attributes:
+        location: the folder: a path, or a URL that `fsspec` reads.
+        manifest: what lies there.
+        path: of the manifest.
+    """
+
+    location: str
+    manifest: ScoreManifest
+    path: str
+
+    def sidecar(self, record: SidecarRecord) -> ListedFile:
+        """Return a sidecar as the score manifest describes it; a local url is a plain path."""
+        return ListedFile(f"{self.location}/{record.file}", record.num_bytes, record.sha256)
+
+
+def find_scores(source: str, location: str, *, where: str = "") -> ScoreFiles:
+    """Return the scores that a user names.
+
+    Args:
+        source: path of a score manifest; or, of the scores beside a dataset's shards, what
+            `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
+            fingerprint; "": the only ones there are.
+        location: the dataset's folder.
+        where: of several that differ in their condition only, take those with this one, or else
+            those of all documents.
+
+    Raises:
+        DatasetError: none, or several of that name.
+
+    Example:
+        >>> find_scores("Qwen/Qwen2.5-Math-7B", "aligned").path  # doctest: +SKIP
+        'aligned/teacher-08e924cac34e2837.json'
+    """
+    if source.endswith(".json"):
+        return _read_scores(source)
+    found = list_scores(location)
+    named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
+    if len({replace(scores.manifest.rule, where="").fingerprint for scores in named}) == 1:
+        by_condition = {scores.manifest.rule.where: scores for scores in named}
+        fitting = by_condition.get(where) or by_condition.get("")
+        named = [fitting] if fitting else named
+    if len(named) == 1:
+        return named[0]
+    there = ", ".join(
+        f'{s.manifest.rule.fingerprint[:16]} ("{s.manifest.source}", {_describe(s)})' for s in found
+    )
+    which = f"{len(named)} teachers are named" if named else "no scores are of teacher"
+    raise DatasetError(
+        f'{which} "{source}" in {location}: name one of {there or "none"} by its first '
+        "digits, or run beam_jobs.score first"
+    )
+
+
+def list_scores(location: str) -> list[ScoreFiles]:
+    """Return every teacher's scores that lie beside a dataset's shards.
+
+    Raises:
+        DatasetError: a score manifest is unreadable.
+    """
+    filesystem, path = fsspec.core.url_to_fs(location)
+    found = filesystem.glob(f"{glob.escape(path)}/teacher-*.json")
+    # A store's client would believe this list from now on, also of files that come or change.
+    filesystem.invalidate_cache()
+    names = sorted(name.rsplit("/", 1)[-1] for name in found)
+    return [_read_scores(f"{location}/{name}") for name in names]
+
+
+def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
+    """Return the scores of a dataset's shards, each of which must have been scored.
+
+    Scores of a later generation hold those of an earlier one, whose shards come first, and a
+    generation that leaves documents out has the shards of the one before. Each sidecar names its
+    tar's SHA-256, which is compared where it is read.
+
+    Raises:
+        ForeignLossesError: they are another dataset's, or a shard is missing.
+
+    Example:
+        >>> len(scores_of(scores, dataset).manifest.sidecars) == len(dataset.manifest.shards)
+        True
+    """
+    manifest = dataset.manifest
+    found, wanted = scores.manifest.dataset, manifest.fingerprint
+    if not dataset.has_generation(found):
+        raise ForeignLossesError(
+            f"{scores.path} was made for dataset {found[:16]}…, this is {wanted[:16]}…: "
+            f"{SCORE_AGAIN} on this one"
+        )
+    shards = [shard.file for shard in manifest.shards]
+    sidecars = scores.manifest.sidecars
+    scored = [record.shard for record in sidecars]
+    # What was made for these very shards must list them and no others.
+    own = sidecars if found == wanted else sidecars[: len(shards)]
+    if [record.shard for record in own] != shards:
+        missing = sorted(set(shards) - set(scored))
+        raise ForeignLossesError(
+            f"{scores.path} lists sidecars of {len(scored)} shards, the dataset has {len(shards)}"
+            f"{', ' + missing[0] + ' is missing' if missing else ''}: {SCORE_AGAIN}"
+        )
+    is_whole = not scores.manifest.rule.where
+    for shard, record in zip(manifest.shards, own, strict=True):
+        num_unscored = shard.num_teacher_tokens - record.num_tokens
+        if num_unscored < 0 or (num_unscored and is_whole):
+            raise ForeignLossesError(
+                f"{scores.path} has {record.num_tokens} losses for {shard.file}, which has "
+                f"{shard.num_teacher_tokens} teacher tokens: {SCORE_AGAIN}"
+            )
+    return replace(scores, manifest=replace(scores.manifest, sidecars=own))
+
+
+def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
+    """Return the dataset as it was when it was scored, where it has grown since.
+
+    Raises:
+        DatasetError: that generation's manifest is gone or another.
+
+    Example:
+        >>> scored_generation(scores, dataset).manifest.generation  # doctest: +SKIP
+        0
+    """
+    number = find_generation(dataset.manifest, scores.manifest.dataset)
+    return dataset if number is None else dataset.at_generation(number)
+
+
+def map_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> memoryview:
+    """Return a sidecar's bytes, mapped, or read where they are remote and there is no cache.
+
+    Args:
+        claim: what its score manifest says of it; the size is compared, the hash is not.
+        cache: for remote ones.
+
+    Raises:
+        DamagedShardError: it is missing, or of another size.
+    """
+    is_remote = "://" in claim.url
+    try:
+        if is_remote and cache is None:
+            data = memoryview(read_whole(claim.url))
+            num_bytes = len(data)
+        else:
+            with cache.open(claim) if is_remote and cache else open(claim.url, "rb") as file:
+                num_bytes = file.seek(0, 2)
+                if num_bytes:
+                    data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError as error:
+        raise DamagedShardError(f"{claim.url} is missing: {SCORE_AGAIN}") from error
+    if num_bytes != claim.num_bytes:
+        raise _altered(claim.url)
+    return data
+
+
+def read_sidecar(
+    scores: ScoreFiles, record: SidecarRecord, shard: ShardRecord, cache: ShardCache | None = None
+) -> ShardLosses:
+    """Return the losses of a sidecar, which must be the one that its score manifest names.
+
+    Args:
+        scores: whose it is.
+        record: what the score manifest says of it.
+        shard: that was scored.
+        cache: for remote ones.
+
+    Raises:
+        DamagedShardError: it is missing, or the bytes are others.
+        ForeignLossesError: they are of another teacher or another tar.
+    """
+    claim = scores.sidecar(record)
+    data = map_sidecar(claim, cache)
+    if sha256(data).hexdigest() != record.sha256:
+        raise _altered(claim.url)
+    losses = decode_sidecar(data, where=claim.url)
+    if (losses.teacher, losses.shard_sha256) != (scores.manifest.rule.fingerprint, shard.sha256):
+        raise ForeignLossesError(
+            f"{claim.url} holds losses of teacher {losses.teacher[:16]}… for shard "
+            f"{losses.shard_sha256[:16]}…, not those that {scores.path} names: {SCORE_AGAIN}"
+        )
+    return losses
+
+
+def _read_scores(path: str) -> ScoreFiles:
+    try:
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{path} does not exist: no teacher has scored the dataset to its end; run "
+            "beam_jobs.score, or again to resume it"
+        ) from error
+    location = path.rsplit("/", 1)[0] if "/" in path else "."
+    filesystem, local = fsspec.core.url_to_fs(location)
+    location = local if "file" in filesystem.protocol else location
+    return ScoreFiles(location, decode_score_manifest(data, where=path), path)
+
+
+def _is_named(manifest: ScoreManifest, name: str) -> bool:
+    source = manifest.source.rstrip("/")
+    names = (source, source.rsplit("/", 1)[-1])
+    is_start = len(name) >= 4 and manifest.rule.fingerprint.startswith(name)
+    return name.rstrip("/") in names or is_start
+
+
+def _describe(scores: ScoreFiles) -> str:
+    rule = scores.manifest.rule
+    engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
+    which = f", where {rule.where}" if rule.where else ""
+    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{which}"
+
+
+def _altered(url: str) -> DamagedShardError:
+    return DamagedShardError(
+        f"{url} is not the sidecar that its score manifest names (size or SHA-256 differs): delete "
+        f"it and {SCORE_AGAIN}"
+    )
