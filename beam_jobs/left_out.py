@@ -24,31 +24,14 @@ EXPECTED = frozenset({"overlap", "known_id"})
 
 
 @dataclass
-class LeftOutOfFile:
-    """What is left out of one input file.
-
-    Attributes:
-        source: the file's name in dead letters.
-        first: place in it of the first document that is left out.
-        by_reason: how many documents, by reason.
-    """
-
-    source: str
-    first: str
-    by_reason: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
 class LeftOut:
     """What is left out of the whole input.
 
     Attributes:
-        files: files that lost documents, in the order of their names.
         first_places: where each reason occurs first.
         num_repeated_ids: duplicates whose id was first used in another file.
     """
 
-    files: list[LeftOutOfFile] = field(default_factory=list)
     first_places: dict[str, str] = field(default_factory=dict)
     num_repeated_ids: int = 0
 
@@ -70,15 +53,11 @@ def read_left_out(output: str, manifest: Manifest) -> LeftOut:
     with storage.open_to_read(storage.join(output, manifest.dead_letters.file)) as lines:
         for line in lines:
             letter = orjson.loads(line)
-            source, reason, place = letter["source"], letter["reason"], describe_place(letter)
-            if not left_out.files or left_out.files[-1].source != source:
-                left_out.files.append(LeftOutOfFile(source, place.removeprefix(source).strip()))
-            left_out.files[-1].by_reason[reason] += 1
-            left_out.first_places.setdefault(reason, place)
+            left_out.first_places.setdefault(letter["reason"], describe_place(letter))
             detail = letter["detail"]
             if detail.startswith(DUPLICATE_OF):
                 other = _PLACE.sub("", detail.removeprefix(DUPLICATE_OF))
-                left_out.num_repeated_ids += other != source
+                left_out.num_repeated_ids += other != letter["source"]
     return left_out
 
 

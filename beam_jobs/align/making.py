@@ -30,7 +30,6 @@ from beam_jobs.align.steps import build_pipeline
 from beam_jobs.errors import InputError
 from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (
-    LeftOut,
     count_lost,
     count_reasons,
     read_left_out,
@@ -74,7 +73,7 @@ def make_dataset(attempt: Attempt) -> Manifest:
             return manifest  # nothing new
         seconds = time.monotonic() - attempt.clock
     left_out = read_left_out(output, manifest)
-    run = _describe_run(attempt, manifest, left_out)
+    run = _describe_run(attempt, manifest)
     # Its own figure is by the workers' clocks, which may have been set back meanwhile.
     run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=output, scratch=run_folder)
@@ -215,7 +214,7 @@ def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
     )
 
 
-def _describe_run(attempt: Attempt, manifest: Manifest, left_out: LeftOut) -> RunSummary:
+def _describe_run(attempt: Attempt, manifest: Manifest) -> RunSummary:
     told = read_left_file(storage.join(attempt.run_folder, SUMMARY_FILE))
     sides = {
         side: SideSummary(
@@ -233,5 +232,4 @@ def _describe_run(attempt: Attempt, manifest: Manifest, left_out: LeftOut) -> Ru
         **sides,
         reused_buckets=told["reused_buckets"],
         versions=library_versions(),
-        left_out=left_out,
     )

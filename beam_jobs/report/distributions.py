@@ -20,8 +20,6 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
     """Return a figure of each distribution; without matplotlib its table, and a remark."""
     spans = list(map(int, statistics.span_width_counts))
-    widths = _up_to(len(spans))
-    width_label = "width of the span; 0 = unmapped"
     lengths = [format_short(edge).replace(" ", "") for edge in LENGTH_EDGES]
     figures = [
         _figure(
@@ -33,18 +31,10 @@ def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
         ),
         _figure(
             "Teacher tokens per student token",
-            widths,
+            _up_to(len(spans)),
             {"student": spans},
-            x_label=width_label,
+            x_label="width of the span; 0 = unmapped",
             what="student tokens",
-        ),
-        _figure(
-            "The same, without spans of one",
-            [widths[0], *widths[2:]],
-            {"student": [spans[0], *spans[2:]]},
-            x_label=width_label,
-            what="student tokens",
-            left_out=spans[1],
         ),
         _figure(
             "Bytes per token",
@@ -65,10 +55,9 @@ def _figure(
     *,
     x_label: str,
     what: str,
-    left_out: int = 0,
 ) -> Element:
-    """Return bars, as shares of all that was counted, `left_out` without a bar included."""
-    wholes = {name: sum(counts) + left_out for name, counts in series.items()}
+    """Return bars, as shares of all that was counted."""
+    wholes = {name: sum(counts) for name, counts in series.items()}
     labels, series = _trim(labels, series)
     heading = [x_label, *(cell for name in series for cell in (f"{name} {what}", "share"))]
     body = [[label] for label in labels]

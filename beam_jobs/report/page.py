@@ -1,11 +1,10 @@
 """`report.html`: what an alignment job made, on one self-contained page for people."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from beam_jobs.left_out import LeftOut
 from beam_jobs.report import distributions
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.formatting import (
@@ -19,12 +18,6 @@ from pipeline.drawing.formatting import (
 )
 from pipeline.drawing.web_page import Child, render_page, tag
 from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
-
-OPEN_SHARDS = 20
-"""Longer tables of shards start collapsed."""
-
-MAX_LEFT_OUT_FILES = 50
-"""Files that lost documents and are named; those that lost most."""
 
 _STYLE = """
 header .mono { overflow-wrap: anywhere; }
@@ -79,7 +72,6 @@ class RunSummary:
         teacher: of the teacher's.
         reused_buckets: parts taken over from an interrupted run.
         versions: version of each library that shaped the result.
-        left_out: what is left out, file by file.
     """
 
     runner: str
@@ -90,7 +82,6 @@ class RunSummary:
     teacher: SideSummary
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
-    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def render_report(manifest: Manifest, run: RunSummary) -> str:
@@ -113,11 +104,9 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
         _cards(manifest, run, statistics),
         tag("h2", "Distributions"),
         *distributions.draw_distributions(statistics),
-        tag("h2", "Quality and size"),
-        _quality_tables(manifest, statistics),
+        _quality(statistics),
         tag("h2", "Documents left out"),
         _dead_letters(manifest),
-        *_left_out_by_file(run.left_out),
         tag("h2", "Tokenizers"),
         _tables(
             _panel("student", _tokenizer_facts(manifest.student, run.student), class_="student"),
@@ -146,9 +135,10 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
 def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics) -> Element:
     totals, added = manifest.totals, totals_of(manifest.newest_shards)
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
-    text, stored = totals["num_text_bytes"], _bytes_on_disk(manifest)
+    text = totals["num_text_bytes"]
+    stored = sum(shard.num_bytes + shard.index_num_bytes for shard in manifest.shards)
     speed = added["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
-    unmapped, left_out = _num_unmapped(statistics), manifest.dead_letters.count
+    unmapped, left_out = student - statistics.num_mapped, manifest.dead_letters.count
     seen, shards = added["num_documents"] + left_out, format_plural(len(manifest.shards), "shard")
     if manifest.removed:
         # The report is of what the shards hold: what is left can't be told without reading them.
@@ -181,45 +171,18 @@ def _card(label: str, value: str, note: str) -> Element:
     return tag("div", *children, class_="card")
 
 
-def _num_unmapped(statistics: AlignmentStatistics) -> int:
-    return statistics.num_student_tokens - statistics.num_mapped
-
-
-def _bytes_on_disk(manifest: Manifest) -> int:
-    return sum(shard.num_bytes + shard.index_num_bytes for shard in manifest.shards)
-
-
-def _quality_tables(manifest: Manifest, statistics: AlignmentStatistics) -> Element:
-    totals, unmapped = manifest.totals, _num_unmapped(statistics)
-    text, stored = totals["num_text_bytes"], _bytes_on_disk(manifest)
-    student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
-    quality = {
-        "Byte IoU, mean over mapped tokens": f"{statistics.byte_iou:.4f}",
-        "Byte IoS, mean over mapped tokens": f"{statistics.byte_ios:.4f}",
+def _quality(statistics: AlignmentStatistics) -> Element:
+    facts = {
         "Mapped student tokens": format_count(statistics.num_mapped),
-        "Unmapped student tokens": format_count(unmapped),
-        "Unmapped share": format_share(unmapped, student),
         "Over-wide student tokens": format_count(statistics.num_student_over_wide),
         "Over-wide teacher tokens": format_count(statistics.num_teacher_over_wide),
-        "Teacher / student token ratio": format_ratio(teacher, student),
-    }
-    size = {
-        "Text bytes per student token": format_ratio(text, student),
-        "Text bytes per teacher token": format_ratio(text, teacher),
-        "Student tokens per document": format_ratio(student, totals["num_documents"]),
-        "Bytes on disk, tars": format_count(totals["num_bytes"]),
-        "Bytes on disk, indices": format_count(stored - totals["num_bytes"]),
-        "Bytes on disk per student token": format_ratio(stored, student),
     }
     note = (
         "IoS is 1 whenever the teacher's tokens cover the text without gaps: it says nothing about "
         "precision. IoU does. Over-wide tokens share bytes with a neighbour, where a normaliser "
         "reordered the text or made several tokens of a character."
     )
-    return _tables(
-        _panel(None, _facts(quality, kind="number"), tag("p", note, class_="soft small")),
-        _panel(None, _facts(size, kind="number")),
-    )
+    return _panel(None, _facts(facts, kind="number"), tag("p", note, class_="soft small"))
 
 
 def _dead_letters(manifest: Manifest) -> Element:
@@ -233,29 +196,9 @@ def _dead_letters(manifest: Manifest) -> Element:
     ]
     return _panel(
         None,
-        _table(["reason", "documents", "share"], rows, num_text_columns=1),
+        _table(["reason", "documents", "share"], rows),
         tag("p", "Each is named in ", tag("code", letters.file), ".", class_="soft small"),
     )
-
-
-def _left_out_by_file(left_out: LeftOut) -> Iterable[Element]:
-    if not left_out.files:
-        return
-    ranked = sorted(left_out.files, key=lambda file: (-file.by_reason.total(), file.source))
-    rows = [
-        [
-            file.source,
-            ", ".join(f"{name} {format_count(n)}" for name, n in sorted(file.by_reason.items())),
-            file.first,
-            format_count(file.by_reason.total()),
-        ]
-        for file in ranked[:MAX_LEFT_OUT_FILES]
-    ]
-    heading = ["file", "reasons", "first place", "documents"]
-    rest = len(ranked) - len(rows)
-    note = f"and {format_plural(rest, 'more file')}" if rest else ""
-    table = _table(heading, rows, num_text_columns=2)
-    yield _panel("By file", table, tag("p", note, class_="soft small"))
 
 
 def _tokenizer_facts(record: TokenizerRecord, side: SideSummary) -> Element:
@@ -284,13 +227,9 @@ def _special(token_id: int | None, added: bool) -> str:
 
 
 def _run_tables(manifest: Manifest, run: RunSummary) -> Element:
-    totals, seconds = manifest.totals, max(run.elapsed_seconds, 1e-9)
     facts = {
         "Runner": run.runner,
         "Wall time": format_duration(run.elapsed_seconds),
-        "Student tokens per second": format_short(totals["num_student_tokens"] / seconds),
-        "Teacher tokens per second": format_short(totals["num_teacher_tokens"] / seconds),
-        "Text per second": format_bytes(totals["num_text_bytes"] / seconds),
         "Input": f"{format_plural(run.num_input_files, 'file')}, {format_bytes(run.input_bytes)}",
         "Parts reused from an earlier run": format_count(run.reused_buckets),
         **dict(sorted(run.versions.items())),
@@ -317,11 +256,8 @@ def _shards(shards: Sequence[ShardRecord]) -> Element:
         ]
         for shard in shards
     ]
-    table = _table(heading, rows, num_text_columns=1)
-    if len(shards) <= OPEN_SHARDS:
-        return _panel(None, table)
     summary = tag("summary", format_plural(len(shards), "shard"))
-    return _panel(None, tag("details", summary, table))
+    return _panel(None, tag("details", summary, _table(heading, rows)))
 
 
 def _tables(*panels: Element) -> Element:
@@ -341,11 +277,12 @@ def _facts(facts: Mapping[str, Child], *, kind: str = "fact") -> Element:
     return tag("table", tag("tbody", *rows))
 
 
-def _table(heading: list[str], rows: list[list[str]], *, num_text_columns: int) -> Element:
+def _table(heading: list[str], rows: list[list[str]]) -> Element:
+    """Return a table of a text and numbers."""
+
     def row(cells: list[str], kind: str) -> Element:
-        classes = ["fact"] * num_text_columns + ["number"] * (len(cells) - num_text_columns)
-        pairs = zip(cells, classes, strict=True)
-        return tag("tr", *(tag(kind, cell, class_=name) for cell, name in pairs))
+        numbers = (tag(kind, cell, class_="number") for cell in cells[1:])
+        return tag("tr", tag(kind, cells[0], class_="fact"), *numbers)
 
     body = tag("tbody", *(row(cells, "td") for cells in rows))
     table = tag("table", tag("thead", row(heading, "th")), body)

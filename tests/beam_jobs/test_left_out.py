@@ -1,8 +1,6 @@
 """A job that leaves out more than it may: its own exit status, and a sentence that helps."""
 
 import argparse
-import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,21 +64,6 @@ def test_everything_lost_is_not_success_and_few_losses_are(
     path.write_bytes(b"".join([*(json_line(n, f"text {n}") for n in range(99)), b"{\n"]))
     assert main(arguments(tmp_path / "corpus", tmp_path / "out")) == 0
     assert main(arguments(tmp_path / "corpus", tmp_path / "out", "--max-dead-letters=0")) == 3
-
-
-def test_the_report_sums_up_what_is_left_out_by_file(tmp_path: Path) -> None:
-    folder = numbered_files(tmp_path / "corpus", num_files=3)
-    with (folder / "in" / "part-2.jsonl").open("ab") as file:
-        file.write(b"{\n")
-    assert main(arguments(folder, tmp_path / "out")) == 3
-    page = (tmp_path / "out" / "report.html").read_text("utf-8")
-    assert page.index("part-2.jsonl") < page.index("part-1.jsonl")
-    assert "bad_json 1, duplicate_id 25" in page
-    letters = (tmp_path / "out" / "dead_letters.jsonl").read_text().splitlines()
-    assert Counter(json.loads(line)["source"] for line in letters) == {
-        "part-1.jsonl": 25,
-        "part-2.jsonl": 26,
-    }
 
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0", 0), ("1", 1)])

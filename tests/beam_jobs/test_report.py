@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.report.page import OPEN_SHARDS, RunSummary, SideSummary, render_report
+from beam_jobs.report.page import RunSummary, SideSummary, render_report
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.charts import NOT_DRAWN
 from pipeline.drawing.formatting import format_count
-from schemas.manifest import DeadLetterRecord, Manifest, ShardRecord
+from schemas.manifest import DeadLetterRecord, Manifest
 from tests.support.datasets import build_dataset
 
 HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x00\ud800"
@@ -69,11 +69,9 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         *(format_count(count) for count in totals.values()),
         manifest.fingerprint,
         f"{teacher / student:.3f}",
-        f"{statistics.byte_iou:.4f}",
-        f"{statistics.byte_ios:.4f}",
+        f"{statistics.byte_iou:.3f}",
+        f"{statistics.byte_ios:.3f}",
         format_count(statistics.num_mapped),
-        f"{totals['num_text_bytes'] / student:,.3f}",
-        f"{totals['num_text_bytes'] / teacher:,.3f}",
         f"{on_disk / student:,.3f} B / student token",
         manifest.student.sha256,
         manifest.teacher.sha256,
@@ -93,20 +91,22 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         *(shard.file for shard in manifest.shards),
     }
     assert {figure for figure in expected if figure not in text} == set()
-    assert len(expected) > 25
 
 
-def require_every_count(html: str, manifest: Manifest) -> None:
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_histograms_are_drawn_and_tabled_in_full(
+    manifest: Manifest, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without matplotlib there are tables and a remark."""
+    if not is_drawn:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    html = render_report(manifest, RUN)
+    assert Page(html).tags.count("svg") == 3 * is_drawn
+    assert html.count(NOT_DRAWN) == (not is_drawn)
     for name in ("span_width_counts", "student_token_bytes_counts", "teacher_length_counts"):
         counts = [count for count in manifest.statistics[name] if count]
         assert counts
         assert [c for c in counts if f">{format_count(c)}</td>" not in html] == []
-
-
-def test_histograms_are_drawn_and_tabled_in_full(manifest: Manifest) -> None:
-    html = render_report(manifest, RUN)
-    assert Page(html).tags.count("svg") == 4
-    require_every_count(html, manifest)
 
 
 def test_the_page_is_self_contained(manifest: Manifest) -> None:
@@ -140,15 +140,6 @@ def test_hostile_text_stays_text(manifest: Manifest) -> None:
     assert "\x00" not in html
 
 
-def test_a_long_table_of_shards_starts_collapsed(manifest: Manifest) -> None:
-    def page(num_shards: int) -> str:
-        shards: tuple[ShardRecord, ...] = manifest.shards[:1] * num_shards
-        return render_report(replace(manifest, shards=shards), RUN)
-
-    assert f"<summary>{OPEN_SHARDS + 1} shards</summary>" in page(OPEN_SHARDS + 1)
-    assert f"<summary>{OPEN_SHARDS} shards</summary>" not in page(OPEN_SHARDS)
-
-
 def test_a_dataset_without_documents(tmp_path: Path) -> None:
     manifest = build_dataset(tmp_path, [("only", "")], num_shards=1, dead_letters=())
     empty = replace(manifest, shards=(), statistics=AlignmentStatistics.empty().to_json())
@@ -156,13 +147,3 @@ def test_a_dataset_without_documents(tmp_path: Path) -> None:
         text = Page(render_report(one, RUN)).text
         assert "None: every document of the input is in a shard." in text
         assert "nan" not in text
-
-
-def test_without_matplotlib_tables_and_a_remark(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    html = render_report(manifest, RUN)
-    assert "svg" not in Page(html).tags
-    assert html.count(NOT_DRAWN) == 1
-    require_every_count(html, manifest)
