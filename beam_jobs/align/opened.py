@@ -140,7 +140,7 @@ def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Toke
         record = getattr(model.manifest, side)
         stored = replace(model.stored_tokenizer(record), special_strings=strings, fast=fast)
         tokenizer = load_stored(replace(stored, versions=()))  # tried here: it encodes
-        tokenizer.file = replace(tokenizer.file, source=record.source)
+        tokenizer.source = record.source  # not the copy, which is elsewhere in each dataset
     else:
         raise OptionsError(
             f"--{side} is not given: name the {side}'s tokenizer; only a dataset brings its own"

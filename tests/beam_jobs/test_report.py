@@ -66,7 +66,7 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
     on_disk = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
     expected = {
-        *(format_count(count) for count in totals.values()),
+        *(format_count(count) for name, count in totals.items() if name != "num_bytes"),
         manifest.fingerprint,
         f"{teacher / student:.3f}",
         f"{statistics.byte_iou:.3f}",

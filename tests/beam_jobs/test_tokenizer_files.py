@@ -18,7 +18,7 @@ def test_a_proven_tokenizer_tries_nothing_and_gives_the_same(
 ) -> None:
     expected = load_tokenizer(source).tokenize_batch(TEXTS)
     monkeypatch.setattr(Tokenizer, "check_fast_path", None)  # fails where it is called
-    monkeypatch.setattr(Tokenizer, "_require_usable", None)
+    monkeypatch.setattr("pipeline.tokenization.tokenizer.require_usable", None)
     tokenizer = load_tokenizer(source, proven=True)
     assert tokenizer.fast
     found = tokenizer.tokenize_batch(TEXTS)
