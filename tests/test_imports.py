@@ -71,13 +71,13 @@ ALLOWED = {
     "megatron_plugin": "vocag_cli pipeline.models pipeline.training.method"
     " pipeline.training.methods megatron_plugin.models megatron_plugin.teacher"
     " megatron_plugin.student"
-    " pipeline.streaming pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
+    " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
     " pipeline.models.teacher_files",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"
-    " pipeline.models pipeline.scoring pipeline.packing pipeline.dataset pipeline.guidance",
+    " pipeline.models pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.student": "megatron_plugin.teacher megatron_plugin.models pipeline.models.fit"
     " megatron_plugin.checks megatron_plugin.bridge megatron_plugin.worlds"
     " megatron_plugin.upstream megatron_plugin.arguments"

@@ -15,27 +15,16 @@ from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.upstream import parallel_state
 
 
-def replica_group() -> dist.ProcessGroup:
-    """Return the ranks that hold this rank's copy together."""
-    group: dist.ProcessGroup = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-    return group
-
-
 def replica_ranks() -> list[int]:
-    """Return the ranks of `replica_group`, ascending; the last one has the losses."""
-    return dist.get_process_group_ranks(replica_group())
+    """Return the ranks that hold this rank's copy together, ascending; the last has the losses."""
+    group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    return dist.get_process_group_ranks(group)
 
 
 def replica_index() -> int:
     """Return the number of this rank's copy."""
     index: int = parallel_state.get_data_parallel_rank() // _num_expert_ranks()
     return index
-
-
-def num_replicas() -> int:
-    """Return the copies on all ranks."""
-    number: int = parallel_state.get_data_parallel_world_size() // _num_expert_ranks()
-    return number
 
 
 def own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:

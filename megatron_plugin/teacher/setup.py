@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
-
 import torch
-from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
-from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
+from megatron_plugin.upstream import parallel_state
 from pipeline.models.probe import probe_tokens, require_trained
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import Convention
-
-logger = logging.getLogger(__name__)
-
-
-def start_ranks(
-    options: TeacherOptions,
-    backend: str,
-    timeout: timedelta,
-    *,
-    place: Mapping[str, Any] | None = None,
-) -> None:
-    """Start the process groups of ranks that are all a teacher's.
-
-    Args:
-        options: its parallelism.
-        backend: by which its ranks exchange tensors.
-        timeout: of what they do together.
-        place: store, rank and world size of this process (default: those of torchrun).
-    """
-    # Both worlds may share one device, to measure or to try.
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    dist.init_process_group(backend, timeout=timeout, **(place or {}))
-    parallel_state.initialize_model_parallel(
-        options.tensor_model_parallel_size,
-        options.pipeline_model_parallel_size,
-        expert_model_parallel_size=options.expert_model_parallel_size,
-    )
-    model_parallel_cuda_manual_seed(1)  # Megatron's layers ask for one; nothing here is random
 
 
 def load_teacher(
@@ -55,7 +20,6 @@ def load_teacher(
     *,
     seq_length: int,
     allow_untrained: bool,
-    accepted_by: str = "--vocag-allow-untrained-teacher",
 ) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
@@ -64,7 +28,6 @@ def load_teacher(
         opened: what the run reads; a dataset's own copy of the tokenizer reads the probe text.
         seq_length: teacher tokens per row.
         allow_untrained: accept a teacher that predicts no better than chance.
-        accepted_by: the command's option that accepts an untrained teacher.
 
     Raises:
         ValueError: it doesn't fit the dataset or these ranks.
@@ -86,7 +49,8 @@ def load_teacher(
     if not allow_untrained:
         mean = teacher.mean_loss(_probe_row(opened))
         if mean is not None:
-            require_trained(mean, weights.shape.vocab_size, accepted_by=accepted_by)
+            option = "--vocag-allow-untrained-teacher"
+            require_trained(mean, weights.shape.vocab_size, accepted_by=option)
     return teacher
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from argparse import Namespace
 from datetime import timedelta
@@ -13,11 +14,12 @@ import torch
 from torch import distributed as dist
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.teacher.replica import replica_index, replica_ranks
-from megatron_plugin.teacher.setup import load_teacher, start_ranks
+from megatron_plugin.teacher.setup import load_teacher
+from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
 from megatron_plugin.worlds import World
 from pipeline.packing.opening import OpenedRun
 
@@ -37,12 +39,7 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
     if args.exit_signal_handler:
         # The student finishes its step and saves; it needs losses until then, and ends us.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_ranks(
-        options.teacher,
-        args.distributed_backend,
-        timedelta(minutes=args.distributed_timeout_minutes),
-        place={"store": world.store, "rank": world.rank, "world_size": world.size},
-    )
+    _start_ranks(options.teacher, world, args)
     teacher = load_teacher(
         options.teacher,
         opened,
@@ -62,6 +59,24 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
     logger.info("teacher rank %d scored %d rows", world.rank, num_rows)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None:
+    # Both worlds may share one device, to measure or to try.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group(
+        args.distributed_backend,
+        timeout=timedelta(minutes=args.distributed_timeout_minutes),
+        store=world.store,
+        rank=world.rank,
+        world_size=world.size,
+    )
+    parallel_state.initialize_model_parallel(
+        teacher.tensor_model_parallel_size,
+        teacher.pipeline_model_parallel_size,
+        expert_model_parallel_size=teacher.expert_model_parallel_size,
+    )
+    model_parallel_cuda_manual_seed(1)  # Megatron's layers ask for one; nothing here is random
 
 
 def _student_replicas(args: Namespace, world: World) -> int:
