@@ -17,7 +17,6 @@ from vocag_cli import options
 from vocag_cli.options import ModelSource, Option
 
 _PREFIX = "vocag_"
-_WEEK_MINUTES = 7 * 24 * 60
 _GROUPS = {
     "vocag_data": "vocag: data and student",
     "vocag_teacher": "vocag: teacher",
@@ -50,7 +49,6 @@ class TeacherOptions:
         expert_model_parallel_size: expert-parallel ranks of each copy of the teacher.
         micro_batch_size: rows per forward pass of the teacher.
         dtype: of the teacher's weights.
-        timeout_minutes: minutes that the student waits for losses before the job ends.
     """
 
     name: Annotated[str, Option("MODEL", form="itself")] = ""
@@ -60,7 +58,6 @@ class TeacherOptions:
     expert_model_parallel_size: int = 1
     micro_batch_size: int = 1
     dtype: Dtype = "bfloat16"
-    timeout_minutes: float = 10.0
 
     @property
     def num_replicas(self) -> int:
@@ -82,11 +79,6 @@ class TeacherOptions:
         for name in (*sizes, "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"the teacher's {name} is {getattr(self, name)}, below 1")
-        if not 0 < self.timeout_minutes <= _WEEK_MINUTES:
-            raise ArgumentError(
-                f"--vocag-teacher-timeout-minutes {self.timeout_minutes:g} isn't above 0 and at "
-                f"most {_WEEK_MINUTES}, a week"
-            )
         ranks = self.ranks_of_replica
         if self.world_size % ranks:
             raise ArgumentError(

@@ -132,16 +132,16 @@ class StudentBridge:
     """The student's end: asks ahead, takes replies in the order of the requests."""
 
     def __init__(
-        self, store: dist.Store, pairing: Pairing, *, replica: int, timeout_minutes: float
+        self, store: dist.Store, pairing: Pairing, *, replica: int, timeout: timedelta
     ) -> None:
         """Connect; returns when every teacher replica that serves this one has."""
-        self._timeout = timedelta(minutes=timeout_minutes)
+        self._timeout = timeout
         self._replica = replica
         served_by = pairing.teachers_of(replica)
         self._links = []
         for teacher in served_by:
             what = f"student replica {replica} waited to connect to teacher replica {teacher};"
-            with peer("the teacher", what):
+            with _peer("the teacher", what):
                 link = _Link(store, student=replica, teacher=teacher, end="student")
             self._links.append(link)
         ranks = [store.get(_rank_key(t)).decode() for t in served_by]
@@ -157,7 +157,7 @@ class StudentBridge:
         return len(self._links)
 
     def _peer(self, what: str) -> AbstractContextManager[None]:
-        return peer("the teacher", f"student replica {self._replica} {what} {self._names};")
+        return _peer("the teacher", f"student replica {self._replica} {what} {self._names};")
 
     def request(self, rows: TeacherRows) -> PendingReply:
         """Ask for losses; returns at once."""
@@ -213,7 +213,7 @@ class TeacherBridge:
         self._links: dict[int, _Link] = {}
         for student in pairing.students_of(replica):
             what = f"teacher replica {replica} waited for student replica {student} to connect;"
-            with peer("the student", what):
+            with _peer("the student", what):
                 link = _Link(store, student=student, teacher=replica, end="teacher")
             self._links[student] = link
         self._asking: list[int] = []
@@ -226,7 +226,7 @@ class TeacherBridge:
         """
         requests, self._asking = [], []
         for student, link in list(self._links.items()):
-            with peer("the student", f"the teacher waited for student replica {student};"):
+            with _peer("the student", f"the teacher waited for student replica {student};"):
                 header = torch.empty(4, dtype=torch.int64)
                 link.receive(header, _HEADER).wait(IDLE_TIMEOUT)
                 kind, num_rows, places, bounds = header.tolist()
@@ -243,7 +243,7 @@ class TeacherBridge:
         """Answer the requests that `receive` gave, in their order, each with its rows' losses."""
         for student, losses in zip(self._asking, replies, strict=True):
             message = losses.contiguous().cpu()
-            with peer("the student", f"the teacher answered student replica {student};"):
+            with _peer("the student", f"the teacher answered student replica {student};"):
                 self._links[student].send(message, _REPLY).wait(IDLE_TIMEOUT)
 
 
@@ -252,7 +252,7 @@ def _rank_key(teacher: int) -> str:
 
 
 @contextmanager
-def peer(name: str, what: str) -> Iterator[None]:
+def _peer(name: str, what: str) -> Iterator[None]:
     """Turn gloo's errors into ours, after torchrun has had time to report the cause.
 
     Args:
@@ -269,5 +269,5 @@ def peer(name: str, what: str) -> Iterator[None]:
         time.sleep(_GRACE_SECONDS)
         raise BridgeError(
             f"{name} doesn't answer over the bridge: {what} {error}; the messages of {name}'s own "
-            "ranks say why; raise --vocag-teacher-timeout-minutes if it was only slow"
+            "ranks say why; raise --distributed-timeout-minutes if it was only slow"
         ) from error

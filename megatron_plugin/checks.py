@@ -24,6 +24,7 @@ _UNSUPPORTED = (
     ("attention_dropout", 0, "the packed attention has no dropout"),
     ("rampup_batch_size", None, "steps of changing size would break the exact resume"),
     ("step_batch_size_schedule", None, "steps of changing size would break the exact resume"),
+    ("iterations_to_skip", [], "every row is learned from in its turn"),
     ("full_validation", False, "validation reads --eval-iters steps"),
     ("multiple_validation_sets", False, "one --vocag-validation-data is read"),
     ("data_path", None, "--vocag-data is what is read"),

@@ -3,8 +3,8 @@
 Megatron-Core promises little: the names below have moved, changed their parameters or been
 deprecated between releases. `tests/megatron_plugin/test_upstream.py` says what another version has
 changed of them, and of how we call them; docs/megatron.md says what was found, and what is planned.
-Three more are attributes that we replace: `training.get_forward_backward_func`,
-`training.dummy_train_step` and `dataset_utils.compile_helpers`.
+Two more are attributes that we replace: `training.get_forward_backward_func` and
+`dataset_utils.compile_helpers`.
 """
 
 # Which ranks share what. Its functions are found by their use, as `parallel_state.NAME`.
@@ -16,14 +16,12 @@ from megatron.core.enums import ModelType
 # Models: what GPTModel is made of, and where our attention and norms go in.
 from megatron.core.models.gpt.gpt_layer_specs import TransformerLayerSubmodules
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel.schedules import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.attention import SelfAttentionSubmodules

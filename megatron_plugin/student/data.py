@@ -10,11 +10,11 @@ import torch
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.bridge import StudentBridge
 from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import MicroBatch, micro_batch
 from megatron_plugin.student.guide import Guide
-from megatron_plugin.student.meeting import meet_before_steps
-from megatron_plugin.student.requests import Connection, GuidedBatches, computes_loss
+from megatron_plugin.student.requests import GuidedBatches, computes_loss
 from megatron_plugin.upstream import parallel_state
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
@@ -72,14 +72,14 @@ class StudentData:
         return self._training
 
     def training_batches(
-        self, args: Namespace, num_samples: int, connection: Connection | None, vp_stage: int | None
+        self, args: Namespace, num_samples: int, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch]:
         """Return micro-batches from where the run stands to its last sample.
 
         Args:
             args: Megatron's.
             num_samples: of the run.
-            connection: to the teacher's world; None where it has none.
+            bridge: of a leader to the teacher's world; None on other ranks.
             vp_stage: of the model chunk that reads them.
         """
         batches = _load_micro_batches(
@@ -90,10 +90,10 @@ class StudentData:
             num_workers=args.num_workers,
         )
         per_step = checks.step_sizes(args).training
-        return self._guided(batches, per_step, _TRAINING_LOOKAHEAD, connection, vp_stage)
+        return self._guided(batches, per_step, _TRAINING_LOOKAHEAD, bridge, vp_stage)
 
     def validation_batches(
-        self, args: Namespace, connection: Connection | None, vp_stage: int | None
+        self, args: Namespace, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch] | None:
         """Return endless micro-batches to validate on, None where nothing is validated."""
         if self._held_out is None:
@@ -108,7 +108,7 @@ class StudentData:
             of_validation=True,
         )
         per_step = checks.step_sizes(args).validation
-        return self._guided(batches, per_step, _VALIDATION_LOOKAHEAD, connection, vp_stage)
+        return self._guided(batches, per_step, _VALIDATION_LOOKAHEAD, bridge, vp_stage)
 
     def drain(self) -> None:
         """Take the replies that are still on their way, so that the bridge can be closed."""
@@ -163,29 +163,23 @@ class StudentData:
         batches: Iterator[MicroBatch],
         num_microbatches: int,
         lookahead: int,
-        connection: Connection | None,
+        bridge: StudentBridge | None,
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
         """Give micro-batches their losses, stored or asked for; a colocated teacher does later."""
-        if self._options.stored_losses is not None and computes_loss(vp_stage):
-            return map(self.guide.by_stored, batches)
-        if connection is None:
-            return batches
-        if not computes_loss():
-            first = vp_stage in (None, 0)  # one chunk's batches wait for all of the rank's
-            if not first:
-                return batches
-            return meet_before_steps(batches, connection.meeting, num_microbatches)
         if not computes_loss(vp_stage):
+            return batches
+        if self._options.stored_losses is not None:
+            return map(self.guide.by_stored, batches)
+        if not self._options.teacher.world_size:
             return batches
         asking = GuidedBatches(
             batches,
-            connection.bridge,
+            bridge,
             num_microbatches=num_microbatches,
             guide=self.guide,
             group=parallel_state.get_tensor_and_context_parallel_group(),
             lookahead=lookahead,
-            meet=connection.meeting.wait,
         )
         self._asking.append(asking)
         return asking

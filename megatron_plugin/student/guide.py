@@ -8,16 +8,20 @@ starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
-from megatron_plugin.student.steps import read_steps_ahead
 from megatron_plugin.teacher.model import Teacher
+from megatron_plugin.upstream import training
 from pipeline.guidance import Aggregation, NonFiniteLossError, aggregate_teacher_losses
+
+Batches = Iterator[MicroBatch]
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,27 @@ class Guide:
 
 
 def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
-    """Let a teacher score each step's micro-batches in one forward-only pass over all ranks."""
+    """Let a teacher score each step's micro-batches in one forward-only pass over all ranks.
 
-    def score(batches: list[MicroBatch]) -> list[MicroBatch]:
-        start = time.perf_counter()
-        losses = teacher.score(teacher_rows(batches))
-        if losses is None:
-            return batches
-        return guide.by_teacher(batches, losses, waited_seconds=time.perf_counter() - start)
+    Megatron reads a micro-batch when its forward pass starts, on later pipeline stages after the
+    first has computed, and has no hook before: `training.get_forward_backward_func` is wrapped.
+    """
+    original = training.get_forward_backward_func
 
-    read_steps_ahead(score)
+    def wrapped(*given: Any, **named: Any) -> Callable[..., Any]:
+        schedule = original(*given, **named)
+
+        def run(*, data_iterator: Batches, num_microbatches: int, **others: Any) -> Any:
+            batches = list(islice(data_iterator, num_microbatches))
+            start = time.perf_counter()
+            losses = teacher.score(teacher_rows(batches))
+            if losses is not None:
+                waited = time.perf_counter() - start
+                batches = guide.by_teacher(batches, losses, waited_seconds=waited)
+            return schedule(
+                data_iterator=iter(batches), num_microbatches=num_microbatches, **others
+            )
+
+        return run
+
+    training.get_forward_backward_func = wrapped

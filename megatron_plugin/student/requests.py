@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from datetime import timedelta
 from itertools import islice
 
 import torch
@@ -17,25 +17,13 @@ from megatron_plugin.arguments import TeacherOptions
 from megatron_plugin.bridge import START_TIMEOUT, Pairing, PendingReply, StudentBridge
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.student.guide import Guide
-from megatron_plugin.student.meeting import StudentMeeting
-from megatron_plugin.student.steps import read_steps_ahead
 from megatron_plugin.upstream import parallel_state
 
-
-@dataclass(frozen=True)
-class Connection:
-    """A student rank's way to the teacher's world.
-
-    Attributes:
-        meeting: where all ranks wait for a step's losses.
-        bridge: of a replica's leader, which asks; None on the other ranks.
-    """
-
-    meeting: StudentMeeting
-    bridge: StudentBridge | None
+# Of Megatron's own timeout: the leader, who can say why, ends before ranks that wait for it.
+_PATIENCE = 0.8
 
 
-def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Connection:
+def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> StudentBridge | None:
     """Connect the leaders with the teacher; all ranks call, and wait until they are.
 
     Args:
@@ -43,15 +31,12 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Conn
         args: Megatron's.
         store: what both worlds see.
 
+    Returns:
+        The bridge of a replica's leader, which asks; None on the other ranks.
+
     Raises:
         BridgeError: the teacher's world does not answer.
     """
-    meeting = StudentMeeting(
-        store,
-        teacher_minutes=teacher.timeout_minutes,
-        distributed_minutes=args.distributed_timeout_minutes,
-    )
-    read_steps_ahead()
     replicas, bridge = range(args.data_parallel_size), None
     if computes_loss() and parallel_state.get_tensor_and_context_parallel_rank() == 0:
         replica = parallel_state.get_data_parallel_rank()
@@ -59,12 +44,12 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Conn
             store,
             Pairing(len(replicas), teacher.num_replicas),
             replica=replica,
-            timeout_minutes=teacher.timeout_minutes,
+            timeout=timedelta(minutes=_PATIENCE * args.distributed_timeout_minutes),
         )
         store.set(f"connected/{replica}", "")
     # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.
     store.wait([f"connected/{replica}" for replica in replicas], 2 * START_TIMEOUT)
-    return Connection(meeting, bridge)
+    return bridge
 
 
 def computes_loss(vp_stage: int | None = None) -> bool:
@@ -91,7 +76,6 @@ class GuidedBatches(Iterator[MicroBatch]):
         guide: Guide,
         group: dist.ProcessGroup,
         lookahead: int,
-        meet: Callable[[], None] = lambda: None,
     ) -> None:
         """Start without asking anything.
 
@@ -102,7 +86,6 @@ class GuidedBatches(Iterator[MicroBatch]):
             guide: puts the losses into the micro-batches.
             group: the tensor- and context-parallel ranks that share these rows.
             lookahead: steps requested beyond the one that is computed.
-            meet: returns when all of the student's ranks are here.
         """
         self._batches = batches
         self._bridge = bridge
@@ -110,7 +93,6 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._guide = guide
         self._group = group
         self._lookahead = lookahead
-        self._meet = meet
         self._asked: deque[tuple[list[MicroBatch], PendingReply | None]] = deque()
         self._ready: deque[MicroBatch] = deque()
 
@@ -157,8 +139,6 @@ class GuidedBatches(Iterator[MicroBatch]):
             losses = torch.empty(sum(len(batch.tokens) for batch in step), places, device=device)
         else:
             losses = pending.wait().to(device)
-        # Before the broadcast, whose timeout is Megatron's.
-        self._meet()
         if self._group.size() > 1:
             dist.broadcast(losses, dist.get_global_rank(self._group, 0), group=self._group)
         return losses

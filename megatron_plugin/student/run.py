@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,17 +15,16 @@ from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.bridge import StudentBridge
 from megatron_plugin.models.arguments import config_of_arguments, require_model
 from megatron_plugin.models.build import load_model, packed_layer_spec
 from megatron_plugin.models.weights import Weights, open_weights
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.student.data import StudentData
 from megatron_plugin.student.forward_step import StepRules, run_forward_step
-from megatron_plugin.student.full_disks import explain_full_disks
 from megatron_plugin.student.guide import score_steps_ahead
-from megatron_plugin.student.requests import Connection, connect
+from megatron_plugin.student.requests import connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
-from megatron_plugin.student.steps import take_over_skipping
 from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.upstream import (
     get_args,
@@ -75,9 +73,8 @@ class StudentRun:
         self._checkpoint = checkpoint
         self._weights: Weights | None = None
         self._rules: StepRules | None = None
-        self._written: list[str | Path | None] = [options.cache_folder]
         self._data = StudentData(options, opened)
-        self._connection: Connection | None = None
+        self._bridge: StudentBridge | None = None
         self._is_started = False
         self.store = world.store
         self.argument_defaults = {
@@ -100,7 +97,6 @@ class StudentRun:
             ValueError: what can't work, with the remedy.
         """
         options = self._options
-        self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options, self._opened.manifest)
         if options.teacher.name:
             checks.require_service(args, options.teacher)
@@ -112,7 +108,6 @@ class StudentRun:
             self._weights = self._open_student(args, options.student)
             vocab_size = self._weights.shape.vocab_size
             config.pre_wrap_hooks.append(self._load_student)
-        take_over_skipping()
         args.vocag_model_config = (
             self._weights.shape.config if self._weights else config_of_arguments(args, vocab_size)
         )
@@ -143,14 +138,9 @@ class StudentRun:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         # Megatron ends a run by sys.exit on --exit-interval, --exit-duration and SIGTERM.
         if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._end_teacher()
-        elif isinstance(error, Exception):
-            explain_full_disks(error, self._written)
-
-    def _end_teacher(self) -> None:
-        self._data.drain()
-        if self._connection is not None and self._connection.bridge is not None:
-            self._connection.bridge.close()
+            self._data.drain()
+            if self._bridge is not None:
+                self._bridge.close()
 
     def _open_student(self, args: Namespace, source: str) -> Weights:
         weights = open_weights(source)
@@ -173,8 +163,8 @@ class StudentRun:
             self._take_up_run(args, self._data.training_rows(args))
             self._start_teacher(args)
             self._is_started = True
-        train = self._data.training_batches(args, num_samples[0], self._connection, vp_stage)
-        return train, self._data.validation_batches(args, self._connection, vp_stage), None
+        train = self._data.training_batches(args, num_samples[0], self._bridge, vp_stage)
+        return train, self._data.validation_batches(args, self._bridge, vp_stage), None
 
     def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
         """Note in the arguments, which every checkpoint keeps, what the run is made of."""
@@ -213,7 +203,7 @@ class StudentRun:
         options = self._options
         if options.teacher.world_size:
             assert self._world.bridge_store is not None
-            self._connection = connect(options.teacher, args, self._world.bridge_store)
+            self._bridge = connect(options.teacher, args, self._world.bridge_store)
         elif options.teacher.name:
             teacher = load_teacher(
                 options.teacher,

@@ -46,7 +46,7 @@ def serve(store, pairing, replica):
 
 def ask(store, pairing, replica, num_steps):
     """Ask two steps ahead; check the order of the replies."""
-    bridge = StudentBridge(store, pairing, replica=replica, timeout_minutes=5)
+    bridge = StudentBridge(store, pairing, replica=replica, timeout=timedelta(minutes=5))
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
     for each, answer in zip(rows, pending, strict=True):
@@ -98,7 +98,7 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
 
     with ThreadPoolExecutor(1) as pool:
         silent = pool.submit(stay_silent)
-        bridge = StudentBridge(store, pairing, replica=0, timeout_minutes=0.02)
+        bridge = StudentBridge(store, pairing, replica=0, timeout=timedelta(seconds=1))
         with pytest.raises(BridgeError, match="the teacher doesn't answer over the bridge"):
             bridge.request(make_rows(0, 2)).wait()
         done.set()

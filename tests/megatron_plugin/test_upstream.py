@@ -48,7 +48,7 @@ def test_what_has_changed_is_named(monkeypatch):
     block = sys.modules[names["TransformerBlockSubmodules"].__module__]
     mappings = sys.modules[names["gather_from_sequence_parallel_region"].__module__]
     monkeypatch.delattr(names["parallel_state"], "get_context_parallel_rank")
-    monkeypatch.delattr(names["training"], "dummy_train_step")
+    monkeypatch.delattr(names["training"], "get_forward_backward_func")
     monkeypatch.delattr(block, "get_num_layers_to_build")
     monkeypatch.setattr(mappings, "gather_from_sequence_parallel_region", gather)
     called, moved, state, replaced = upstream_report.all_changes()
@@ -56,4 +56,4 @@ def test_what_has_changed_is_named(monkeypatch):
     assert "'group'" in called
     assert "transformer_block.get_num_layers_to_build can't be imported" in moved
     assert state == "parallel_state.get_context_parallel_rank is gone"
-    assert replaced == "training.dummy_train_step is gone"
+    assert replaced == "training.get_forward_backward_func is gone"

@@ -31,8 +31,7 @@ FIELDS = {
     "TransformerLayerSubmodules": "input_layernorm self_attention pre_mlp_layernorm",
     "SelfAttentionSubmodules": "core_attention q_layernorm k_layernorm",
 }
-REPLACED = ("training.get_forward_backward_func", "training.dummy_train_step",
-            "dataset_utils.compile_helpers")  # fmt: skip
+REPLACED = ("training.get_forward_backward_func", "dataset_utils.compile_helpers")
 # What both losses take of `output_processor`'s keywords.
 PROCESSED = "hidden_states output_layer output_weight labels compute_language_model_loss"
 
