@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -115,7 +114,8 @@ def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
         schedule = original(*given, **named)
 
         def run(*, data_iterator: Batches, num_microbatches: int, **others: Any) -> Any:
-            batches = list(islice(data_iterator, num_microbatches))
+            # Megatron's iterators have `__next__` alone.
+            batches = [next(data_iterator) for _ in range(num_microbatches)]
             start = time.perf_counter()
             losses = teacher.score(teacher_rows(batches))
             if losses is not None:
