@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import Pairing
@@ -16,7 +17,7 @@ from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
 
 # Attribute of Megatron's arguments, the value that works, why no other does.
-_UNSUPPORTED = (
+_UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("num_experts", None, "only dense students are supported"),
     ("mtp_num_layers", None, "multi-token prediction has no teacher losses"),
     ("multi_latent_attention", False, "its attention doesn't keep to documents here"),
