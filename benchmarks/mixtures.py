@@ -26,10 +26,10 @@ from pipeline.dataset.selection import select_documents
 from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
 from pipeline.packing.plan import plan_chosen_rows
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
-from schemas.manifest import encode_manifest
+from schemas.manifest import ConventionRecord, encode_manifest
 
 BATCH = 8
 WEIGHTS = (0.4, 0.3, 0.15, 0.1, 0.05)
@@ -85,7 +85,8 @@ def rows_per_second(options: argparse.Namespace, report: Report) -> None:
 def plan(options: argparse.Namespace, report: Report) -> None:
     """Plan many datasets from simulated indices, each read and decoded, and their mixture."""
     shards = int(options.documents / options.datasets / DOCUMENTS_PER_SHARD)
-    rules = PackingRules(options.seq_length, 1792, Convention(1, 1, 2), Convention(3, 3, None))
+    conventions = ConventionRecord(1, 1, 2), ConventionRecord(3, 3, None)
+    rules = PackingRules(options.seq_length, 1792, *conventions)
     sources: list[Source] = []
     with tempfile.TemporaryDirectory() as folder:
         dataset = simulate_dataset(options, Path(folder), shards)

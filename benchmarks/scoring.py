@@ -30,6 +30,7 @@ from beam_jobs.score.teachers import find_job_teacher
 from pipeline.drawing.formatting import format_count, format_share, format_short
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.batches import make_batch, plan_batches
 from pipeline.scoring.engines.settings import TransformersSettings
@@ -121,7 +122,8 @@ def _ready(options: argparse.Namespace, gguf: str, folder: Path) -> ReadyTeacher
         here=TransformersSettings(options.device, options.batch_tokens),
     )
     opened = open_run(chosen.dataset)
-    context = ContextRule.of_rows(opened.rules(seq_length=chosen.seq_length))
+    rules = PackingRules.of_dataset(opened.manifest, seq_length=chosen.seq_length)
+    context = ContextRule.of_rows(rules)
     teacher = find_job_teacher(chosen, opened.dataset, context)
     job = make_job(chosen, opened.datasets[0], teacher, context)
     Path(job.run_folder).mkdir()

@@ -33,6 +33,7 @@ from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.selection import ChosenDocuments, require_documents
 from pipeline.packing.opening import OpenedDataset, open_run
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
@@ -65,8 +66,10 @@ def score(options: ScoreOptions) -> list[ScoreManifest]:
     FileSystems.set_options(beam_options)
     reading = replace(options.dataset, path=storage.absolute(options.dataset.path))
     opened = open_run(reading)
-    rules = opened.rules(
-        seq_length=options.seq_length, teacher_seq_length=options.teacher_seq_length
+    rules = PackingRules.of_dataset(
+        opened.manifest,
+        seq_length=options.seq_length,
+        teacher_seq_length=options.teacher_seq_length,
     )
     context = ContextRule.of_rows(rules)
     teacher = find_job_teacher(options, opened.dataset, context)

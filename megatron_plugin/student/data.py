@@ -18,7 +18,6 @@ from megatron_plugin.student.requests import GuidedBatches, computes_loss
 from megatron_plugin.upstream import parallel_state
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
-from pipeline.packing.rules import Convention
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
 
 # Two global batches: one that is scored while one is computed, and one in hand.
@@ -56,8 +55,12 @@ class StudentData:
         """
         path = self._options.validation_data
         if path is not None and args.eval_iters:
-            self._held_out = open_run(Reading(path), seed=args.seed, max_epochs=None)
-            checks.require_same_tokenizers(path, self._held_out.manifest, self._opened.manifest)
+            opened = open_run(Reading(path), seed=args.seed, max_epochs=None)
+            training = self._opened.manifest
+            checks.require_same_tokenizers(path, opened.manifest, training)
+            # With what the training data puts around its texts.
+            manifest = replace(opened.manifest, student=training.student, teacher=training.teacher)
+            self._held_out = replace(opened, manifest=manifest)
 
     def training_rows(self, args: Namespace) -> AlignedRows:
         """Return the rows to train on, the same ones for all of this rank's model chunks.
@@ -116,12 +119,10 @@ class StudentData:
             asking.drain()
 
     def _validation_rows(self, held_out: OpenedRun, args: Namespace) -> AlignedRows:
-        """Return rows in the training data's conventions, with the same teacher's stored losses."""
-        training, teacher = self._opened.manifest, self.training_rows(args).teacher_rule
+        """Return rows with the same teacher's stored losses."""
+        teacher = self.training_rows(args).teacher_rule
         config = replace(
             self._config(held_out, args, args.eval_global_batch_size),
-            student=Convention.of_tokenizer(training.student, ends=True),
-            teacher=Convention.of_tokenizer(training.teacher, ends=False),
             stored_losses=None if teacher is None else teacher.fingerprint,
         )
         rows = AlignedRows(config, opened=held_out)

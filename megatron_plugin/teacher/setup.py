@@ -11,7 +11,6 @@ from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
 from pipeline.models.probe import probe_tokens, require_trained
 from pipeline.packing.opening import OpenedRun
-from pipeline.packing.rules import Convention
 
 
 def load_teacher(
@@ -56,6 +55,6 @@ def load_teacher(
 
 def _probe_row(opened: OpenedRun) -> list[int]:
     """Return the probe text as a row holds it, with what stands before a text."""
-    context = Convention.of_tokenizer(opened.manifest.teacher, ends=False).first_token_id
+    context = opened.manifest.teacher.around_text.first_token_id
     text = probe_tokens(opened.dataset)
     return text if context is None else [context, *text]

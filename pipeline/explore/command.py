@@ -151,9 +151,14 @@ class PlanOptions:
         from pipeline.explore.info import describe_plan
         from pipeline.explore.mixture import plan_dataset
         from pipeline.packing.opening import open_run
+        from pipeline.packing.rules import PackingRules
 
         opened = open_run(self.dataset)
-        rules = opened.rules(seq_length=self.seq_length, teacher_seq_length=self.teacher_seq_length)
+        rules = PackingRules.of_dataset(
+            opened.manifest,
+            seq_length=self.seq_length,
+            teacher_seq_length=self.teacher_seq_length,
+        )
         if opened.mixture.names:
             yield from self._mixture(opened, rules)
             return

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import combinations
 
@@ -16,7 +16,7 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.mixture_file import MixedDataset, Mixture
 from pipeline.packing.reading import LATEST, Reading
-from pipeline.packing.rules import Convention, PackingRules, teacher_share
+from pipeline.packing.rules import teacher_share
 from pipeline.packing.state import StreamMismatchError, StreamState
 from schemas.errors import DatasetError, ForeignTokenizerError
 from schemas.manifest import Manifest
@@ -109,43 +109,6 @@ class OpenedRun:
         )
         return True
 
-    def rules(
-        self,
-        *,
-        seq_length: int,
-        teacher_seq_length: int | None = None,
-        student: Convention | None = None,
-        teacher: Convention | None = None,
-        window_rows: int = 1024,
-    ) -> PackingRules:
-        """Return the one set of rules by which all datasets are packed.
-
-        Args:
-            seq_length: student tokens per row.
-            teacher_seq_length: teacher tokens per row; None takes the longest that one of them
-                needs, see `suggest_teacher_seq_length`.
-            student: the student's convention; None takes the one that was opened with.
-            teacher: the teacher's.
-            window_rows: see `PackingRules`.
-
-        Raises:
-            ValueError: datasets with other tokens around their texts than the first, or a length
-                that has no room for text.
-        """
-        named = self.reading
-        if student is None:
-            self._require_one_convention("student", named.student_bos, named.student_eos)
-        if teacher is None:
-            self._require_one_convention("teacher", named.teacher_context, NOTHING)
-        return PackingRules.of_dataset(
-            self.manifest,
-            seq_length=seq_length,
-            teacher_seq_length=teacher_seq_length,
-            student=student,
-            teacher=teacher,
-            window_rows=window_rows,
-        )
-
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
         """Check that no document is read by two entries that are parts of one dataset.
 
@@ -172,21 +135,6 @@ class OpenedRun:
                     "conditions exclude each other"
                 )
 
-    def _require_one_convention(self, side: str, before: str | None, after: str | None) -> None:
-        """Check that all datasets have the same tokens around their texts where none is named."""
-        named = {"first_token_id": before, "continued_token_id": before, "end_token_id": after}
-        first, *others = self.datasets
-        for field in (field for field, name in named.items() if name is None):
-            token = _token_around(first, side, field)
-            for other in others:
-                if _token_around(other, side, field) != token:
-                    raise DatasetError(
-                        f"{self.mixture.path}: the {side}'s {field} is "
-                        f'{_token_around(other, side, field)} in "{other.entry.name}" and {token} '
-                        f'in "{first.entry.name}": name the tokens around all texts, or align both '
-                        "with the same ones"
-                    )
-
 
 def open_run(
     reading: Reading,
@@ -206,7 +154,8 @@ def open_run(
 
     Raises:
         DatasetError: one is no finished dataset, or stands in the mixture twice, without conditions
-            that tell its documents apart, or two are generations of one dataset.
+            that tell its documents apart, or two are generations of one dataset, or have other
+            tokens around their texts, which the reading doesn't name.
         ForeignTokenizerError: one was made with other tokenizers than the first.
         MixtureFileError: a file that can't be read, or contradicts itself.
         WhereError: a condition can't be understood; it lists the columns that there are.
@@ -226,8 +175,9 @@ def open_run(
     entries = list(zip(mixture.datasets, datasets, strict=True))
     for first, second in combinations(entries, 2):
         _require_other_documents(mixture, first, second)
-    for entry, dataset in entries:
+    for entry, dataset in entries[1:]:
         _require_tokenizers(mixture, entry.name, dataset, datasets[0])
+        _require_conventions(reading, mixture, entry.name, dataset, datasets[0])
     opened = tuple(OpenedDataset(own[0], _select(mixture, *own)) for own in entries)
     manifest = choose_conventions(
         _stands_for_all(datasets),
@@ -322,16 +272,11 @@ def _select(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> ChosenDo
 def _require_other_documents(
     mixture: Mixture, first: tuple[MixedDataset, Dataset], second: tuple[MixedDataset, Dataset]
 ) -> None:
-    """Check that two datasets aren't one, and no generations of one: these share shards."""
+    """Check that two datasets share no shards, unless they are parts of one by conditions."""
     (entry, dataset), (other_entry, other) = first, second
-    if dataset.manifest.fingerprint == other.manifest.fingerprint:
-        if entry.where and other_entry.where:
-            return
-        raise DatasetError(
-            f'{mixture.path}: "{entry.name}" and "{other_entry.name}" are one dataset (fingerprint '
-            f"{dataset.manifest.fingerprint[:16]}…), whose documents would be read twice: "
-            'leave one out, or give both a "where" that no document is true of in both'
-        )
+    is_one = dataset.manifest.fingerprint == other.manifest.fingerprint
+    if is_one and entry.where and other_entry.where:
+        return  # `require_no_overlap` compares their documents
     own, others = (
         {shard.sha256: shard.file for shard in each.manifest.shards if shard.num_documents}
         for each in (dataset, other)
@@ -340,9 +285,9 @@ def _require_other_documents(
     if shared:
         raise DatasetError(
             f'{mixture.path}: "{entry.name}" and "{other_entry.name}" share {len(shared)} shards, '
-            f"such as {shared[0]}, as generations of one dataset do, whose documents would be read "
-            'twice: leave one out, or name the newest in both, each with a "where" that no '
-            "document is true of in both"
+            f"such as {shared[0]}: they are one dataset, or generations of one, whose documents "
+            'would be read twice: leave one out, or name the newest in both, each with a "where" '
+            "that no document is true of in both"
         )
 
 
@@ -357,6 +302,19 @@ def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Da
             )
 
 
-def _token_around(opened: OpenedDataset, side: str, field: str) -> int | None:
-    token: int | None = getattr(getattr(opened.dataset.manifest, side).around_text, field)
-    return token
+def _require_conventions(
+    reading: Reading, mixture: Mixture, name: str, dataset: Dataset, first: Dataset
+) -> None:
+    """Check that a dataset's texts have the first one's tokens around them, but for named ones."""
+    student = (reading.student_bos, reading.student_bos, reading.student_eos)
+    teacher = (reading.teacher_context, reading.teacher_context, NOTHING)
+    for side, named in (("student", student), ("teacher", teacher)):
+        own, other = (getattr(each.manifest, side).around_text for each in (dataset, first))
+        for field, token in zip(asdict(own), named, strict=True):
+            found, wanted = getattr(own, field), getattr(other, field)
+            if token is None and found != wanted:
+                raise DatasetError(
+                    f"{mixture.path}: the {side}'s {field} is {found} in "
+                    f'"{name}" and {wanted} in "{mixture.datasets[0].name}": name the tokens '
+                    "around all texts, or align both with the same ones"
+                )

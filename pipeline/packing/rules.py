@@ -1,51 +1,12 @@
 """What a row is: its lengths, and the tokens that stand around a text."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from hashlib import sha256
 
-from schemas.manifest import Manifest, TokenizerRecord, generation_of
+from schemas.manifest import ConventionRecord, Manifest, generation_of
 
 _LENGTH_STEP = 64
-
-
-@dataclass(frozen=True)
-class Convention:
-    """The tokens that a model expects around a text; they count towards a row's length.
-
-    Attributes:
-        first_token_id: put before a document's first token, None for nothing. With it the first
-            token of the text is predicted too; without it that token has no loss.
-        continued_token_id: put before a segment that continues a document.
-        end_token_id: put after a document's last token.
-    """
-
-    first_token_id: int | None = None
-    continued_token_id: int | None = None
-    end_token_id: int | None = None
-
-    @classmethod
-    def of_tokenizer(cls, tokenizer: TokenizerRecord, *, ends: bool) -> "Convention":
-        """Return a dataset's convention for one side, see `TokenizerRecord.around_text`.
-
-        Args:
-            tokenizer: one side of the manifest.
-            ends: whether a document's last token is followed by the end-of-document token: True
-                for a student, which learns to stop.
-
-        Example:
-            >>> Convention.of_tokenizer(manifest.student, ends=True)
-            Convention(first_token_id=1, continued_token_id=1, end_token_id=2)
-        """
-        own = tokenizer.around_text
-        return cls(own.first_token_id, own.continued_token_id, own.end_token_id if ends else None)
-
-    @property
-    def added_tokens(self) -> tuple[int, int, int]:
-        """How many tokens are added (0 or 1): first, continued, end."""
-        ids = (self.first_token_id, self.continued_token_id, self.end_token_id)
-        first, continued, end = (int(token is not None) for token in ids)
-        return first, continued, end
 
 
 @dataclass(frozen=True)
@@ -55,8 +16,9 @@ class PackingRules:
     Attributes:
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
-        student: the student's convention.
-        teacher: the teacher's convention.
+        student: tokens that are put around the student's text; they count towards a row's length.
+            Without one before it, a text's first token has no loss.
+        teacher: the same for the teacher.
         window_rows: rows' worth of student tokens that are packed together. More rows leave less
             padding and spread a row over more shards.
 
@@ -66,8 +28,8 @@ class PackingRules:
 
     seq_length: int
     teacher_seq_length: int
-    student: Convention
-    teacher: Convention
+    student: ConventionRecord
+    teacher: ConventionRecord
     window_rows: int = 1024
 
     def __post_init__(self) -> None:
@@ -86,22 +48,16 @@ class PackingRules:
         *,
         seq_length: int,
         teacher_seq_length: int | None = None,
-        student: Convention | None = None,
-        teacher: Convention | None = None,
         window_rows: int = 1024,
     ) -> "PackingRules":
-        """Return the rules for a dataset, with its own defaults for what is None.
+        """Return the rules for a dataset, see the class.
 
         Args:
-            manifest: the dataset's; it says which tokens stand around a text.
+            manifest: the dataset's; it says which tokens stand around a text. Only the student
+                gets one after a document: it learns to stop.
             seq_length: student tokens per row.
-            teacher_seq_length: teacher tokens per row, see `suggest_teacher_seq_length`.
-            student: the student's convention.
-            teacher: the teacher's convention.
-            window_rows: see the class.
-
-        Raises:
-            ValueError: a length that has no room for text.
+            teacher_seq_length: teacher tokens per row; None: `suggest_teacher_seq_length`.
+            window_rows: rows packed together.
 
         Example:
             >>> PackingRules.of_dataset(manifest, seq_length=2048).teacher_seq_length
@@ -111,25 +67,30 @@ class PackingRules:
             seq_length=seq_length,
             teacher_seq_length=teacher_seq_length
             or suggest_teacher_seq_length(manifest, seq_length),
-            student=student or Convention.of_tokenizer(manifest.student, ends=True),
-            teacher=teacher or Convention.of_tokenizer(manifest.teacher, ends=False),
+            student=manifest.student.around_text,
+            teacher=replace(manifest.teacher.around_text, end_token_id=None),
             window_rows=window_rows,
         )
 
     @property
     def student_room(self) -> tuple[int, int, int, int]:
         """Student tokens per row, and tokens added first, continued and at the end."""
-        return (self.seq_length, *self.student.added_tokens)
+        return (self.seq_length, *_num_added(self.student))
 
     @property
     def teacher_room(self) -> tuple[int, int, int, int]:
         """The same for the teacher."""
-        return (self.teacher_seq_length, *self.teacher.added_tokens)
+        return (self.teacher_seq_length, *_num_added(self.teacher))
 
     @property
     def fingerprint(self) -> str:
         """64 hex digits; equal rules have equal fingerprints."""
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def _num_added(around: ConventionRecord) -> tuple[int, int, int]:
+    first, continued, end = (int(token is not None) for token in astuple(around))
+    return first, continued, end
 
 
 def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:

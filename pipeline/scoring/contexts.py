@@ -102,15 +102,14 @@ class ContextRule:
         if teacher.end_token_id is not None:
             raise ValueError(
                 f"the teacher's convention adds token {teacher.end_token_id} after a document; "
-                "stored losses are those of the text's own tokens: use a Convention with "
-                "end_token_id None"
+                "stored losses are those of the text's own tokens: leave it out"
             )
         return cls(
             teacher_seq_length=rules.teacher_seq_length,
             first_token_id=teacher.first_token_id,
             continued_token_id=teacher.continued_token_id,
             seq_length=rules.seq_length,
-            student_added_tokens=rules.student.added_tokens,
+            student_added_tokens=rules.student_room[1:],
         )
 
     @classmethod

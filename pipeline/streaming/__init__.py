@@ -1,7 +1,6 @@
 """An aligned dataset, or a mixture of them, as rows for training: arithmetic, no state."""
 
 from pipeline.packing.reading import Reading
-from pipeline.packing.rules import Convention
 from pipeline.packing.state import StreamMismatchError, StreamState
 from pipeline.streaming.batch import Rows, collate_rows
 from pipeline.streaming.config import StreamConfig
@@ -10,7 +9,6 @@ from pipeline.streaming.rows import AlignedRows
 
 __all__ = [
     "AlignedRows",
-    "Convention",
     "Reading",
     "RowLoader",
     "Rows",

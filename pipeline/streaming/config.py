@@ -4,7 +4,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from pipeline.packing.reading import Reading
-from pipeline.packing.rules import Convention
 from pipeline.streaming.damage import OnDamage
 
 
@@ -22,12 +21,7 @@ class StreamConfig:
         num_epochs: epochs that the Dataset's length covers; None: without end. A mixture's file
             says how often each of its datasets is read, and by which seed.
         shuffle_shards: shards that are shuffled together, and so are read at one time.
-        student: the tokens added around the student's text; None takes the dataset's, with those
-            in their place that `data` names.
-        teacher: the same for the teacher.
         on_damage: "raise", or "quarantine" to mask what can't be read, counted and listed.
-        quarantine_file: where that list is kept; None puts it beside the plan.
-        check_hashes: compare every shard's SHA-256 at start, not only its size.
         cache_folder: for remote shards and for plans that can't lie beside the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
@@ -43,11 +37,7 @@ class StreamConfig:
     global_batch_size: int = 1
     num_epochs: int | None = 1
     shuffle_shards: int = 8
-    student: Convention | None = None
-    teacher: Convention | None = None
     on_damage: OnDamage = "raise"
-    quarantine_file: Path | None = None
-    check_hashes: bool = False
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
@@ -59,13 +49,3 @@ class StreamConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} is below 1")
-        for convention, names in (
-            ("student", ("student_bos", "student_eos")),
-            ("teacher", ("teacher_context",)),
-        ):
-            given = [name for name in names if getattr(self.data, name) is not None]
-            if getattr(self, convention) is not None and given:
-                raise ValueError(
-                    f"the {convention}'s convention is given whole and by {given[0]} "
-                    f"{getattr(self.data, given[0])!r}: choose one"
-                )

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from numpy import float32, int32, int64, nan
 from numpy.typing import NDArray
@@ -65,7 +64,8 @@ class DatasetRows:
             self.num_student_tokens = int(table.num_student_tokens.sum(dtype=int64))
         else:
             self.num_student_tokens, _ = self.plan.num_text_tokens
-        self.damage = DamageLog(config.on_damage, _quarantine_file(config, opened, rules))
+        plan = plan_folder(opened.documents, rules, cache_folder=config.cache_folder)
+        self.damage = DamageLog(config.on_damage, plan.with_suffix(".quarantine.jsonl"))
         cache = _shard_cache(config, dataset, self.order)
         self._reader = SampleReader(dataset, table, cache)
         self._losses: StoredLosses | None = None
@@ -75,7 +75,7 @@ class DatasetRows:
             )
         self._prefetched = (-1, -1)
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
-        for shard, error in dataset.find_damage(hashes=config.check_hashes).items():
+        for shard, error in dataset.find_damage().items():
             if config.on_damage == "raise":
                 raise error
             self._reader.give_up(shard, error)
@@ -190,11 +190,6 @@ class DatasetRows:
                 self._reader.prefetch(self.order.group_shards[wanted])
                 if self._losses is not None:
                     self._losses.prefetch(self.order.group_shards[wanted])
-
-
-def _quarantine_file(config: StreamConfig, opened: OpenedDataset, rules: PackingRules) -> Path:
-    beside = plan_folder(opened.documents, rules, cache_folder=config.cache_folder)
-    return config.quarantine_file or beside.with_suffix(".quarantine.jsonl")
 
 
 def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:

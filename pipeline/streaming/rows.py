@@ -47,6 +47,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import MixturePlan, Source, plan_mixture
 from pipeline.packing.opening import OpenedRun, open_run
+from pipeline.packing.rules import PackingRules
 from pipeline.packing.state import StreamState
 from pipeline.streaming.batch import Rows
 from pipeline.streaming.config import StreamConfig
@@ -104,11 +105,10 @@ class AlignedRows(TorchDataset[Rows]):
         self.opened = opened or open_run(
             config.data, saved, seed=config.seed, max_epochs=config.num_epochs
         )
-        self.rules = self.opened.rules(
+        self.rules = PackingRules.of_dataset(
+            self.opened.manifest,
             seq_length=config.seq_length,
             teacher_seq_length=config.teacher_seq_length,
-            student=config.student,
-            teacher=config.teacher,
             window_rows=config.window_rows,
         )
         mixture = self.opened.mixture

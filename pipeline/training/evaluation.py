@@ -11,7 +11,7 @@ from pipeline.dataset.selection import Kept
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
-from pipeline.packing.opening import OpenedDataset
+from pipeline.packing.opening import OpenedDataset, open_run
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.ranks import Ranks
@@ -36,11 +36,11 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)
     for name, path in config.heldout_sets.items():
-        rows = AlignedRows(
-            StreamConfig(
-                Reading(path), seq_length=config.seq_length, seed=config.seed, student=endless
-            )
-        )
+        stream = StreamConfig(Reading(path), seq_length=config.seq_length, seed=config.seed)
+        run = open_run(stream.data, seed=stream.seed)
+        record = replace(run.manifest.student, convention=endless)
+        run = replace(run, manifest=replace(run.manifest, student=record))
+        rows = AlignedRows(stream, opened=run)
         if rows.layout.sources:
             raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
         _require_same_student(path, rows, config.data.path, training)

@@ -15,6 +15,7 @@ import numpy as np
 from schemas.document import AlignedDocument, Tokens, document_key, encode_document
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import (
+    ConventionRecord,
     DeadLetterRecord,
     Manifest,
     ShardRecord,
@@ -168,6 +169,11 @@ def _tokenizer(side, bos, eos, *, adds_bos):
         adds_bos=adds_bos,
         adds_eos=False,
     )
+
+
+def around(first=None, continued=None, end=None):
+    """Return the tokens around a text."""
+    return ConventionRecord(first, continued, end)
 
 
 def index_of(num_student, num_teacher, cuts):

@@ -13,10 +13,10 @@ from tokenizers import processors
 
 from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
 from pipeline.dataset.files import Dataset
-from pipeline.packing.rules import Convention, PackingRules
-from pipeline.streaming import Reading, StreamConfig
+from pipeline.packing.rules import PackingRules
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from schemas.manifest import ConventionRecord
+from tests.support.streaming_data import around
 from tests.support.tokenizer_zoo import (
     SHARED,
     definition,
@@ -182,15 +182,10 @@ def test_a_dataset_s_conventions_are_chosen_by_name(tmp_path: Path) -> None:
     assert choose_conventions(dataset) == dataset.manifest
     chosen = choose_conventions(dataset, student_eos="<unk>", teacher_context="none")
     rules = PackingRules.of_dataset(chosen, seq_length=64, teacher_seq_length=64)
-    assert rules.student == Convention(1, 1, 0)
-    assert rules.teacher == Convention(None, None, None)
+    assert rules.student == around(1, 1, 0)
+    assert rules.teacher == around(None, None, None)
     with pytest.raises(TokenizerError, match='no token "<eos>"'):
         choose_conventions(dataset, student_bos="<eos>")
-
-
-def test_a_convention_is_given_whole_or_by_names() -> None:
-    with pytest.raises(ValueError, match="teacher's convention is given whole and by teacher_con"):
-        StreamConfig(Reading("", teacher_context="none"), seq_length=8, teacher=Convention())
 
 
 def test_conventions_in_words() -> None:

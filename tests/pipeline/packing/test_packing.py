@@ -1,7 +1,5 @@
 """Plans: every token once, lengths kept, cuts only at shared boundaries, little padding."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,18 +7,26 @@ from hypothesis import strategies as st
 
 from pipeline.packing.kernels import ENDS, FORCED, STARTS
 from pipeline.packing.plan import plan_rows
-from pipeline.packing.rules import Convention, PackingRules, suggest_teacher_seq_length
+from pipeline.packing.rules import PackingRules, suggest_teacher_seq_length
 from schemas.index import CUT_STRIDE
-from schemas.manifest import TokenizerRecord
-from tests.support.streaming_data import index_of, make_documents, write_dataset
+from schemas.manifest import default_convention
+from tests.support.streaming_data import (
+    STUDENT_BOS,
+    STUDENT_EOS,
+    TEACHER_EOS,
+    around,
+    index_of,
+    make_documents,
+    write_dataset,
+)
 
-BOS_EOS = Convention(1, 1, 2)
+BOS_EOS = around(1, 1, 2)
 CONVENTIONS = [
-    Convention(),
+    around(),
     BOS_EOS,
-    Convention(3, 3, None),
-    Convention(1, None, 2),
-    Convention(None, 7, None),
+    around(3, 3, None),
+    around(1, None, 2),
+    around(None, 7, None),
 ]
 
 
@@ -94,7 +100,7 @@ def _check_document(pieces, num_student, num_teacher, cuts):
 
 def test_a_document_is_cut_at_the_last_shared_boundary_that_fits():
     cuts = [(16, 10), (30, 20), (47, 31), (60, 44), (80, 61)]
-    plan = plan_rows([index_of([90], [70], [cuts])], PackingRules(34, 40, BOS_EOS, Convention()))
+    plan = plan_rows([index_of([90], [70], [cuts])], PackingRules(34, 40, BOS_EOS, around()))
     segments = sorted(plan.segments.tolist())
     assert segments == [
         (0, 0, 30, 0, 20, STARTS),  # BOS and 33 tokens would fit; 30 is the last cut within.
@@ -132,7 +138,7 @@ def test_real_documents_are_cut_at_byte_boundaries_of_both():
     texts = make_documents([700, 300, 5], seed=3)
     from tests.support.streaming_data import make_index
 
-    rules = PackingRules(64, 80, BOS_EOS, Convention(3, 3, None))
+    rules = PackingRules(64, 80, BOS_EOS, around(3, 3, None))
     plan = plan_rows([make_index(texts, [0] * 3, [b""] * 3)], rules)
     checked = 0
     for number, _, s_stop, _, t_stop, flags in plan.segments.tolist():
@@ -167,27 +173,15 @@ def test_no_documents_make_no_rows():
 @pytest.mark.parametrize(
     ("bos", "eos", "adds_bos", "expected"),
     [
-        (1, 2, True, Convention(1, 1, 2)),
-        (None, 9, False, Convention(9, 9, 9)),
-        (1, 2, False, Convention(2, 2, 2)),
-        (1, None, False, Convention(1, 1, None)),
-        (None, None, False, Convention(None, None, None)),
+        (1, 2, True, around(1, 1, 2)),
+        (None, 9, False, around(9, 9, 9)),
+        (1, 2, False, around(2, 2, 2)),
+        (1, None, False, around(1, 1, None)),
+        (None, None, False, around(None, None, None)),
     ],
 )
 def test_default_conventions_give_every_text_token_a_context(bos, eos, adds_bos, expected):
-    record = TokenizerRecord(
-        source="x",
-        file="x",
-        sha256="x",
-        vocab_size=10,
-        special_strings="plain",
-        bos_token_id=bos,
-        eos_token_id=eos,
-        adds_bos=adds_bos,
-        adds_eos=False,
-    )
-    assert Convention.of_tokenizer(record, ends=True) == expected
-    assert Convention.of_tokenizer(record, ends=False) == replace(expected, end_token_id=None)
+    assert default_convention(bos, eos, adds_bos=adds_bos) == expected
 
 
 def test_impossible_lengths_are_refused_with_the_value():
@@ -206,3 +200,7 @@ def test_suggested_teacher_length_leaves_the_student_the_limit(tmp_path):
     needed = 256 * totals["num_teacher_tokens"] / totals["num_student_tokens"]
     assert length % 64 == 0
     assert needed < length < needed * 1.125 + 64
+    rules = PackingRules.of_dataset(dataset.manifest, seq_length=256)
+    assert rules == PackingRules(
+        256, length, around(STUDENT_BOS, STUDENT_BOS, STUDENT_EOS), around(TEACHER_EOS, TEACHER_EOS)
+    )

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from pipeline.packing.plan import plan_chosen_rows
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.rules import PackingRules
 from schemas.index import CUT_STRIDE
-from tests.support.streaming_data import index_of
+from tests.support.streaming_data import around, index_of
 
 NUM_DOCUMENTS = (700, 1, 0, 333)
 ARRAYS = ("segments", "row_starts", "window_row_starts", "window_shards", "shard_document_starts")
-BOS_EOS, CONTEXT, NOTHING = Convention(1, 1, 2), Convention(3, 3, None), Convention()
+BOS_EOS, CONTEXT, NOTHING = around(1, 1, 2), around(3, 3, None), around()
 
 
 def words(count, seed):

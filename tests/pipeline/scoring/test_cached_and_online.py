@@ -14,7 +14,6 @@ from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.packing.kernels import ENDS, STARTS
-from pipeline.packing.rules import Convention
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.training.command import main as train_main
 from pipeline.training.config import TrainConfig
@@ -27,6 +26,7 @@ from tests.support.scored_data import (
     online_losses,
     run_score,
 )
+from tests.support.streaming_data import around
 
 HALF_STEP = 2.0**-11
 """Relative distance of fp16 numbers to what they stand for."""
@@ -210,9 +210,7 @@ def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> N
 
 def test_another_convention_is_refused(world: Path) -> None:
     with pytest.raises(ForeignLossesError, match=r"scored with first_token_id \d+, these rows"):
-        open_rows(world, teacher=Convention(5, 5))
-    with pytest.raises(ValueError, match="adds token 7 after a document"):
-        open_rows(world, teacher=Convention(5, 5, 7))
+        open_rows(world, teacher_context="5")
 
 
 def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
@@ -221,7 +219,7 @@ def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
     with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
         open_rows(copied, stored_losses=path)
     rows = open_rows(copied, stored_losses=path, teacher_context="none")
-    assert rows.rules.teacher == Convention()
+    assert rows.rules.teacher == around()
     batch = all_rows(rows)
     has_loss = require_online_losses(copied, batch)
     num_pieces = rows.manifest.totals["num_teacher_tokens"] - int(has_loss.sum())

@@ -5,10 +5,10 @@ import pytest
 
 from pipeline.packing.kernels import STARTS
 from pipeline.packing.plan import plan_rows
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from schemas.errors import DatasetError
-from tests.support.streaming_data import make_documents, make_index
+from tests.support.streaming_data import around, make_documents, make_index
 
 LENGTHS = [5, 90, 1, 250, 33, 400, 12]
 
@@ -20,13 +20,13 @@ def index():
 
 
 def packing(seq_length=64, teacher_seq_length=80, *, teacher=None):
-    teacher = teacher or Convention(9, 8)
-    return PackingRules(seq_length, teacher_seq_length, Convention(1, 1, 2), teacher)
+    teacher = teacher or around(9, 8)
+    return PackingRules(seq_length, teacher_seq_length, around(1, 1, 2), teacher)
 
 
 RULES = [
     ContextRule.of_rows(packing()),
-    ContextRule.of_rows(packing(teacher=Convention())),
+    ContextRule.of_rows(packing(teacher=around())),
     ContextRule.of_rows(packing(4096, 4096)),
 ]
 
@@ -89,7 +89,7 @@ def test_digests_tell_contexts_apart_and_nothing_else(index):
 
 def test_impossible_rules_are_refused():
     with pytest.raises(ValueError, match="adds token 7 after a document"):
-        ContextRule.of_rows(packing(teacher=Convention(1, 1, 7)))
+        ContextRule.of_rows(packing(teacher=around(1, 1, 7)))
     body = ContextRule.of_rows(packing()).to_json()
     for altered in ({"stride": 3}, body | {"stride": 20}, body | {"more": 1}):
         with pytest.raises(DatasetError, match="no context rule"):

@@ -22,9 +22,10 @@ from transformers import (
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.packed_attention import PACKED_ATTENTION, find_bounds
 from pipeline.models.packed_check import LeakingRowsError, keep_documents_apart
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import load_scorer
+from tests.support.streaming_data import around
 
 VOCABULARY, WINDOW = 64, 6
 LENGTHS = ([1, 20, 4, 15], [40], [11, 2, 27])
@@ -156,7 +157,7 @@ def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_p
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(LeakingRowsError, match=r"GptOssForCausalLM \(gpt_oss\)"):
         load_language_model(str(tmp_path))
-    rule = ContextRule.of_rows(PackingRules(32, 32, Convention(1, 1), Convention(1, 1)))
+    rule = ContextRule.of_rows(PackingRules(32, 32, around(1, 1), around(1, 1)))
     scorer = load_scorer(str(tmp_path), rule, dtype="float32")
     assert scorer.vocab_size == VOCABULARY
 

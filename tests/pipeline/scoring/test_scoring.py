@@ -10,15 +10,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.models.probe import UntrainedTeacherError
-from pipeline.packing.rules import Convention, PackingRules
+from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.batches import MAX_PADDING, plan_batches
 from pipeline.scoring.engines.interface import require_trained_engine
 from pipeline.scoring.engines.transformers import DocumentTokens, Scorer
-from tests.support.streaming_data import make_documents, make_index
+from tests.support.streaming_data import around, make_documents, make_index
 
 VOCAB, BOS = 61, 9
-CONTEXT = Convention(BOS, BOS)
+CONTEXT = around(BOS, BOS)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def data():
 
 def rows(seq_length=64, teacher_seq_length=80, teacher=CONTEXT):
     return ContextRule.of_rows(
-        PackingRules(seq_length, teacher_seq_length, Convention(1, 1, 2), teacher)
+        PackingRules(seq_length, teacher_seq_length, around(1, 1, 2), teacher)
     )
 
 
@@ -68,7 +68,7 @@ def slow_losses(model, tokens, pieces, rule):
     return losses
 
 
-@pytest.mark.parametrize("rule", [rows(), rows(teacher=Convention())])
+@pytest.mark.parametrize("rule", [rows(), rows(teacher=around())])
 @pytest.mark.parametrize("batch_tokens", [1, 200, 4096])
 def test_losses_are_those_of_one_pass_per_piece(model, data, rule, batch_tokens):
     index, tokens = data

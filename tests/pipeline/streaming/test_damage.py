@@ -105,19 +105,13 @@ def test_a_flipped_payload_byte(dataset, document):
     assert dataset.manifest.shards[shard].file in message
     assert "beam_jobs.align" in message
     check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {document})
-    with pytest.raises(DamagedShardError, match=r"SHA-256 differs"):
-        open_rows(dataset, check_hashes=True)
 
 
-def test_a_flipped_tar_header_byte_costs_nothing_and_is_found_by_hash(dataset):
+def test_a_flipped_tar_header_byte_costs_nothing(dataset):
     offset = int(index_of(dataset, 1).payload_offset[3])
     whole = read_all(open_rows(dataset)).buffer
     flip(shard_path(dataset, 1), offset - 512 + 5)
     assert torch.equal(read_all(open_rows(dataset)).buffer, whole)
-    with pytest.raises(DamagedShardError, match=r"000001-of-000003\.tar is not the file"):
-        open_rows(dataset, check_hashes=True)
-    rows = open_rows(dataset, check_hashes=True, on_damage="quarantine")
-    check_quarantined(dataset, rows, set(range(8, 14)))
 
 
 @pytest.mark.parametrize("where", ["member boundary", "inside a member", "everything", "missing"])
@@ -153,8 +147,6 @@ def test_swapped_shards_of_equal_size(dataset):
     second.write_bytes(a)
     with pytest.raises(DamagedSampleError, match=r"shard data-00000[12]-of-000003\.tar has CRC"):
         read_all(open_rows(dataset))
-    with pytest.raises(DamagedShardError, match=r"SHA-256 differs"):
-        open_rows(dataset, check_hashes=True)
     check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), set(range(8, 20)))
 
 

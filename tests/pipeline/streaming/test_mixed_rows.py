@@ -218,7 +218,7 @@ def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
         )
         return open_mixture(tmp_path, "two.toml")
 
-    with pytest.raises(DatasetError, match=r'two.toml: "web" and "other" are one dataset \(finger'):
+    with pytest.raises(DatasetError, match=r'two.toml: "web" and "other" share 2 shards'):
         mixed_with_web(folder / "web")
     write_other_dataset(tmp_path / "foreign", teacher={"sha256": "0" * 64})
     with pytest.raises(

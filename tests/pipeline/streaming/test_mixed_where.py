@@ -10,6 +10,7 @@ from pipeline.dataset.conditions import WhereError
 from pipeline.explore.mixture import PlannedMixture, describe_mixture, plan_mixture_rows
 from pipeline.packing.mixture_file import MixtureFileError
 from pipeline.packing.opening import open_run
+from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError
 from schemas.errors import DatasetError
 from tests.pipeline.dataset.test_selection import METADATA, values
@@ -58,7 +59,7 @@ def open_mixture(folder: Path, first: str, second: str, *, path: str = "web") ->
 def plan_mixture(file: str) -> PlannedMixture:
     """Plan its rows, as explore does."""
     opened = open_run(Reading(file))
-    return plan_mixture_rows(opened, opened.rules(**LENGTHS))
+    return plan_mixture_rows(opened, PackingRules.of_dataset(opened.manifest, **LENGTHS))
 
 
 def test_rows_of_a_part_are_those_of_the_dataset_read_with_the_condition(folder: Path) -> None:
@@ -108,7 +109,12 @@ def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "error", "message"),
     [
-        ("where = 'good'", "", DatasetError, r'"first" and "second" are one dataset .*give both a'),
+        (
+            "where = 'good'",
+            "",
+            DatasetError,
+            r'"first" and "second" share 3 shards.*each with a',
+        ),
         (
             "where = 'good'",
             "where = 'year < 2030'",

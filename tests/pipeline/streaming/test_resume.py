@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from pipeline.packing.rules import Convention
 from pipeline.streaming import (
     AlignedRows,
     Reading,
@@ -101,7 +100,6 @@ def test_resume_at_every_step_and_resize(folder):
         ({"teacher_seq_length": 100}, r"made with teacher_seq_length 96, this run has 100"),
         ({"seed": 12}, r"made with seed 11, this run has 12: use the run's seed"),
         ({"shuffle_shards": 2}, r"made with shuffle_shards 1, this run has 2"),
-        ({"student": Convention()}, r"made with rules .*: use the run's conventions"),
         ({"window_rows": 6}, r"made with rules .*window_rows"),
         (
             {"global_batch_size": 11},

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.packing.kernels import FORCED
+from pipeline.packing.opening import open_run
 from pipeline.packing.order import ReplicaBatches, RowOrder
-from pipeline.packing.rules import Convention
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from schemas.document import AlignedDocument, Tokens
 from tests.support.datasets import build_dataset, word_pieces
@@ -22,6 +22,7 @@ from tests.support.streaming_data import (
     STUDENT_BOS,
     STUDENT_EOS,
     TEACHER_EOS,
+    around,
     brute_force_spans,
     make_documents,
     write_dataset,
@@ -44,11 +45,17 @@ def dataset(tmp_path_factory):
     return write_dataset(folder, make_documents(lengths), shard_sizes=[20, 1, 29])
 
 
-def open_rows(dataset, **options):
-    """Open the dataset with small rows and windows."""
+def open_rows(dataset, *, student=None, teacher=None, **options):
+    """Open the dataset with small rows and windows, and other tokens around its texts."""
     defaults = {"seq_length": SEQ, "teacher_seq_length": TEACHER_SEQ, "window_rows": 6}
     options = defaults | {"shuffle_shards": 1} | options
-    return AlignedRows(StreamConfig(Reading(str(dataset.folder)), **options))
+    config = StreamConfig(Reading(str(dataset.folder)), **options)
+    opened = open_run(config.data, seed=config.seed, max_epochs=config.num_epochs)
+    records = {
+        side: replace(getattr(opened.manifest, side), convention=tokens)
+        for side, tokens in (("student", student), ("teacher", teacher))
+    }
+    return AlignedRows(config, opened=replace(opened, manifest=replace(opened.manifest, **records)))
 
 
 def require_reference_rows(rows, documents):
@@ -73,8 +80,8 @@ def test_the_docstring_s_example(tmp_path):
         dataset,
         seq_length=6,
         teacher_seq_length=6,
-        student=Convention(1, 1, 2),
-        teacher=Convention(9, 9, None),
+        student=around(1, 1, 2),
+        teacher=around(9, 9, None),
     )
     expected = {
         "input_ids": [1, 11, 12, 2, 0, 0],
@@ -95,9 +102,9 @@ def test_the_docstring_s_example(tmp_path):
     ("student", "teacher"),
     [
         (None, None),
-        (Convention(), Convention()),
-        (Convention(1, None, 2), Convention(None, 7, 8)),
-        (Convention(None, 5, None), Convention(6, 6, None)),
+        (around(), around()),
+        (around(1, None, 2), around(None, 7)),
+        (around(None, 5, None), around(6, 6, None)),
     ],
 )
 def test_rows_equal_the_reference(dataset, student, teacher):
@@ -315,7 +322,7 @@ def test_rows_of_two_layouts_are_not_mixed(dataset):
 
 def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
     """Against segments of the plan: padding counts its positions from 0, too."""
-    for teacher in (Convention(None, None, None), Convention(9, 9, None)):
+    for teacher in (around(None, None, None), around(9, 9, None)):
         rows = open_rows(dataset, teacher=teacher)
         batch = rows.__getitems__(range(len(rows)))
         found = batch.teacher_has_loss
@@ -373,7 +380,7 @@ def test_plans_are_made_once_and_found_by_what_they_depend_on(dataset, caplog):
     second = open_rows(dataset, **options)
     assert len(caplog.records) == 1
     assert np.array_equal(first.datasets[0].plan.segments, second.datasets[0].plan.segments)
-    open_rows(dataset, **options, student=Convention())
+    open_rows(dataset, **options, student=around())
     assert len(caplog.records) == 2
 
 
