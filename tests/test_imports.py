@@ -65,7 +65,7 @@ ALLOWED = {
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"
     " pipeline.drawing vocag_cli",
     "beam_jobs.score": "beam_jobs beam_jobs.running pipeline.scoring pipeline.models"
-    " pipeline.packing.opening pipeline.packing.reading"
+    " pipeline.packing.opening pipeline.packing.reading pipeline.packing.rules"
     " pipeline.dataset"
     " pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli pipeline.models pipeline.training.method"
