@@ -10,9 +10,7 @@ from typing import Annotated, Literal
 
 from pipeline.guidance.rule import SelectionRule, Selector
 from pipeline.packing.reading import Reading
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS
-from pipeline.training.methods.interface import MethodKind
+from pipeline.training.method import METHODS, Method, MethodKind
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option
 
@@ -25,7 +23,7 @@ _GROUPS = {
 
 # `Method`'s own name is --vocag-method here, with another default; the rest is for methods that
 # need the teacher's distributions, which don't leave its ranks.
-_OTHER_METHODS_OPTIONS = ("name", "num_chunks", "chunk_of", "weight", "kld_direction")
+_OTHER_METHODS_OPTIONS = ("name", "num_chunks", "weight")
 PAPER_METHOD = Method()
 
 Dtype = Literal["float32", "bfloat16"]

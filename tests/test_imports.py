@@ -69,7 +69,7 @@ ALLOWED = {
     " pipeline.dataset"
     " pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli pipeline.models pipeline.training.method"
-    " pipeline.training.methods megatron_plugin.models megatron_plugin.teacher"
+    " megatron_plugin.models megatron_plugin.teacher"
     " megatron_plugin.student"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
@@ -112,7 +112,7 @@ LOADS_NO = {
     # Only what draws needs the extra `figures`.
     "beam_jobs.report.page pipeline.figures.command": "matplotlib",
     "pipeline.streaming": _TOKENIZERS,
-    "pipeline.training.options": "transformers",  # its --help needs no model code
+    "pipeline.training.command": "torch transformers",  # its --help needs no model code
 }
 
 

@@ -26,7 +26,6 @@ from pipeline.guidance.checks import check_finite, check_same_shape
 
 TEMPERATURE = 100.0
 """Of the paper: likelihoods of chunks of several tokens would all be 0 without it."""
-WEIGHT = 1.0
 # Nats. A chunk that a model is sure of has no logarithm of what remains.
 _MIN_LOSS = 1e-3
 

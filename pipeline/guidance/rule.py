@@ -11,8 +11,6 @@ UnmappedStrategy = Literal["include", "exclude", "mean"]
 Scope = Literal["row", "microbatch", "group"]
 Aggregation = Literal["mean", "max", "sum"]
 Expectation = Literal["kept", "all"]
-Direction = Literal["reverse", "forward"]
-"""`reverse`: KL(student || teacher). `forward`: KL(teacher || student)."""
 
 RANKED_BY_TEACHER: tuple[Selector, ...] = ("teacher", "teacher_loss")
 """Selectors that rank by the teacher's losses, and can't do without them."""

@@ -14,7 +14,7 @@ CHECKPOINT = "checkpoint.pt"
 # What may change when a run goes on: none of it decides the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
-    *("tensorboard", "wandb", "workers", "device"),
+    *("tensorboard", "workers", "device"),
     "data",  # `StreamState` knows what it holds
 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pipeline.packing.reading import Reading
-from pipeline.training.method import Method
+from pipeline.training.method import METHODS, Method
 from vocag_cli.options import ModelSource, Option
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class TrainConfig:
         export_every: steps between Hugging Face folders OUTPUT/step-N; 0: only OUTPUT/model at the
             end.
         tensorboard: also write TensorBoard's events.
-        wandb: also log to this project of Weights & Biases.
     """
 
     data: Reading
@@ -86,7 +85,6 @@ class TrainConfig:
     checkpoint_every: int = 500
     export_every: int = 0
     tensorboard: bool = False
-    wandb: Annotated[str, Option("PROJECT")] = ""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data.
@@ -97,7 +95,7 @@ class TrainConfig:
         self._check_teacher()
         if self.schedule not in get_args(Schedule):
             raise ValueError(
-                f"--schedule {self.schedule}: choose of {', '.join(get_args(Schedule))}"
+                f"--schedule {self.schedule}: choose one of {', '.join(get_args(Schedule))}"
             )
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
             if getattr(self, name) < 1:
@@ -143,8 +141,6 @@ class TrainConfig:
         )
 
     def _check_teacher(self) -> None:
-        from pipeline.training.methods import METHODS  # with torch, which help needs not
-
         name, needs = self.method.name, METHODS[self.method.name].needs
         if self.stored_losses is not None and needs != "losses":
             served = " and ".join(kind.name for kind in METHODS.values() if kind.needs == "losses")

@@ -8,12 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.dataset.selection import Kept
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.models.hf_models import hidden_states
-from pipeline.models.output_layer import output_layer
 from pipeline.packing.opening import OpenedDataset, open_run
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.config import TrainConfig
+from pipeline.training.losses import score_labels, student_states
 from pipeline.training.ranks import Ranks
 from schemas.errors import ForeignTokenizerError
 from schemas.index import ShardIndex
@@ -118,12 +116,5 @@ def _num_bytes_read(index: ShardIndex, kept: Kept) -> int:
 
 def _loss_sum(config: TrainConfig, student: PreTrainedModel, batch: Rows) -> torch.Tensor:
     with torch.autocast(student.device.type, dtype=torch.bfloat16, enabled=config.bf16):
-        hidden = hidden_states(
-            student,
-            batch["input_ids"],
-            position_ids=batch["position_ids"],
-        )
-        scores = linear_cross_entropy(
-            hidden, output_layer(student), batch["labels"].long(), loss_mask=batch["loss_mask"]
-        )
+        scores = score_labels(student, student_states(student, batch), batch)
     return scores.losses.double().sum()

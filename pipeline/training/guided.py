@@ -4,6 +4,7 @@ Whatever hooks into a module's forward pass then works: DistributedDataParallel,
 peft, torch.compile, and every trainer that wraps modules with them.
 """
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -12,8 +13,9 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import LossResult
 from pipeline.streaming import Rows
-from pipeline.training.losses import batch_loss
-from pipeline.training.method import Method
+from pipeline.training.losses import LOSSES, StudentPass, score_labels, student_states
+from pipeline.training.method import METHODS, Method
+from pipeline.training.sources import losses_by_source
 
 
 class GuidedStudent(nn.Module):
@@ -22,7 +24,8 @@ class GuidedStudent(nn.Module):
     Attributes:
         model: the student, the only parameters; a model of transformers, or one of peft around it.
         method: how its loss is made.
-        group: the processes that choose tokens together; method scope "group" only.
+        group: the processes that choose tokens together where the method's scope is "group"; None:
+            this one alone, whose micro-batch is then the group's.
         vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
             have rows.
     """
@@ -67,15 +70,26 @@ class GuidedStudent(nn.Module):
             >>> loss = GuidedStudent(student)(batch, teacher=teacher)
             >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
-        return batch_loss(
-            self.method,
-            language_model(self.model),
-            teacher,
-            batch,
-            step,
-            group=self.group,
+        student, kind = language_model(self.model), METHODS[self.method.name]
+        rule, hidden = kind.rule(self.method), student_states(student, batch)
+        scores = score_labels(student, hidden, batch, with_entropy=rule.ranks_by_entropy)
+        in_group = rule.scope == "group"
+        given = StudentPass(
+            method=self.method,
+            student=student,
+            teacher=teacher,
+            batch=batch,
+            hidden=hidden,
+            scores=scores,
+            rule=replace(rule, scope="microbatch") if in_group and self.group is None else rule,
+            group=self.group if in_group else None,
+            step=step,
+            weight=kind.weight if self.method.weight is None else self.method.weight,
             vocab_size=self.vocab_size,
         )
+        result = LOSSES[self.method.name](given)
+        by_source = losses_by_source(scores.losses.detach(), batch)
+        return result._replace(metrics=result.metrics | by_source)
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:

@@ -1,10 +1,8 @@
-"""What a run writes down: log.jsonl, the terminal, and, if wanted, TensorBoard and W&B."""
+"""What a run writes down: log.jsonl, the terminal and, if wanted, TensorBoard."""
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from hashlib import sha256
 from typing import Any
 
 from pipeline.training.config import TrainConfig
@@ -22,7 +20,6 @@ class RunLog:
             ValueError: a package that is wanted and missing.
         """
         self._board = _open_board(config, step) if config.tensorboard else None
-        self._wandb = _open_wandb(config) if config.wandb else None
         self._path = config.output / "log.jsonl"
         config.output.mkdir(parents=True, exist_ok=True)
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
@@ -38,18 +35,9 @@ class RunLog:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
             self._board.flush()
-        if self._wandb is not None:
-            self._wandb.log(dict(values), step=step)
         shown = [name for name in values if name in _SHOWN or name.startswith("heldout")]
         parts = [f"{name} {values[name]:.4g}" for name in shown]
         print(f"step {step}: {', '.join(parts)}", flush=True)
-
-    def close(self) -> None:
-        """Finish what was opened."""
-        if self._board is not None:
-            self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
 
 
 def _open_board(config: TrainConfig, step: int) -> Any:
@@ -58,20 +46,3 @@ def _open_board(config: TrainConfig, step: int) -> Any:
     except ModuleNotFoundError as error:
         raise ValueError("--tensorboard needs a package: pip install tensorboard") from error
     return SummaryWriter(str(config.output), purge_step=step + 1)
-
-
-def _open_wandb(config: TrainConfig) -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--wandb {config.wandb} needs a package: pip install wandb") from error
-    config.output.mkdir(parents=True, exist_ok=True)
-    return wandb.init(
-        project=config.wandb,
-        name=config.output.name,
-        # The same folder is the same run, so that one which goes on continues its curves.
-        id=sha256(str(config.output.resolve()).encode()).hexdigest()[:16],
-        resume="allow",
-        dir=config.output,
-        config=json.loads(json.dumps(asdict(config), default=str)),
-    )

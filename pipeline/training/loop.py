@@ -6,6 +6,7 @@ kept: so accumulation and data parallelism change nothing but memory and time. A
 again goes on from its last checkpoint, bit for bit, with as many processes as there are then.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +28,6 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher, require_context
 from pipeline.training.ranks import Ranks
-from pipeline.training.schedule import learning_rate
 from pipeline.training.sources import read_so_far
 
 
@@ -76,12 +76,7 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     ranks = ranks or Ranks(torch.device(config.device or "cpu"))
     with ranks.first_alone():
         run, step = _start(config, ranks)
-    log = RunLog(config, step) if ranks.is_first else None
-    try:
-        return _train_from(run, step, log)
-    finally:
-        if log is not None:
-            log.close()
+    return _train_from(run, step, RunLog(config, step) if ranks.is_first else None)
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
@@ -119,6 +114,25 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
         "learning_rate": run.optimizer.param_groups[0]["lr"],
         **metric_values(sums),
     }
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Return the rate of a step: linear warm-up, then the schedule down to its end.
+
+    Args:
+        config: maximum, schedule, warm-up and end.
+        step: from 0.
+
+    Example:
+        >>> learning_rate(config, config.warmup_steps) == config.learning_rate
+        True
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / (config.num_steps - config.warmup_steps)
+    left = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}
+    share = config.min_lr_fraction + (1 - config.min_lr_fraction) * left[config.schedule]
+    return config.learning_rate * share
 
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:

@@ -15,8 +15,8 @@ from pipeline.models.probe import require_trained
 from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
-from pipeline.training.methods import METHODS
-from pipeline.training.student_pass import compute_teacher_losses
+from pipeline.training.losses import compute_teacher_losses
+from pipeline.training.method import METHODS
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:

@@ -8,7 +8,7 @@ import pytest
 
 from beam_jobs.align.options import parse_options
 from beam_jobs.running.runners import make_beam_options
-from pipeline.training.options import parse_config
+from pipeline.training.command import parse_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -88,14 +88,13 @@ def token_losses(hidden: Array, weight: Array, labels: NDArray[np.int64]) -> tup
     return losses, entropies
 
 
-def kld(student_logits: Array, teacher_logits: Array, direction: str = "reverse") -> Array:
-    """KL of each token; a term whose first probability is 0 is 0."""
+def kld(student_logits: Array, teacher_logits: Array) -> Array:
+    """KL(student || teacher) of each token; a term whose first probability is 0 is 0."""
     divergences = np.zeros(len(student_logits))
     for token in range(len(student_logits)):
         student = _log_softmax(student_logits[token])
         teacher = _log_softmax(teacher_logits[token])
-        pair = (student, teacher) if direction == "reverse" else (teacher, student)
-        for p, q in zip(*pair, strict=True):
+        for p, q in zip(student, teacher, strict=True):
             divergences[token] += math.exp(p) * (p - q) if p > -math.inf else 0.0
     return divergences
 

@@ -24,11 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.rule import (
-    PAPER_RULE,
-    RANKED_BY_TEACHER,
-    SelectionRule,
-)
+from pipeline.guidance.rule import PAPER_RULE, SelectionRule
 from pipeline.guidance.selection import Selection, select_tokens
 
 
@@ -76,7 +72,7 @@ def select_chunks(
         teacher_losses: float [rows, teacher_seq_length], nats, NaN for a token without a loss. None
             for selectors that don't rank by the teacher.
         student_chunk_ids: int [rows, seq_length], of the labels, in 0..num_chunks - 1, -1 for a
-            token of no chunk, which is never kept but by `full`.
+            token of no chunk, which is never kept.
         teacher_chunk_ids: int [rows, teacher_seq_length], likewise.
         num_chunks: of a row.
         loss_mask: bool or float [rows, seq_length].
@@ -92,7 +88,7 @@ def select_chunks(
     Raises:
         NonFiniteLossError: NaN or infinite student losses where the mask counts, or infinite
             teacher losses; names the row.
-        ValueError: shapes disagree, an id leaves its range, or the selector needs more than losses.
+        ValueError: shapes disagree, or the selector needs more than losses.
 
     Example:
         >>> select_chunks(losses, teacher_losses, student_chunk_ids=s, teacher_chunk_ids=t,
@@ -101,19 +97,14 @@ def select_chunks(
     Source: Table 2.
     """
     check_same_shape(student_losses, student_chunk_ids=student_chunk_ids, loss_mask=loss_mask)
-    _check_ids(student_chunk_ids, num_chunks, "student_chunk_ids")
-    _check_ids(teacher_chunk_ids, num_chunks, "teacher_chunk_ids")
-    if teacher_losses is None and rule.selector in RANKED_BY_TEACHER:
-        raise ValueError(
-            f"selector {rule.selector!r} needs teacher_losses; score_tokens makes them"
-        )
     mask = loss_mask.bool()
     check_finite({"student_losses": (student_losses, mask)}, group)
     student_means = _chunk_means(student_losses, mask, student_chunk_ids, num_chunks)
     teacher_means = None
     if teacher_losses is not None:
         teacher_losses = teacher_losses.masked_fill(teacher_chunk_ids < 0, torch.nan)
-        teacher_means = _teacher_means(teacher_losses, teacher_chunk_ids, num_chunks, group)
+        has_loss = ~teacher_losses.isnan()
+        teacher_means = _chunk_means(teacher_losses, has_loss, teacher_chunk_ids, num_chunks)
     chunks = select_tokens(
         student_means,
         teacher_means,
@@ -123,30 +114,16 @@ def select_chunks(
         teacher_losses=teacher_losses,
         step=step,
     )
-    return _tokens_of(chunks, student_chunk_ids, mask, full=rule.selector == "full")
-
-
-def _teacher_means(
-    losses: Tensor, chunk_ids: Tensor, num_chunks: int, group: dist.ProcessGroup | None
-) -> Tensor:
-    """Return the mean of each chunk's losses, NaN where it has none."""
-    has_loss = ~losses.isnan()
-    check_finite({"teacher_losses": (losses, has_loss)}, group)
-    return _chunk_means(losses, has_loss, chunk_ids, num_chunks)
-
-
-def _tokens_of(chunks: Selection, chunk_ids: Tensor, mask: Tensor, *, full: bool) -> Selection:
-    """Return the selection of tokens that a selection of chunks means."""
-    in_chunk = mask & (chunk_ids >= 0)
+    in_chunk = mask & (student_chunk_ids >= 0)
 
     def spread(of_chunks: Tensor) -> Tensor:
-        return of_chunks.gather(1, chunk_ids.long().clamp_min(0))
+        return of_chunks.gather(1, student_chunk_ids.long().clamp_min(0))
 
     guidance = chunks.guidance
     if guidance is not None:
         guidance = spread(guidance).masked_fill(~in_chunk, torch.nan)
-    kept = mask if full else in_chunk & spread(chunks.kept)
-    return Selection(kept, in_chunk & spread(chunks.mapped), mask, guidance, chunks.threshold)
+    kept, mapped = in_chunk & spread(chunks.kept), in_chunk & spread(chunks.mapped)
+    return Selection(kept, mapped, mask, guidance, chunks.threshold)
 
 
 def _chunk_means(losses: Tensor, mask: Tensor, chunk_ids: Tensor, num_chunks: int) -> Tensor:
@@ -158,13 +135,3 @@ def _chunk_means(losses: Tensor, mask: Tensor, chunk_ids: Tensor, num_chunks: in
     sums.scatter_add_(1, ids, torch.where(counted, losses.detach().double(), 0.0))
     counts.scatter_add_(1, ids, counted.double())
     return (sums / counts).float()
-
-
-def _check_ids(chunk_ids: Tensor, num_chunks: int, name: str) -> None:
-    bad = (chunk_ids < -1) | (chunk_ids >= num_chunks)
-    if bool(bad.any()):
-        row, position = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name}[{row}, {position}] is {int(chunk_ids[row, position])}, outside "
-            f"-1..{num_chunks - 1}"
-        )

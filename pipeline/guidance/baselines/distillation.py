@@ -24,8 +24,7 @@ def distillation_loss(
         divergences: float [rows, seq_length], student from teacher, with a gradient; 0 where the
             teacher has nothing to compare with.
         loss_mask: bool or float [rows, seq_length].
-        weight: λ, `pipeline.guidance.baselines.kld.WEIGHT` (Eq. 5: equal weights) or
-            `pipeline.guidance.baselines.uld.WEIGHT` (Eq. 6) for the paper's.
+        weight: λ; the paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6).
         kept: bool [rows, seq_length], the labels whose cross entropy counts, chosen by
             `select_tokens`; None: all of the mask. Divergences count either way.
 

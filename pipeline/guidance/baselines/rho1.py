@@ -1,9 +1,8 @@
 """Rho-1: selective language modelling with a reference model of the student's own vocabulary.
 
-Two ways of it. `select_by_reference` keeps what the student is furthest behind the reference on
-(Rho-1 proper: 60 % of the tokens for its 1B model). `select_by_self_reference` asks the reference
-alone and needs no student: it drops what the reference finds hard or is unsure of. The latter is
-what VocAgnoLM's Table 1 calls Rho-1.
+`select_by_reference` keeps what the student is furthest behind the reference on: Rho-1 proper,
+which keeps 60 % of the tokens for its 1B model. `select_by_self_reference` asks the reference alone
+and drops what it finds hard or is unsure of: what VocAgnoLM's Table 1 calls Rho-1.
 
 One vocabulary means that every token of the mask has a reference loss, the end of a document among
 them: none is unmapped.
@@ -22,20 +21,13 @@ from pipeline.guidance.checks import check_finite, check_same_shape
 from pipeline.guidance.rule import SelectionRule
 from pipeline.guidance.selection import Selection, select_tokens
 
-KEEP_FRACTION = 0.6
-"""Share that Rho-1 keeps of its 1B model's tokens."""
-SELF_REFERENCE_FRACTION = 0.7
-"""Share of the tokens, by loss and by entropy each, whose common part self-reference keeps."""
-_RULE = SelectionRule(keep_fraction=KEEP_FRACTION)
-_SELF_REFERENCE_RULE = SelectionRule(keep_fraction=SELF_REFERENCE_FRACTION)
-
 
 def select_by_reference(
     student_losses: Tensor,
     reference_losses: Tensor,
     *,
     loss_mask: Tensor,
-    rule: SelectionRule = _RULE,
+    rule: SelectionRule,
     group: dist.ProcessGroup | None = None,
 ) -> Selection:
     """Keep the tokens on which the student is furthest behind the reference model.
@@ -55,7 +47,7 @@ def select_by_reference(
         ValueError: shapes disagree.
 
     Example:
-        >>> select_by_reference(losses, reference_losses, loss_mask=mask).kept.sum()
+        >>> select_by_reference(losses, reference_losses, loss_mask=mask, rule=rule).kept.sum()
 
     Source: arXiv 2404.07965, section 2.2: the excess loss.
     """
@@ -72,7 +64,7 @@ def select_by_self_reference(
     reference_entropies: Tensor,
     *,
     loss_mask: Tensor,
-    rule: SelectionRule = _SELF_REFERENCE_RULE,
+    rule: SelectionRule,
     group: dist.ProcessGroup | None = None,
 ) -> Selection:
     """Keep the tokens that are easy for the reference model by its loss and by its entropy.
@@ -82,7 +74,7 @@ def select_by_self_reference(
         reference_entropies: float [rows, seq_length], nats, of the predictions of these labels.
         loss_mask: bool or float [rows, seq_length].
         rule: the lowest share by loss and the lowest share by entropy, and their scope. Kept is
-            what lies in both, so it is less: 0.49 for 0.7 if they had nothing in common.
+            what lies in both, so it is less: 0.49 for Rho-1's 0.7 if they had nothing in common.
         group: as in `select_tokens`.
 
     Returns:
@@ -94,7 +86,7 @@ def select_by_self_reference(
         ValueError: shapes disagree.
 
     Example:
-        >>> select_by_self_reference(losses, entropies, loss_mask=mask).kept.sum()
+        >>> select_by_self_reference(losses, entropies, loss_mask=mask, rule=rule).kept.sum()
 
     Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
     """

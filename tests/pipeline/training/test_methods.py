@@ -1,13 +1,13 @@
-"""The methods by their names: what the command line offers, and what each says of itself."""
+"""The methods by their names: each with a loss, its needs and the paper's defaults."""
 
 from typing import get_args
 
 import pytest
 
 from pipeline.guidance.rule import SelectionRule, Selector
-from pipeline.training import options
-from pipeline.training.method import Method, MethodName
-from pipeline.training.methods import METHODS
+from pipeline.training.command import parse_config
+from pipeline.training.losses import LOSSES
+from pipeline.training.method import METHODS, Method
 
 # Of each: what tokens are ranked by, what is needed of the teacher, the share and λ.
 PAPER = {
@@ -27,25 +27,27 @@ PAPER = {
 }
 
 
-def test_the_command_line_and_its_help_name_the_listed_methods() -> None:
-    assert get_args(MethodName) == tuple(METHODS)
-    assert set(get_args(Selector)) < set(METHODS), "a selector is a method"
-    named = options._EXAMPLES.partition("methods, --method")[2].replace(",", " ").split()
-    assert set(METHODS) <= set(named)
-
-
-def test_each_method_has_its_needs_and_its_defaults() -> None:
+def test_each_method_has_a_loss_its_needs_and_its_defaults(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = {}
-    for name in get_args(MethodName):
-        kind = METHODS[name]
+    for name, kind in METHODS.items():
         rule = kind.rule(Method(name))
         found[name] = (rule.selector, kind.needs, rule.keep_fraction, kind.weight)
     assert found == PAPER
+    assert LOSSES.keys() == METHODS.keys() > set(get_args(Selector)), "a selector is a method"
     assert [n for n, kind in METHODS.items() if kind.one_vocabulary] == ["kld", "rho1", "rho1_self"]
     assert [n for n, kind in METHODS.items() if kind.every_token] == ["alm"]
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    told = capsys.readouterr().out
+    assert all(kind.help in told for kind in METHODS.values())
+
+
+def test_options_of_a_method_are_checked() -> None:
     given = METHODS["rho1"].rule(Method("rho1", keep_fraction=0.0, scope="row", seed=3))
     assert given == SelectionRule("full", keep_fraction=0.0, scope="row", seed=3)
     with pytest.raises(ValueError, match=r"keep_fraction must lie in 0\.\.1, got 40"):
         Method(keep_fraction=40)
-    with pytest.raises(ValueError, match="--method best: choose of teacher, full, random, "):
-        Method("best")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="--method best: choose one of teacher, full, random, "):
+        Method("best")

@@ -5,31 +5,31 @@ import math
 import shutil
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
-from pipeline.guidance import NonFiniteLossError
+from pipeline.guidance import LossResult, NonFiniteLossError
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError
 from pipeline.models.probe import UntrainedTeacherError
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.training.command import main, what_next
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate, open_heldout
-from pipeline.training.loop import train
-from pipeline.training.losses import batch_loss
-from pipeline.training.method import Method
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.loop import learning_rate, train
+from pipeline.training.losses import compute_teacher_losses
+from pipeline.training.method import METHODS, Method
 from pipeline.training.models import mean_teacher_loss
-from pipeline.training.options import parse_config
 from pipeline.training.ranks import Ranks
-from pipeline.training.schedule import learning_rate
-from pipeline.training.student_pass import compute_teacher_losses
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
@@ -65,7 +65,33 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _config(world: Path, output: Path, method: Method, **changes: object) -> TrainConfig:
+@pytest.fixture(scope="module")
+def student(world: Path) -> PreTrainedModel:
+    return load_language_model(str(world / "student"))
+
+
+@pytest.fixture(scope="module")
+def teacher(world: Path) -> PreTrainedModel:
+    return load_language_model(str(world / "teacher_run" / "model"))
+
+
+@pytest.fixture(scope="module")
+def six(world: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A finished run of six steps, with everything that a run can write."""
+    config = _config(
+        world,
+        tmp_path_factory.mktemp("runs") / "six",
+        Method("random"),
+        heldout=(str(world / "heldout"),),
+        evaluate_every=2,
+        export_every=2,
+        tensorboard=find_spec("tensorboard") is not None,
+    )
+    train(config)
+    return config
+
+
+def _config(world: Path, output: Path, method: Method, **changes: Any) -> TrainConfig:
     config = TrainConfig(
         data=Reading(str(world / "pair")),
         student=str(world / "student"),
@@ -83,30 +109,57 @@ def _config(world: Path, output: Path, method: Method, **changes: object) -> Tra
     return replace(config, **changes)
 
 
+def _rows(data: Path, seq_length: int = SEQ_LENGTH) -> AlignedRows:
+    return AlignedRows(StreamConfig(Reading(str(data)), seq_length=seq_length))
+
+
+def _loss(
+    method: Method,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    batch: Rows,
+    step: int = 0,
+    **more: Any,
+) -> LossResult:
+    return GuidedStudent(student, method, **more)(batch, teacher=teacher, step=step)
+
+
 def _weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(output / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["teacher", "random"])
-def test_six_steps_equal_three_a_restart_and_three(world: Path, tmp_path: Path, name: str) -> None:
-    method = Method(name)
-    heldout = {"heldout": (str(world / "heldout"),), "evaluate_every": 2}
-    train(_config(world, tmp_path / "six", method, **heldout))
-    train(_config(world, tmp_path / "three", method, **heldout, exit_after=3))
-    assert not (tmp_path / "three" / "model").exists()
-    with (tmp_path / "three" / "log.jsonl").open("a") as file:
+def _log(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text("utf-8").splitlines()]
+
+
+def _require_equal(first: Path, second: Path) -> None:
+    one, two = _weights(first), _weights(second)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_six_steps_equal_three_a_restart_and_three(six: TrainConfig, tmp_path: Path) -> None:
+    three = replace(six, output=tmp_path / "three")
+    train(replace(three, exit_after=3))
+    assert not (three.output / "model").exists()
+    with (three.output / "log.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": "of a step that the checkpoint does not know"}\n')
-    train(_config(world, tmp_path / "three", method, **heldout))
-    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
-    assert six.keys() == three.keys()
-    assert all(torch.equal(six[key], three[key]) for key in six)
-    logs = []
-    for run in ("six", "three"):
-        records = [json.loads(line) for line in (tmp_path / run / "log.jsonl").open()]
-        logs.append([{k: v for k, v in record.items() if k != "seconds"} for record in records])
+    train(three)
+    _require_equal(six.output, three.output)
+    logs = [[{**line, "seconds": None} for line in _log(run.output)] for run in (six, three)]
     assert logs[0] == logs[1]
     assert [record["step"] for record in logs[0]] == [1, 2, 3, 4, 5, 6]
     assert sum("heldout_bits_per_byte" in record for record in logs[0]) == 3
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulators.EventAccumulator(str(three.output)).Reload().Scalars("loss")
+    assert [event.step for event in events] == [1, 2, 3, 4, 5, 6]
+    losses = [record["loss"] for record in logs[1]]
+    assert [event.value for event in events] == pytest.approx(losses)
+
+
+def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
+    with pytest.raises(ValueError, match=r"made with learning_rate 0\.001, this run has 0\.01"):
+        train(replace(six, learning_rate=0.01))
 
 
 def test_a_run_goes_on_with_its_rows_when_documents_leave(
@@ -128,12 +181,12 @@ def test_a_run_goes_on_with_its_rows_when_documents_leave(
     command += ["--global-batch-size", "4", "--micro-batch-size", "2", "--num-epochs", "4"]
     command += ["--learning-rate", "1e-3", "--output"]
     assert main([*command, str(tmp_path / "three")]) == 0
-    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
-    assert all(torch.equal(six[key], three[key]) for key in six)
+    _require_equal(tmp_path / "six", tmp_path / "three")
     moved = [*command, str(tmp_path / "moved"), "--generation"]
     assert main([*moved, "1"]) == 2
     assert "generation 0 of" in capsys.readouterr().err
     assert main([*moved, "latest"]) == 0
+    six = _weights(tmp_path / "six")
     assert not all(torch.equal(six[k], v) for k, v in _weights(tmp_path / "moved").items())
 
 
@@ -149,12 +202,10 @@ def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path
     train(_config(world, tmp_path / "six", Method("teacher"), **changes))
     train(_config(world, tmp_path / "three", Method("teacher"), **changes, exit_after=3))
     train(_config(world, tmp_path / "three", Method("teacher"), **changes))
-    six, three = (_weights(tmp_path / run) for run in ("six", "three"))
-    assert all(torch.equal(six[key], three[key]) for key in six)
-    records = [json.loads(line) for line in (tmp_path / "three" / "log.jsonl").open()]
+    _require_equal(tmp_path / "six", tmp_path / "three")
     rows = AlignedRows(_config(world, tmp_path, Method("full"), **changes).stream)
     read, num_held = {"pair": 0, "more": 0}, 0
-    for step, record in enumerate(records):
+    for step, record in enumerate(_log(tmp_path / "three")):
         if 4 * step + 4 <= rows.plan.stretches[0].stop:
             tokens = [record[f"tokens/{name}"] for name in read]
             assert abs(tokens[0] - 0.75 * sum(tokens)) <= SEQ_LENGTH, "the weight to one row"
@@ -189,15 +240,6 @@ def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:
         train(replace(config, heldout=(str(mixture),)))
 
 
-def test_tensorboard_gets_every_step(world: Path, tmp_path: Path) -> None:
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train(_config(world, tmp_path, Method("full"), num_steps=3, tensorboard=True))
-    events = accumulators.EventAccumulator(str(tmp_path)).Reload()
-    logged = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").open()]
-    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
-    assert [event.value for event in events.Scalars("loss")] == pytest.approx(logged)
-
-
 def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) -> None:
     method = Method("teacher", scope="row", keep_fraction=0.3)
     for size in (1, 4):
@@ -211,17 +253,15 @@ def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("keep_fraction", [None, 0.4])
 def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
-    world: Path, keep_fraction: float | None
+    world: Path,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    keep_fraction: float | None,
 ) -> None:
-    rows = AlignedRows(StreamConfig(Reading(str(world / "pair")), seq_length=SEQ_LENGTH))
-    batch = rows.__getitems__([0, 1])
-    student = load_language_model(str(world / "student"))
-    teacher = load_language_model(str(world / "teacher_run" / "model"))
-    result = batch_loss(
-        Method("alm", keep_fraction=keep_fraction, weight=2.0), student, teacher, batch, 0
-    )
+    batch = _rows(world / "pair").__getitems__([0, 1])
+    result = _loss(Method("alm", keep_fraction=keep_fraction, weight=2.0), student, teacher, batch)
     chosen = Method("teacher", keep_fraction=keep_fraction or 0.0)
-    selected = batch_loss(chosen, student, teacher, batch, 0)
+    selected = _loss(chosen, student, teacher, batch)
     divergence, count = result.metrics["divergence"].tolist()
     assert divergence > 1
     assert count == float(result.num_tokens) == float(batch["loss_mask"].sum())
@@ -232,53 +272,35 @@ def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
     assert (kept[0] > 0.3 * kept[1]) == (keep_fraction is not None)
 
 
-def test_alm_learns_and_refuses_texts_whose_first_token_has_no_loss(
-    world: Path, tmp_path: Path
+def test_guided_loss_equals_a_slow_count_over_documents(
+    world: Path, student: PreTrainedModel, teacher: PreTrainedModel
 ) -> None:
-    longer = {"num_steps": 30, "num_epochs": 20, "learning_rate": 1e-2}
-    config = _config(world, tmp_path / "run", Method("alm"), **longer)
-    found = [json.loads(line)["divergence"] for line in _train_log(config)]
-    assert sum(found[-5:]) < 0.7 * sum(found[:5])
-    silent = Reading(str(world / "pair"), student_bos="none")
-    with pytest.raises(ValueError, match=r"--method alm compares .*: name one by --student-bos"):
-        train(_config(world, tmp_path / "none", Method("alm"), data=silent))
-
-
-def _train_log(config: TrainConfig) -> list[str]:
-    train(config)
-    return (config.output / "log.jsonl").read_text("utf-8").splitlines()
-
-
-@pytest.mark.parametrize("how", ["mean", "max", "sum"])
-def test_guided_loss_equals_a_slow_count_over_documents(world: Path, how: str) -> None:
     """Score each document alone with the models' own logits, choose by sorting."""
-    rows = AlignedRows(StreamConfig(Reading(str(world / "pair")), seq_length=512))
+    rows = _rows(world / "pair", 512)
     batch = rows.__getitems__(list(range(len(rows))))
-    student = load_language_model(str(world / "student"))
-    teacher = load_language_model(str(world / "teacher_run" / "model"))
-    result = batch_loss(
-        Method("teacher", unmapped="exclude", aggregation=how), student, teacher, batch, 0
-    )
-    phi = {"mean": lambda x: sum(x) / len(x), "max": max, "sum": sum}[how]
-    scored = []
     documents = _documents(world / "pair")
+    assert len(documents) == 40
+    found: list[tuple[float, list[float]]] = []
     for document in documents:
         of_student = _losses(student, document, "student", rows)
         of_teacher = _losses(teacher, document, "teacher", rows)
         for token, (start, end) in enumerate(document.teacher_spans.tolist()):
             if start < end:
-                guidance = phi(of_teacher[start:end])
-                scored.append((of_student[token] - guidance, of_student[token]))
-    scored.sort(reverse=True)
-    kept = [loss for _, loss in scored[: int(0.4 * len(scored))]]
-    assert len(documents) == 40
-    assert int(result.num_tokens) == len(kept)
-    assert result.loss_sum.item() == pytest.approx(sum(kept), rel=1e-4)
+                found.append((of_student[token], of_teacher[start:end]))
+    aggregations: dict[Any, Any] = {"mean": lambda x: sum(x) / len(x), "max": max, "sum": sum}
+    for how, phi in aggregations.items():
+        method = Method("teacher", unmapped="exclude", aggregation=how)
+        result = _loss(method, student, teacher, batch)
+        ranked = sorted(((own - phi(others), own) for own, others in found), reverse=True)
+        kept = [loss for _, loss in ranked[: int(0.4 * len(ranked))]]
+        assert int(result.num_tokens) == len(kept)
+        assert result.loss_sum.item() == pytest.approx(sum(kept), rel=1e-4)
 
 
-def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
+def test_bits_per_byte_equal_a_slow_count(
+    world: Path, tmp_path: Path, student: PreTrainedModel
+) -> None:
     """Of the text alone: neither what stands before a document nor its end is charged."""
-    student = load_language_model(str(world / "student"))
     heldout = str(world / "heldout")
     config = _config(world, tmp_path, Method("full"), seq_length=512, heldout=(heldout,))
     rows = AlignedRows(StreamConfig(Reading(heldout, student_eos="none"), seq_length=512))
@@ -295,49 +317,51 @@ def test_bits_per_byte_equal_a_slow_count(world: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["full", "random", "student_loss", "student_entropy", "uld",
-                                  "teacher_loss", "chunks", "chunks_random"])  # fmt: skip
-def test_methods_of_two_vocabularies_train(world: Path, tmp_path: Path, name: str) -> None:
-    values = train(_config(world, tmp_path, Method(name, num_chunks=4), num_steps=3))
-    assert 0 < values["loss"] < 12
-    assert values["gradient_norm"] > 0
-    share = values.get("kept_fraction", 1.0)
-    assert share == 1.0 if name in ("full", "uld") else 0.2 < share < 0.6
-    assert ("teacher_loss" in values) == (name in ("chunks", "teacher_loss"))
-
-
-@pytest.mark.parametrize("name", ["kld", "rho1", "rho1_self"])
-def test_methods_of_one_vocabulary_train(world: Path, tmp_path: Path, name: str) -> None:
-    changes = {"data": Reading(str(world / "same")), "student": str(world / "teacher_start")}
-    values = train(_config(world, tmp_path, Method(name), num_steps=3, **changes))
-    assert 0 < values["loss"] < 12
-    assert values["divergence"] > 0 if name == "kld" else 0.45 < values["kept_fraction"] < 0.7
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_a_loss_to_learn_from(
+    world: Path, student: PreTrainedModel, teacher: PreTrainedModel, name: str
+) -> None:
+    kind = METHODS[name]
+    data, start = ("same", "teacher_start") if kind.one_vocabulary else ("pair", "student")
+    learner = load_language_model(str(world / start))
+    result = _loss(
+        Method(name, num_chunks=4), learner, teacher, _rows(world / data).__getitems__([0, 1])
+    )
+    result.loss_sum.backward()  # type: ignore[no-untyped-call]
+    assert 0 < float(result.loss_sum.detach()) / float(result.num_tokens) < 12
+    assert any(float(p.grad.abs().sum()) for p in learner.parameters() if p.grad is not None)
+    kept = result.metrics.get("kept_fraction", torch.ones(2))
+    low, high = {"full": (1, 1), "kld": (1, 1), "uld": (1, 1), "alm": (0, 0.2)}.get(
+        name, (0.2, 0.7)
+    )
+    assert low <= float(kept[0] / kept[1]) <= high
+    by_teacher = (kind.needs == "losses" and name != "alm") or kind.name.startswith("rho1")
+    assert ("teacher_loss" in result.metrics) == by_teacher
+    assert ("divergence" in result.metrics) == (name in ("alm", "kld", "uld"))
 
 
 @pytest.mark.parametrize("name", ["kld", "uld"])
-def test_a_student_that_is_its_teacher_has_no_divergence(world: Path, name: str) -> None:
-    model = load_language_model(str(world / "teacher_run" / "model"))
-    rows = AlignedRows(StreamConfig(Reading(str(world / "same")), seq_length=256))
-    result = batch_loss(Method(name), model, model, rows.__getitems__([0, 1]), 0)
+def test_a_student_that_is_its_teacher_has_no_divergence(
+    world: Path, teacher: PreTrainedModel, name: str
+) -> None:
+    result = _loss(Method(name), teacher, teacher, _rows(world / "same", 256).__getitems__([0, 1]))
     assert float(result.metrics["divergence"][0]) == pytest.approx(0, abs=1e-2)
     assert float(result.metrics["student_loss"][0]) > 10
 
 
 def test_kld_disregards_rows_that_are_no_tokens(world: Path, tmp_path: Path) -> None:
     """A teacher with more padding than the student, as Llemma's 32,016 rows for 32,000 tokens."""
-    rows = AlignedRows(StreamConfig(Reading(str(world / "same")), seq_length=256))
+    rows = _rows(world / "same", 256)
     student = load_language_model(str(world / "teacher_start"))
     teacher = load_language_model(str(world / "teacher_run" / "model"))
     batch, vocab_size = rows.__getitems__([0]), rows.manifest.student.vocab_size
-    alone = batch_loss(Method("kld"), student, teacher, batch, 0, vocab_size=vocab_size)
+    alone = _loss(Method("kld"), student, teacher, batch)
     teacher.resize_token_embeddings(vocab_size + 16, mean_resizing=False)
     weight = teacher.get_output_embeddings().weight.data
     weight[vocab_size:] = 10 * weight[:16]
-    with pytest.raises(
-        ValueError, match=rf"{vocab_size} and the teacher {vocab_size + 16} columns"
-    ):
-        batch_loss(Method("kld"), student, teacher, batch, 0)
-    padded = batch_loss(Method("kld"), student, teacher, batch, 0, vocab_size=vocab_size)
+    with pytest.raises(ValueError, match=rf"{vocab_size} and the teacher {vocab_size + 16} col"):
+        _loss(Method("kld"), student, teacher, batch)
+    padded = _loss(Method("kld"), student, teacher, batch, vocab_size=vocab_size)
     assert padded.loss_sum.item() == pytest.approx(alone.loss_sum.item(), rel=1e-6)
     weight[vocab_size:] = 0
     teacher.save_pretrained(tmp_path / "padded")
@@ -346,12 +370,10 @@ def test_kld_disregards_rows_that_are_no_tokens(world: Path, tmp_path: Path) -> 
     assert train(replace(config, teacher=str(tmp_path / "padded")))["divergence"] > 0
 
 
-def test_random_choices_differ_between_steps(world: Path) -> None:
-    model = load_language_model(str(world / "student"))
-    rows = AlignedRows(StreamConfig(Reading(str(world / "pair")), seq_length=256))
+def test_random_choices_differ_between_steps(world: Path, student: PreTrainedModel) -> None:
+    batch = _rows(world / "pair", 256).__getitems__([0])
     losses = {
-        batch_loss(Method("random"), model, None, rows.__getitems__([0]), step).loss_sum.item()
-        for step in (0, 0, 1, 2)
+        _loss(Method("random"), student, None, batch, step).loss_sum.item() for step in (0, 0, 1, 2)
     }
     assert len(losses) == 3
 
@@ -367,123 +389,97 @@ def test_schedules_end_where_they_say(tmp_path: Path) -> None:
     assert rates["linear"] == pytest.approx([1e-3, 1e-3, 8e-4, 6e-4, 2e-4])
     half = 0.5 * 0.5**0.5
     assert rates["cosine"] == pytest.approx([1e-3, 1e-3, (0.6 + 0.8 * half) * 1e-3, 6e-4, 2e-4])
-    with pytest.raises(ValueError, match="--schedule square: choose of cosine, linear, constant"):
+    with pytest.raises(
+        ValueError, match="--schedule square: choose one of cosine, linear, constant"
+    ):
         TrainConfig(**common, schedule="square")
 
 
 def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: Path) -> None:
     """Scores made with a length of their own could not be trained with."""
     config = _config(world, tmp_path, Method("teacher"), teacher_seq_length=96)
-    rows = AlignedRows(config.stream)
-    assert rows[0]["teacher_input_ids"].shape == (96,)
-    assert train(replace(config, num_steps=3))["teacher_loss"] > 0
+    assert AlignedRows(config.stream)[0]["teacher_input_ids"].shape == (96,)
     message = r"a row holds 600 teacher tokens, .* for 512: lower --teacher-seq-length"
     with pytest.raises(ValueError, match=message):
-        train(replace(config, teacher_seq_length=600, output=tmp_path / "long"))
+        train(replace(config, teacher_seq_length=600))
 
 
-def test_held_out_text_stands_among_the_tokens_of_the_training_text(
-    world: Path, tmp_path: Path
+def test_held_out_sets_are_measured_by_name_among_the_tokens_of_the_training_text(
+    world: Path, tmp_path: Path, student: PreTrainedModel
 ) -> None:
-    """Whatever was recorded when it was aligned: the student knows no other tokens."""
+    """Whatever was recorded when a set was aligned: the student knows no other tokens."""
     manifest = build_dataset(tmp_path / "other", make_texts(6, seed=1))
     other = replace(manifest.student, convention=ConventionRecord(5, 5, None))
     changed = encode_manifest(replace(manifest, student=other))
     (tmp_path / "other" / MANIFEST_FILE).write_bytes(changed)
-    sets = (str(world / "heldout"), str(tmp_path / "other"))
-    values = train(_config(world, tmp_path / "run", Method("full"), num_steps=3, heldout=sets))
-    measured = {name: value for name, value in values.items() if name.startswith("heldout")}
-    assert len(measured) == 2
-    assert len(set(measured.values())) == 1
 
+    def measured(*sets: str) -> dict[str, float]:
+        config = _config(world, tmp_path, Method("full"), heldout=sets)
+        heldout = open_heldout(config, AlignedRows(config.stream))
+        return evaluate(config, student, heldout, Ranks(torch.device("cpu")))
 
-def test_several_held_out_sets_are_logged_by_name(world: Path, tmp_path: Path) -> None:
-    sets = (f"first={world / 'heldout'}", str(world / "pair"))
-    values = train(_config(world, tmp_path, Method("full"), num_steps=3, heldout=sets))
-    measured = {name: value for name, value in values.items() if name.startswith("heldout")}
-    assert list(measured) == ["heldout_bits_per_byte/first", "heldout_bits_per_byte/pair"]
-    alone = train(_config(world, tmp_path / "one", Method("full"), num_steps=3, heldout=sets[:1]))
-    assert alone["heldout_bits_per_byte"] == measured["heldout_bits_per_byte/first"]
+    found = measured(f"first={world / 'heldout'}", str(tmp_path / "other"), str(world / "pair"))
+    own = found["heldout_bits_per_byte/first"]
+    assert list(found) == [f"heldout_bits_per_byte/{name}" for name in ("first", "other", "pair")]
+    assert own == found["heldout_bits_per_byte/other"] != found["heldout_bits_per_byte/pair"]
+    assert measured(f"first={world / 'heldout'}") == {"heldout_bits_per_byte": own}
     with pytest.raises(ValueError, match="have one name: write NAME=DATASET"):
-        _config(world, tmp_path, Method("full"), heldout=(str(world / "pair"), "x/pair"))
-
-
-def test_weights_and_biases_gets_every_step(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    train(_config(world, tmp_path / "run", Method("full"), num_steps=3, wandb="tests"))
-    (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert log.stat().st_size > 0
+        measured(str(world / "pair"), "x/pair")
 
 
 def test_a_missing_package_is_named(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(ValueError, match="--wandb tests needs a package: pip install wandb"):
-        train(_config(world, tmp_path, Method("full"), wandb="tests"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if not installed
+    with pytest.raises(ValueError, match="--tensorboard needs a package: pip install tensorboard"):
+        train(_config(world, tmp_path, Method("full"), tensorboard=True))
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_checkpoint_of_other_options_is_refused(world: Path, tmp_path: Path) -> None:
-    config = _config(world, tmp_path, Method("full"), num_steps=3, exit_after=2)
-    train(config)
-    with pytest.raises(ValueError, match=r"made with learning_rate 0\.001, this run has 0\.01"):
-        train(replace(config, learning_rate=0.01))
-
-
 def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--method kld needs a teacher with the student's token"):
-        train(_config(world, tmp_path, Method("kld")))
-    untrained = str(world / "teacher_start")
-    with pytest.raises(UntrainedTeacherError, match=r"the first row of the data is .* not load"):
-        train(_config(world, tmp_path, Method("teacher"), teacher=untrained))
     small = shutil.copytree(world / "student", tmp_path / "small")
     (small / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="teacher tokens up to 479"):
-        train(_config(world, tmp_path, Method("teacher"), teacher=str(small)))
-    with pytest.raises(ValueError, match=r"raise --num-epochs, .* or lower --num-steps"):
-        train(_config(world, tmp_path, Method("full"), num_steps=10**6))
+    untrained, same = str(world / "teacher_start"), Reading(str(world / "same"))
+    silent = Reading(str(world / "pair"), student_bos="none")
+    other_student = r"student tokenizer .* is not the dataset's"
+    for name, changes, error, message in (
+        ("kld", {}, ValueError, "--method kld needs a teacher with the student's token"),
+        ("alm", {"data": silent}, ValueError, r"--method alm compares .* by --student-bos"),
+        ("teacher", {"teacher": untrained}, UntrainedTeacherError, "first row of the data is"),
+        ("teacher", {"teacher": str(small)}, ValueError, "teacher tokens up to 479"),
+        ("teacher", {"teacher": str(world / "student")}, ForeignTokenizerError, "is not the data"),
+        ("full", {"student": untrained}, ForeignTokenizerError, other_student),
+        (
+            "full",
+            {"student": untrained, "random_init": True},
+            ForeignTokenizerError,
+            other_student,
+        ),
+        ("full", {"data": same, "student": str(small)}, ValueError, "student tokens up to 479"),
+        ("full", {"num_steps": 10**6}, ValueError, r"raise --num-epochs, .* or lower --num-steps"),
+    ):
+        with pytest.raises(error, match=message):
+            train(_config(world, tmp_path / "run", Method(name), **changes))
 
 
 def test_a_trained_student_brings_its_tokenizer(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, six: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(_config(world, tmp_path / "run", Method("full"), num_steps=3, export_every=2))
+    documents = _documents(world / "pair")
+    assert len(documents) == 40
     for name in ("step-000002", "model"):
-        folder = tmp_path / "run" / name
+        folder = six.output / name
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == 400
-        documents = _documents(world / "pair")
-        assert len(documents) == 40
         for document in documents:
             assert document.text is not None
             found = tokenizer(document.text.decode(), add_special_tokens=False)["input_ids"]
             assert found == document.student.input_ids.tolist()
-    teacher = str(world / "teacher_run" / "model")
-    assert figures(["kept", "A fair coin.", "--student", str(folder), "--teacher", teacher]) == 0
+    guide = str(world / "teacher_run" / "model")
+    assert figures(["kept", "A fair coin.", "--student", str(folder), "--teacher", guide]) == 0
     assert "kept" in capsys.readouterr().out
     # What it leaves is a student of the same data again.
-    train(_config(world, tmp_path / "next", Method("full"), num_steps=3, student=str(folder)))
-
-
-def test_models_of_other_tokenizers_are_refused(world: Path, tmp_path: Path) -> None:
-    """As Megatron does; it was taken without a word."""
-    other = str(world / "teacher_start")
-    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
-        train(_config(world, tmp_path, Method("full"), student=other))
-    with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
-        train(_config(world, tmp_path, Method("full"), student=other, random_init=True))
-    with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
-        train(_config(world, tmp_path, Method("teacher"), teacher=str(world / "student")))
-    small = shutil.copytree(world / "student", tmp_path / "small")
-    (small / "tokenizer.json").unlink()
-    same = {"data": Reading(str(world / "same")), "student": str(small)}
-    with pytest.raises(ValueError, match=r"the data has student tokens up to 479 .*, .* knows 400"):
-        train(_config(world, tmp_path, Method("full"), **same))
+    train(_config(world, tmp_path, Method("full"), num_steps=3, student=str(folder)))
 
 
 def test_a_student_whose_logits_are_computed_otherwise_is_refused(
@@ -522,10 +518,9 @@ def test_a_broken_model_stops_the_run_and_names_the_rows(
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_a_teachers_mean_loss_leaves_padding_out(world: Path, tmp_path: Path) -> None:
+def test_a_teachers_mean_loss_leaves_padding_out(tmp_path: Path, teacher: PreTrainedModel) -> None:
     build_dataset(tmp_path / "one", make_texts(1), num_shards=1)
-    rows = AlignedRows(StreamConfig(Reading(str(tmp_path / "one")), seq_length=512))
-    teacher = load_language_model(str(world / "teacher_run" / "model"))
+    rows = _rows(tmp_path / "one", 512)
     batch = rows.__getitems__([0])
     assert batch["loss_mask"].mean() < 0.6
     (document,) = _documents(tmp_path / "one")
