@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
-from schemas.safetensors_view import DTYPES, read_header, view_tensor
+from schemas.safetensors_view import read_header, view_tensor
 
 SCHEMA_VERSION: Final = 2
 """Written and read; one number covers manifest, index and sample."""
@@ -27,8 +27,6 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErr
 
 SAMPLE_VERSION = str(SCHEMA_VERSION)
 """As a sample's metadata has it."""
-
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Layout = tuple[tuple[str, str, int], ...]
 """(name, dtype name, columns) of a sample's tensors in file order; one column has shape [T]."""
@@ -95,41 +93,6 @@ def tiles_text(byte_offsets: NDArray[np.int64], num_text_bytes: int) -> bool:
         and byte_offsets[-1, 1] == num_text_bytes
         and np.array_equal(byte_offsets[1:, 0], byte_offsets[:-1, 1])
     )
-
-
-def encode_document(document: AlignedDocument) -> bytes:
-    """Return the sample's bytes.
-
-    This is the obvious encoder; `pipeline.dataset.writing` writes whole batches to the same bytes.
-
-    Raises:
-        ValueError: an array is negative, too large for uint32, or not monotone.
-
-    Example:
-        >>> decode_document(encode_document(document)).document_id == document.document_id
-        True
-    """
-    tensors: dict[str, NDArray[Any]] = {
-        **_token_tensors("student", document.student, document.num_text_bytes),
-        **_token_tensors("teacher", document.teacher, document.num_text_bytes),
-        **_span_tensors(document.teacher_spans),
-    }
-    if document.text is not None:
-        tensors["text"] = np.frombuffer(document.text, np.uint8)
-    tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
-    layout = tuple(
-        (name, DTYPE_NAMES[array.dtype], array.shape[1] if array.ndim == 2 else 1)
-        for name, array in tensors.items()
-    )
-    places: list[int] = []
-    end = 0
-    for array in tensors.values():
-        start, end = end, end + array.nbytes
-        places += [len(array), start, end]
-    header = sample_header(
-        document.document_id, document.text_sha256, document.num_text_bytes, layout, places
-    )
-    return b"".join([header, *(array.tobytes() for array in tensors.values())])
 
 
 def sample_header(
@@ -266,34 +229,6 @@ def decode_spans(
     return spans
 
 
-def span_columns(
-    teacher_spans: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each span's start less the one before it, and its width: `decode_spans` reads them.
-
-    Raises:
-        ValueError: starts decrease.
-    """
-    width = teacher_spans[:, 1] - teacher_spans[:, 0]
-    mapped_starts = np.where(width > 0, teacher_spans[:, 0], 0)
-    starts = np.maximum.accumulate(mapped_starts) if len(width) else mapped_starts
-    if np.any((width > 0) & (starts != teacher_spans[:, 0])):
-        raise ValueError("teacher_spans starts decrease; offsets of one side are not monotone")
-    return np.diff(starts, prepend=0), width
-
-
-def narrow(array: NDArray[Any], name: str) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the array in the narrowest of uint8, uint16 and uint32.
-
-    Raises:
-        ValueError: a value is negative or does not fit uint32.
-    """
-    low, high = int(array.min(initial=0)), int(array.max(initial=0))
-    if low < 0 or high > 0xFFFFFFFF:
-        raise ValueError(f"{name} holds {low if low < 0 else high}, which is no uint32")
-    return array.astype(DTYPES["U8" if high < 1 << 8 else "U16" if high < 1 << 16 else "U32"])
-
-
 @lru_cache(maxsize=4096)
 def _header_template(layout: Layout) -> str:
     """Return the header's JSON with a place for each value: documents share few layouts."""
@@ -306,26 +241,6 @@ def _header_template(layout: Layout) -> str:
         shape = "%d" if columns == 1 else f"%d,{columns}"
         entries.append(f'"{name}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[%d,%d]}}')
     return "{" + ",".join(entries) + "}"
-
-
-def _token_tensors(
-    side: str, tokens: Tokens, num_text_bytes: int
-) -> dict[str, NDArray[np.unsignedinteger[Any]]]:
-    offsets = tokens.byte_offsets
-    tensors = {f"{side}.input_ids": narrow(tokens.input_ids, f"{side}.input_ids")}
-    if tiles_text(offsets, num_text_bytes):
-        name = f"{side}.token_bytes"
-        tensors[name] = narrow(offsets[:, 1] - offsets[:, 0], name)
-    else:
-        name = f"{side}.byte_offsets"
-        tensors[name] = narrow(offsets, name)
-    return tensors
-
-
-def _span_tensors(teacher_spans: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    names = ("span.advance", "span.width")
-    columns = span_columns(teacher_spans)
-    return {name: narrow(column, name) for name, column in zip(names, columns, strict=True)}
 
 
 def _decode_tokens(

@@ -1,8 +1,7 @@
-"""Batches of aligned documents to samples: `schemas.document.encode_document`, many at once.
+"""Batches of aligned documents to samples, as `schemas.document.decode_document` reads them.
 
-The bytes are the same (a test holds them side by side). Arrays are narrowed and written straight
-into one buffer that already has the tar's layout, so that all that runs per document is the JSON
-header, two hashes and the CRC.
+Arrays are narrowed and written straight into one buffer that already has the tar's layout, so that
+all that runs per document is the JSON header, two hashes and the CRC.
 """
 
 import tarfile

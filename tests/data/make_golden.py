@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.writing import ShardWriter, shard_record
-from schemas.document import AlignedDocument, encode_document
+from schemas.document import AlignedDocument
 from schemas.index import encode_index
 from schemas.manifest import (
     DeadLetterRecord,
@@ -29,6 +29,7 @@ from schemas.manifest import (
 )
 from schemas.removed import RemovedDocuments, encode_removed
 from tests.support.documents import make_document, to_batch
+from tests.support.sample_encoder import encode_document
 
 FOLDER = Path(__file__).parent / "golden_v2"
 METADATA = (

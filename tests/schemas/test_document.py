@@ -18,12 +18,11 @@ from schemas.document import (
     decode_spans,
     decode_tensors,
     document_key,
-    encode_document,
-    narrow,
     tiles_text,
 )
 from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
 from tests.support.documents import assert_same, documents, make_document
+from tests.support.sample_encoder import encode_document
 
 TEXT = "the sum 🤗".encode()
 DOCUMENT = make_document(
@@ -105,34 +104,6 @@ def test_an_unmapped_token_stands_where_the_last_span_started() -> None:
     assert spans.tolist() == [[2, 4], [2, 2], [5, 6], [5, 6]]
     with pytest.raises(ValueError, match=r"advance has shape \(2,\), span.width \(1,\)"):
         decode_spans(np.zeros(2, np.uint8), np.zeros(1, np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        *((0, "u1"), (255, "u1"), (256, "u2"), (65535, "u2"), (65536, "u4"), (0xFFFFFFFF, "u4")),
-    ],
-)
-def test_the_narrowest_dtype_holds_the_largest_value(value: int, dtype: str) -> None:
-    assert narrow(np.array([0, value]), "x").dtype == np.dtype(dtype)
-    assert narrow(np.array([], np.int64), "x").dtype == np.uint8
-    document = make_document("d", b"ab", [(0, 1), (1, 2)], [(0, 2)], student_ids=[0, value])
-    tensors, _ = decode_tensors(encode_document(document))
-    assert tensors["student.input_ids"].dtype == np.dtype(dtype)
-    assert decode_document(encode_document(document)).student.input_ids.tolist() == [0, value]
-
-
-@pytest.mark.parametrize("value", [-1, 0x100000000])
-def test_what_no_uint32_holds_is_refused(value: int) -> None:
-    document = make_document("d", b"ab", [(0, 2)], [(0, 2)], teacher_ids=[value])
-    with pytest.raises(ValueError, match=f"teacher.input_ids holds {value}, which is no uint32"):
-        encode_document(document)
-
-
-def test_spans_that_go_back_are_refused() -> None:
-    document = make_document("d", b"ab", [(0, 1), (1, 2)], [(0, 1), (1, 2)])
-    with pytest.raises(ValueError, match="teacher_spans starts decrease"):
-        encode_document(replace(document, teacher_spans=np.array([[1, 2], [0, 1]])))
 
 
 def test_keys_are_a_function_of_the_id() -> None:

@@ -96,10 +96,10 @@ def test_what_a_dataset_that_grows_adds() -> None:
     )
     assert decode_manifest(encode_manifest(grown)) == grown
     wrong = [{"name": "source", "type": "decimal"}]
-    with pytest.raises(DatasetError, match=r"\$\.metadata\[0\]\.type is 'decimal'"):
+    with pytest.raises(DatasetError, match=r"decimal.*`\$\.metadata\[0\]\.type`"):
         decode_manifest(rewritten(lambda body: body.update(metadata=wrong)))
     outside = [{"number": 0, "file": "../m.json", "fingerprint": "e" * 64}]
-    with pytest.raises(DatasetError, match=r"'\.\./m\.json' is not inside"):
+    with pytest.raises(DatasetError, match=r"inside the dataset.*generations\[0\]\.file"):
         decode_manifest(rewritten(lambda body: body.update(generations=outside)))
 
 
@@ -114,33 +114,23 @@ def test_every_cut_is_noticed() -> None:
     ("change", "message"),
     [
         (lambda b: b["shards"][0].update(sha256="0" * 63 + "1"), "fingerprint .* does not follow"),
-        (lambda b: b["shards"].pop(), "fingerprint .* does not follow from its shards"),
+        (lambda b: b["shards"].pop(), "fingerprint .* does not follow"),
         (lambda b: b["shards"][0].update(num_documents=4), "totals .* does not follow"),
-        (lambda b: b["totals"].update(num_bytes=1), "totals .* it was altered; restore it"),
+        (lambda b: b["totals"].update(num_bytes=1), "totals .* does not follow"),
         (lambda b: b["student"].update(sha256="f" * 64), "fingerprint .* does not follow"),
         (lambda b: b.update(fingerprint="0" * 64), "fingerprint 0000"),
-        (lambda b: b.pop("totals"), r"\(Object missing required field `totals`\)"),
-        (lambda b: b["student"].pop("adds_bos"), r"\(\$\.student: Object missing .* `adds_bos`\)"),
-        (
-            lambda b: b["shards"][0].update(num_bytes=True),
-            r"\$\.shards\[0\]\.num_bytes is True, not",
-        ),
-        (
-            lambda b: b["teacher"].update(bos_token_id="1"),
-            r"bos_token_id is '1', not `int \| null`",
-        ),
-        (lambda b: b["dead_letters"].update(by_reason=[]), r"by_reason is \[\], not `object`"),
-        (lambda b: b["shards"][1].update(num_bytes=-1), r"\$\.shards\[1\]\.num_bytes is -1, not"),
-        (lambda b: b["shards"][1].update(sha256="C" * 64), r"'C{64}' is not a SHA-256, 64 lower"),
-        (lambda b: b.update(fingerprint="0" * 64 + "\n"), r"length <= 64"),
-        (lambda b: b["student"].update(special_strings="raw"), r"special_strings is 'raw'"),
+        (lambda b: b.pop("totals"), "missing required field `totals`"),
+        (lambda b: b["student"].pop("adds_bos"), r"`adds_bos` - at `\$\.student`"),
+        (lambda b: b["shards"][0].update(num_bytes=True), r"`\$\.shards\[0\]\.num_bytes`"),
+        (lambda b: b["shards"][1].update(num_bytes=-1), r">= 0 - at `\$\.shards\[1\]\.num_bytes`"),
+        (lambda b: b["shards"][1].update(sha256="C" * 64), "Expected a SHA-256, 64 lower-case"),
+        (lambda b: b.update(fingerprint="0" * 64 + "\n"), "length <= 64"),
+        (lambda b: b["student"].update(special_strings="raw"), r"special_strings`"),
         (lambda b: b["dead_letters"]["by_reason"].update(x="1"), r"\$\.dead_letters\.by_reason\["),
-        (lambda b: b.update(shards="x" * 999), r"\$\.shards is 'x{79}…, not `array`"),
-        (lambda b: b["shards"][0].update(file="/etc/passwd"), "'/etc/passwd' is not inside"),
-        (lambda b: b["student"].update(file="../x"), r"'\.\./x' is not inside the dataset"),
-        (lambda b: b["shards"][0].update(index_file=""), "'' is not inside the dataset"),
+        (lambda b: b["shards"][0].update(file="/etc/passwd"), r"inside the dataset.*\[0\]\.file`"),
+        (lambda b: b["student"].update(file="../x"), r"inside the dataset.*\$\.student\.file`"),
+        (lambda b: b["shards"][0].update(index_file=""), "inside the dataset"),
         (lambda b: b.update(schema="other"), "is no vocag.aligned_dataset manifest; name a folder"),
-        (lambda b: b.pop("schema"), "is no vocag.aligned_dataset manifest"),
     ],
 )
 def test_alterations_are_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
@@ -197,5 +187,5 @@ def test_conventions_are_kept_and_may_be_absent() -> None:
     assert decode_manifest(encode_manifest(manifest)) == manifest
     assert manifest.fingerprint == MANIFEST.fingerprint
     wrong = {**asdict(chosen), "first_token_id": "<s>"}
-    with pytest.raises(DatasetError, match=r"\$\.student\.convention\.first_token_id is '<s>'"):
+    with pytest.raises(DatasetError, match=r"`\$\.student\.convention\.first_token_id`"):
         decode_manifest(rewritten(lambda body: body["student"].update(convention=wrong)))

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from schemas.document import AlignedDocument, Tokens, document_key, encode_document
+from schemas.document import AlignedDocument, Tokens, document_key
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import (
     ConventionRecord,
@@ -22,6 +22,7 @@ from schemas.manifest import (
     TokenizerRecord,
     encode_manifest,
 )
+from tests.support.sample_encoder import encode_document
 
 STUDENT_BOS, STUDENT_EOS, TEACHER_EOS, FIRST_ID = 1, 2, 3, 10
 

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.dataset.encoding import TAR_BLOCK, EncodedBatch, encode_batch
-from schemas.document import (
-    AlignedDocument,
-    Tokens,
-    decode_tensors,
-    document_key,
-    encode_document,
-)
+from schemas.document import AlignedDocument, Tokens, decode_tensors, document_key
 from tests.support.documents import documents, make_document, to_batch
+from tests.support.sample_encoder import encode_document
 from tests.support.text_strategies import texts
 from tests.support.tokenizer_zoo import load
 

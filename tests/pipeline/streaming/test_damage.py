@@ -10,7 +10,7 @@ import torch
 
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
 from pipeline.streaming.damage import DamageLog, read_quarantine
-from schemas.document import document_key, encode_document
+from schemas.document import document_key
 from schemas.errors import (
     DamagedSampleError,
     DamagedShardError,
@@ -19,6 +19,7 @@ from schemas.errors import (
 )
 from schemas.index import decode_index, encode_index
 from schemas.manifest import encode_manifest
+from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import FIRST_ID, make_documents, write_dataset
 
 SIZES = (8, 6, 6)

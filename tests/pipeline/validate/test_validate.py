@@ -19,7 +19,7 @@ import pytest
 from pipeline.validate.arrays import find_foreign_content, find_unsound_offsets, stack_documents
 from pipeline.validate.command import main
 from pipeline.validate.dataset import ValidationReport, validate_dataset
-from schemas.document import AlignedDocument, decode_document, encode_document
+from schemas.document import AlignedDocument, decode_document
 from schemas.index import ShardIndex, decode_index, encode_index
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest, encode_manifest
 from tests.support.datasets import (
@@ -29,6 +29,7 @@ from tests.support.datasets import (
     store_tokenizer,
     word_pieces,
 )
+from tests.support.sample_encoder import encode_document
 from tests.support.tokenizer_zoo import load
 
 TAR = "docs-000001-of-000003.tar"
