@@ -44,7 +44,7 @@ ALLOWED = {
     "pipeline.training": "pipeline.models pipeline.streaming pipeline.scoring pipeline.guidance"
     " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
     " vocag_cli",
-    "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.file_digests"
+    "pipeline.evaluation": "pipeline.models.teacher_files"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",

@@ -8,8 +8,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
 from pipeline.evaluation.settings import Engine
-from pipeline.models.file_digests import digest_of_files
-from pipeline.models.teacher_files import find_teacher
+from pipeline.models.teacher_files import digest_of_files, find_teacher
 
 # Where a run leaves its student; the run's name says more.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}

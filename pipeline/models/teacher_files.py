@@ -5,10 +5,14 @@ No torch here: the machine that starts a job need not be one that can run the mo
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import file_digest, sha256
 from pathlib import Path
 
-from pipeline.models.file_digests import digest_of_files
 from pipeline.remote.hub import HubError, download_folder
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -34,10 +38,31 @@ class TeacherFiles:
         """Whether weights, configuration and tokenizer are one file."""
         return self.path.suffix == ".gguf"
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """64 hex digits over names and contents of the files; they are read once."""
         return digest_of_files(self.files)
+
+
+def digest_of_files(files: Sequence[Path]) -> str:
+    """Return 64 hex digits over names and contents of files, in their order.
+
+    Files are read in threads, for hashing releases the interpreter's lock.
+
+    Args:
+        files: whose names are part of the digest, and whose folders are not.
+
+    Raises:
+        OSError: one can't be read.
+
+    Example:
+        >>> digest_of_files([Path("teacher/model.safetensors")])[:8]  # doctest: +SKIP
+        '5fca52b1'
+    """
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(_digest, files))
+    content = [[path.name, digest] for path, digest in zip(files, digests, strict=True)]
+    return sha256(json.dumps(content).encode()).hexdigest()
 
 
 def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
@@ -91,3 +116,8 @@ def find_folder(source: str, *, role: str = "teacher") -> Path:
         return download_folder(source, _HUB_FILES)
     except HubError as error:
         raise ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}') from error
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return file_digest(file, "sha256").hexdigest()

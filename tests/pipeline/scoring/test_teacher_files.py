@@ -1,6 +1,8 @@
 """A teacher's files: what decides its losses is hashed, and its tokens must be the dataset's."""
 
+import json
 import shutil
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +25,9 @@ def test_weights_and_configuration_decide_the_hash_and_nothing_else(
     teacher: Path, tmp_path: Path
 ) -> None:
     before = find_teacher(str(teacher)).sha256
+    files = [teacher / name for name in ("config.json", "model.safetensors")]
+    content = [[file.name, sha256(file.read_bytes()).hexdigest()] for file in files]
+    assert before == sha256(json.dumps(content).encode()).hexdigest()
     shutil.copytree(teacher, tmp_path / "elsewhere")
     assert find_teacher(str(tmp_path / "elsewhere")).sha256 == before
     (teacher / "README.md").write_text("a note")
