@@ -209,25 +209,14 @@ def overlap_ratios(
 
 
 def _count_over_wide(tokens: TokenBatch) -> int:
-    tiles = tokens.tiles
-    return 0 if tiles.all() else _count_sharing(tokens.byte_offsets, tokens.cu_tokens, tiles)
-
-
-@compiled
-def _count_sharing(
-    byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
-) -> int:
     """Count tokens that share bytes with the one before or behind them."""
-    count = 0
-    for d in range(len(cu_tokens) - 1):
-        own = byte_offsets[cu_tokens[d] : cu_tokens[d + 1]]
-        shares = False
-        for i in range(0 if not tiles[d] else len(own), len(own)):
-            empty = own[i, 0] == own[i, 1]
-            shares_next = i + 1 < len(own) and not empty and own[i + 1, 0] < own[i, 1]
-            count += shares or shares_next
-            shares = shares_next
-    return count
+    if tokens.tiles.all():
+        return 0
+    starts, ends = tokens.byte_offsets.T
+    shares_next = np.append((starts[1:] < ends[:-1]) & (starts[:-1] < ends[:-1]), False)
+    last_tokens = tokens.cu_tokens[1:][np.diff(tokens.cu_tokens) > 0] - 1
+    shares_next[last_tokens] = False
+    return int(np.count_nonzero(shares_next | np.roll(shares_next, 1)))
 
 
 @compiled

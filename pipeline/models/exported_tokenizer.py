@@ -30,6 +30,7 @@ from pipeline.tokenization.definition import (
     control_tokens,
     model_pieces,
     read_template,
+    text_template,
 )
 from schemas.document import AlignedDocument, decode_document
 from schemas.manifest import TokenizerRecord
@@ -193,7 +194,7 @@ def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, di
     before, after = read_template(definition.get("post_processor"), ids) or ([], [])
     wanted = _before(record)
     if before != wanted:
-        definition = definition | {"post_processor": _template(wanted, after, names)}
+        definition = definition | {"post_processor": text_template(wanted, after, names)}
     return definition, names
 
 
@@ -205,27 +206,6 @@ def _before(record: TokenizerRecord) -> list[int]:
     """
     first, end = record.around_text.first_token_id, record.around_text.end_token_id
     return [] if first is None or first == end else [first]
-
-
-def _template(before: Sequence[int], after: Sequence[int], names: Mapping[int, str]) -> Definition:
-    """Return the post-processor that puts tokens around a text."""
-
-    def part(name: str, sequence: int) -> list[Definition]:
-        return [
-            *({"SpecialToken": {"id": names[i], "type_id": sequence}} for i in before),
-            {"Sequence": {"id": name, "type_id": sequence}},
-            *({"SpecialToken": {"id": names[i], "type_id": sequence}} for i in after),
-        ]
-
-    special = {
-        names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]} for i in {*before, *after}
-    }
-    return {
-        "type": "TemplateProcessing",
-        "single": part("A", 0),
-        "pair": part("A", 0) + part("B", 1),
-        "special_tokens": special,
-    }
 
 
 def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str, int]:

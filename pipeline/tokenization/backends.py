@@ -29,8 +29,8 @@ from pipeline.tokenization.definition import (
     lost_bytes,
     model_pieces,
     read_conventions,
-    spelled_vocabulary,
     spells_spaces,
+    spells_text,
 )
 from pipeline.tokenization.offsets import byte_positions
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile
@@ -78,6 +78,7 @@ class Reference(Protocol):
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether each ASCII character of a text reaches the tokens.
         lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
+        spells: whether tokens spell their text; WordPiece's drop white space, for one.
     """
 
     vocab_size: int
@@ -86,18 +87,13 @@ class Reference(Protocol):
     added_strings: Sequence[str]
     keeps_ascii: bool
     lost_bytes: bytes
+    spells: bool
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts without added special tokens.
 
         Raises:
             LibraryError: it fails on one of them.
-        """
-
-    def vocabulary(self) -> list[bytes] | None:
-        """Return the bytes that each id stands for, b"" where it stands for none or unknown.
-
-        None where tokens don't spell the text (WordPiece drops white space, for one).
         """
 
     def contents(self) -> list[bytes]:
@@ -136,6 +132,7 @@ class HuggingFaceReference:
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {reason}') from error
         self.lost_bytes = lost_bytes(self.definition)
         self.keeps_ascii = keeps_ascii(self.definition) and min(self.lost_bytes, default=255) > 127
+        self.spells = spells_text(self.definition)
         self._spells_spaces = spells_spaces(self.definition)
         self._pieces = model_pieces(original)
         ids = [*self._pieces.values(), *(token["id"] for token in added_tokens(original))]
@@ -173,10 +170,6 @@ class HuggingFaceReference:
             ids = np.array(encoding.ids, np.uint32)
             encoded.append(Encoded(ids, partial(self._report, text, ids, encoding)))
         return encoded
-
-    def vocabulary(self) -> list[bytes] | None:
-        """Return the bytes of each id, see `Reference`."""
-        return spelled_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
 
     def contents(self) -> list[bytes]:
         """Return what each id stands for in a normalised text, see `Reference`."""
@@ -224,6 +217,7 @@ class SentencePieceReference:
 
     added_strings: Sequence[str] = ()
     lost_bytes = b""
+    spells = True
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool) -> None:
         """Load the model.
@@ -267,8 +261,8 @@ class SentencePieceReference:
             for text, array in zip(texts, arrays, strict=True)
         ]
 
-    def vocabulary(self) -> list[bytes]:
-        """Return the bytes of each id, see `Reference`."""
+    def contents(self) -> list[bytes]:
+        """Return what each id stands for in a normalised text, see `Reference`."""
         table = []
         for token_id in range(self.vocab_size):
             piece = self.processor.id_to_piece(token_id)
@@ -279,10 +273,6 @@ class SentencePieceReference:
             else:
                 table.append(piece.replace(SPACE_PIECE, " ").encode())
         return table
-
-    def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, see `Reference`."""
-        return self.vocabulary()
 
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids."""

@@ -1,22 +1,74 @@
 """A SentencePiece model as a `tokenizer.json` that gives the same ids.
 
 `transformers` reads SentencePiece models through classes that split a text otherwise than the model
-does (no dummy prefix, another normaliser). This conversion states what the model states, so that
-its ids can be compared; whoever exports it compares them (`pipeline.models.exported_tokenizer`).
+does (no dummy prefix, another normaliser). This conversion states what the model's file states;
+whoever exports it compares ids (`pipeline.models.exported_tokenizer`). `sentencepiece` ships a
+reader of its files, but that needs the newest protobuf, which other packages (Beam, for one) don't
+allow. A file is a protobuf message of few fields, so they are read here.
 """
 
+import struct
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
 
-from pipeline.tokenization.definition import SPACE_PIECE, Definition
-from pipeline.tokenization.sentencepiece import (
-    ModelKind,
-    Piece,
-    PieceKind,
-    SentencePieceModel,
-    read_sentencepiece_model,
-)
+from pipeline.tokenization.definition import SPACE_PIECE, Definition, added_token
 from pipeline.tokenization.sources import TokenizerError
+
+_VARINT, _BYTES, _FIXED32 = 0, 2, 5
+
+
+class PieceKind(IntEnum):
+    """`ModelProto.SentencePiece.Type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class ModelKind(IntEnum):
+    """`TrainerSpec.ModelType`."""
+
+    UNIGRAM = 1
+    BPE = 2
+    WORD = 3
+    CHAR = 4
+
+
+class Piece(NamedTuple):
+    """One token: its string, its score (higher is merged earlier) and its kind."""
+
+    text: str
+    score: float
+    kind: PieceKind
+
+
+class SentencePieceModel(NamedTuple):
+    """A model file.
+
+    Attributes:
+        pieces: by id.
+        kind: BPE or another.
+        unk_id: of the unknown token.
+        byte_fallback: whether unknown characters become their bytes.
+        space_follows: whether a space belongs to the word before it.
+        charsmap: compiled character rules of the normaliser, b"" for none.
+        adds_dummy_prefix: whether a text is read as if a space came first.
+        removes_extra_spaces: at the text's ends, and all but one within it.
+    """
+
+    pieces: Sequence[Piece]
+    kind: ModelKind
+    unk_id: int
+    byte_fallback: bool
+    space_follows: bool
+    charsmap: bytes
+    adds_dummy_prefix: bool
+    removes_extra_spaces: bool
 
 
 def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
@@ -42,9 +94,11 @@ def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
         )
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added_tokens(model.pieces),
+        "added_tokens": [
+            added_token(token_id, piece.text, special=piece.kind is not PieceKind.USER_DEFINED)
+            for token_id, piece in enumerate(model.pieces)
+            if piece.kind in (PieceKind.UNKNOWN, PieceKind.CONTROL, PieceKind.USER_DEFINED)
+        ],
         "normalizer": _normalizer(model),
         "pre_tokenizer": None,
         "post_processor": None,
@@ -53,20 +107,29 @@ def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
     }
 
 
-def _added_tokens(pieces: Sequence[Piece]) -> list[Definition]:
-    return [
-        {
-            "id": token_id,
-            "content": piece.text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": piece.kind is not PieceKind.USER_DEFINED,
-        }
-        for token_id, piece in enumerate(pieces)
-        if piece.kind in (PieceKind.UNKNOWN, PieceKind.CONTROL, PieceKind.USER_DEFINED)
-    ]
+def read_sentencepiece_model(data: bytes) -> SentencePieceModel:
+    """Read a model file that `sentencepiece` accepts.
+
+    Example:
+        >>> read_sentencepiece_model(Path("tokenizer.model").read_bytes()).kind
+        <ModelKind.BPE: 2>
+    """
+    # Field numbers and defaults of sentencepiece_model.proto.
+    fields = list(_fields(data))
+    trainer, normalizer = (
+        {key: value for number, part in fields if number == own for key, value in _fields(part)}
+        for own in (2, 3)
+    )
+    return SentencePieceModel(
+        pieces=[_piece(dict(_fields(value))) for number, value in fields if number == 1],
+        kind=ModelKind(trainer.get(3, 1)),
+        unk_id=trainer.get(40, 0),
+        byte_fallback=bool(trainer.get(35, 0)),
+        space_follows=bool(trainer.get(24, 0)),
+        charsmap=normalizer.get(2, b""),
+        adds_dummy_prefix=bool(normalizer.get(3, 1)),
+        removes_extra_spaces=bool(normalizer.get(4, 1)),
+    )
 
 
 def _normalizer(model: SentencePieceModel) -> Definition:
@@ -97,13 +160,9 @@ def _decoder(model: SentencePieceModel) -> Definition:
 def _bpe(model: SentencePieceModel) -> Definition:
     return {
         "type": "BPE",
-        "dropout": None,
         "unk_token": model.pieces[model.unk_id].text,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
         "fuse_unk": True,
         "byte_fallback": model.byte_fallback,
-        "ignore_merges": False,
         "vocab": {piece.text: token_id for token_id, piece in enumerate(model.pieces)},
         "merges": _merges(model.pieces),
     }
@@ -137,3 +196,35 @@ def _unigram(model: SentencePieceModel) -> Definition:
         "vocab": [[piece.text, piece.score] for piece in model.pieces],
         "byte_fallback": model.byte_fallback,
     }
+
+
+def _piece(message: Mapping[int, Any]) -> Piece:
+    (score,) = struct.unpack("<f", message.get(2, bytes(4)))
+    return Piece(message.get(1, b"").decode(), score, PieceKind(message.get(3, PieceKind.NORMAL)))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield each field's number and value: a varint as int, everything else as its bytes."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size, at = _varint(data, at) if kind == _BYTES else ({_FIXED32: 4}[kind], at)
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a variable-length integer and where it ends."""
+    value, shift = 0, 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -5,7 +5,7 @@ Pure functions on its parsed JSON; the library that encodes is in `pipeline.toke
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -80,6 +80,12 @@ def added_tokens(definition: Definition) -> list[dict[str, Any]]:
     return definition.get("added_tokens") or []
 
 
+def added_token(token_id: int, content: str, *, special: bool = True) -> Definition:
+    """Return the entry of an added token that is read nowhere but where it stands."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": content, **plain, "special": special}
+
+
 def model_pieces(definition: Definition) -> dict[str, int]:
     """Return the model's token strings and their ids, added tokens left out."""
     vocab = definition["model"]["vocab"]
@@ -88,16 +94,9 @@ def model_pieces(definition: Definition) -> dict[str, int]:
     return {piece: place for place, (piece, _) in enumerate(vocab)}
 
 
-def spelled_vocabulary(
-    definition: Definition, *, control: Mapping[str, int], vocab_size: int
-) -> list[bytes] | None:
-    """Return the bytes that each id stands for, or None where tokens don't spell the text.
-
-    b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
-    that swallow the white space beside them or look like a dummy prefix.
-    """
-    spell = _speller(definition)
-    return None if spell is None else _table(definition, spell, control, vocab_size)
+def spells_text(definition: Definition) -> bool:
+    """Return whether tokens spell their text; WordPiece's drop white space, for one."""
+    return _speller(definition) is not None
 
 
 def content_vocabulary(
@@ -105,10 +104,23 @@ def content_vocabulary(
 ) -> list[bytes]:
     """Return the normalised text that each id stands for, white space aside where it is lost.
 
-    As `spelled_vocabulary`, but of tokens that don't spell the text as well: a WordPiece token
-    stands for its letters.
+    b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
+    that swallow the white space beside them or look like a dummy prefix.
     """
-    return _table(definition, _speller(definition) or _reader(definition), control, vocab_size)
+    spell = _speller(definition) or _reader(definition)
+    table = [b""] * vocab_size
+    model, pieces = definition["model"], model_pieces(definition)
+    for piece, token_id in pieces.items():
+        table[token_id] = spell(piece)
+    for token in added_tokens(definition):
+        swallows = token.get("lstrip") or token.get("rstrip")
+        doubtful = token["content"].startswith(" ") and _puts_space_first(definition)
+        table[token["id"]] = b"" if swallows or doubtful else token["content"].encode()
+    unknown = [pieces.get(model.get("unk_token")), model.get("unk_id")]
+    for token_id in (*control.values(), *unknown):
+        if token_id is not None:
+            table[token_id] = b""
+    return table
 
 
 def content_normalizer(definition: Definition) -> Definition:
@@ -137,27 +149,6 @@ def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
     """Yield copies of the steps that split a text, nested ones in order."""
     for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
         yield dict(step)
-
-
-def _table(
-    definition: Definition,
-    spell: Callable[[str], bytes],
-    control: Mapping[str, int],
-    vocab_size: int,
-) -> list[bytes]:
-    table = [b""] * vocab_size
-    model, pieces = definition["model"], model_pieces(definition)
-    for piece, token_id in pieces.items():
-        table[token_id] = spell(piece)
-    for token in added_tokens(definition):
-        swallows = token.get("lstrip") or token.get("rstrip")
-        doubtful = token["content"].startswith(" ") and _puts_space_first(definition)
-        table[token["id"]] = b"" if swallows or doubtful else token["content"].encode()
-    unknown = [pieces.get(model.get("unk_token")), model.get("unk_id")]
-    for token_id in (*control.values(), *unknown):
-        if token_id is not None:
-            table[token_id] = b""
-    return table
 
 
 def keeps_ascii(definition: Definition) -> bool:
@@ -359,3 +350,26 @@ def read_template(
 def _template_ids(step: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> list[int]:
     listed = step.get("special_tokens") or {}
     return list(listed[name]["ids"]) if name in listed else [ids[name]]
+
+
+def text_template(
+    before: Sequence[int], after: Sequence[int], names: Mapping[int, str]
+) -> Definition:
+    """Return the post-processor that puts tokens around a text; `names` are theirs by id."""
+
+    def side(name: str, type_id: int) -> list[Definition]:
+        return [
+            *({"SpecialToken": {"id": names[i], "type_id": type_id}} for i in before),
+            {"Sequence": {"id": name, "type_id": type_id}},
+            *({"SpecialToken": {"id": names[i], "type_id": type_id}} for i in after),
+        ]
+
+    special = {
+        names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]} for i in (*before, *after)
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": side("A", 0),
+        "pair": side("A", 0) + side("B", 1),
+        "special_tokens": special,
+    }

@@ -160,39 +160,26 @@ def _divide(
     rewrite: Normalize,
     levels: Sequence[Callable[[str], list[str]]],
 ) -> Iterator[tuple[str, str]]:
-    parts = levels[0](piece)
-    results = [rewrite(part) for part in parts]
-    if "".join(results) != result:
-        yield from _halve(piece, result, rewrite, levels)
-        return
-    for part, became in zip(parts, results, strict=True):
-        if part == became:
-            yield part, became
-        elif len(levels) > 1:
-            yield from _divide(part, became, rewrite, levels[1:])
-        else:
-            yield from _without_equal_ends(part, became)
+    """Divide a piece that changed into parts that make up its result, as far as there are such.
 
-
-def _halve(
-    piece: str,
-    result: str,
-    rewrite: Normalize,
-    levels: Sequence[Callable[[str], list[str]]],
-) -> Iterator[tuple[str, str]]:
-    """Divide what its parts don't make up into halves that do, as long as there are such."""
+    Where a level's parts don't, two halves of them may.
+    """
     parts = levels[0](piece)
     middle = len(parts) // 2
-    halves = "".join(parts[:middle]), "".join(parts[middle:])
-    results = [rewrite(half) for half in halves]
-    if middle == 0 or "".join(results) != result:
-        yield piece, result
+    halves = ["".join(parts[:middle]), "".join(parts[middle:])] if middle else []
+    for division, finer in ((parts, levels[1:]), (halves, levels)):
+        results = [rewrite(part) for part in division]
+        if "".join(results) != result:
+            continue
+        for part, became in zip(division, results, strict=True):
+            if part == became:
+                yield part, became
+            elif finer:
+                yield from _divide(part, became, rewrite, finer)
+            else:
+                yield from _without_equal_ends(part, became)
         return
-    for half, became in zip(halves, results, strict=True):
-        if half == became:
-            yield half, became
-        else:
-            yield from _divide(half, became, rewrite, levels)
+    yield piece, result
 
 
 def _without_equal_ends(source: str, result: str) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,12 @@ from typing import Any
 
 import orjson
 
-from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET, Definition
+from pipeline.tokenization.definition import (
+    BYTE_LEVEL_ALPHABET,
+    Definition,
+    added_token,
+    text_template,
+)
 from pipeline.tokenization.rank_models import KNOWN_RANK_FILES, RankModel
 
 Ranks = Mapping[bytes, int]
@@ -204,17 +209,19 @@ def _definition(
 ) -> bytes:
     split = {"type": "Split", "pattern": {"Regex": model.pattern}, "behavior": "Isolated"}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    bos = model.bos_token
+    template = None if bos is None else text_template([control[bos]], [], {control[bos]: bos})
     definition: Definition = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(token, token_id) for token, token_id in control.items()],
+        "added_tokens": [added_token(token_id, token) for token, token_id in control.items()],
         "normalizer": None if model.normalizer is None else {"type": model.normalizer},
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [split | {"invert": False}, byte_level | {"use_regex": False}],
         },
-        "post_processor": _template(model.bos_token, control),
+        "post_processor": template,
         "decoder": byte_level | {"use_regex": False},
         "model": {
             "type": "BPE",
@@ -230,28 +237,3 @@ def _definition(
         },
     }
     return orjson.dumps(definition)
-
-
-def _added_token(content: str, token_id: int) -> dict[str, Any]:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": token_id, "content": content, **plain, "special": True}
-
-
-def _template(bos_token: str | None, control: Mapping[str, int]) -> dict[str, Any] | None:
-    if bos_token is None:
-        return None
-    text, second = [
-        [
-            {"SpecialToken": {"id": bos_token, "type_id": place}},
-            {"Sequence": {"id": name, "type_id": place}},
-        ]
-        for place, name in enumerate("AB")
-    ]
-    return {
-        "type": "TemplateProcessing",
-        "single": text,
-        "pair": [*text, *second],
-        "special_tokens": {
-            bos_token: {"id": bos_token, "ids": [control[bos_token]], "tokens": [bos_token]}
-        },
-    }

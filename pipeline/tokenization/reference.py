@@ -35,10 +35,10 @@ class ReferencePath:
 
     def __init__(self, reference: Reference) -> None:
         """Read the reference's vocabulary."""
-        spelled = reference.vocabulary()
-        self.spells = spelled is not None
-        self.vocabulary = VocabularyTable(spelled or [b""] * reference.vocab_size)
-        self.contents = self.vocabulary if spelled else VocabularyTable(reference.contents())
+        self.contents = VocabularyTable(reference.contents())
+        self.vocabulary = self.contents
+        if not reference.spells:
+            self.vocabulary = VocabularyTable([b""] * reference.vocab_size)
         self._reference = reference
 
     def tokenize(self, texts: Sequence[bytes]) -> TokenBatch:
@@ -99,7 +99,7 @@ class ReferencePath:
             text,
             self._reference.normalize,
             lost_bytes=self._reference.lost_bytes,
-            keeps_spaces=self.spells,
+            keeps_spaces=self._reference.spells,
         )
 
     def _tile(self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes) -> bool:
@@ -147,7 +147,7 @@ class ReferencePath:
         kept = normalized.translate(None, lost)
         shift = _spelled_from(self.contents.spell(ids), kept)
         if shift is None:
-            places = None if self.spells else self.contents.walk(ids, kept)
+            places = None if self._reference.spells else self.contents.walk(ids, kept)
         else:
             ends = np.cumsum(self.contents.lengths(ids), dtype=np.int64) + shift
             starts = ends - self.contents.lengths(ids)

@@ -158,7 +158,7 @@ class Tokenizer:
         """
         if not tiles_text(byte_offsets, num_text_bytes):
             return None
-        return self._vocabulary.spell_text(input_ids, byte_offsets, num_text_bytes)
+        return self._vocabulary.spell_text(input_ids, byte_offsets)
 
     def base_vocabulary(self) -> dict[str, bytes]:
         """Return the model's own token strings and the bytes they stand for.
@@ -339,7 +339,7 @@ class Tokenizer:
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
             return "switched off"
-        if not self._reference_path.spells:
+        if not self._reference.spells:
             return "its tokens do not spell the text (WordPiece or another lossy model)"
         try:
             self._fast = FastEncoder(self.file, self._reference)

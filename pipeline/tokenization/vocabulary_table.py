@@ -6,12 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import Ranges
-from pipeline.tokenization.kernels import (
-    flatten_bytes,
-    offsets_from_vocabulary,
-    spell_tokens,
-    walk_contents,
-)
+from pipeline.tokenization.kernels import flatten_bytes, offsets_from_vocabulary
 
 
 class VocabularyTable:
@@ -72,23 +67,40 @@ class VocabularyTable:
 
         None where they don't.
         """
-        places = np.empty((len(input_ids), 2), np.int64)
-        data = np.frombuffer(text, np.uint8)
-        ids = input_ids.astype(np.uint32)
-        found = walk_contents(ids, data, self._flat, self._cu_flat, places)
-        return places if found else None
+        places: list[tuple[int, int]] = []
+        position = 0
+        for token_id in input_ids.tolist():
+            content = self.entries[token_id]
+            if not content:
+                return None
+            while not text.startswith(content, position):
+                if content.startswith(b" "):  # one that the tokenizer put in
+                    content = content[1:]
+                elif text[position : position + 1].isspace():  # one that it left out
+                    position += 1
+                else:
+                    return None
+            places.append((position, position + len(content)))
+            position += len(content)
+        left = text[position:]
+        return None if left.strip() else np.array(places, np.int64).reshape(-1, 2)
 
     def spell(self, input_ids: NDArray[np.integer]) -> bytes:
         """Return what tokens stand for, one after another."""
         return b"".join([self.entries[token_id] for token_id in input_ids.tolist()])
 
-    def spell_text(
-        self, input_ids: NDArray[np.integer], byte_offsets: Ranges, num_text_bytes: int
-    ) -> bytes | None:
+    def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
         """Return the text that tokens tile, None where one stands for too few bytes.
 
-        See `pipeline.tokenization.kernels.spell_tokens`.
+        Where a token covers fewer bytes than it stands for, the last ones are the text's: a dummy
+        prefix is in the vocabulary and not in the text.
         """
-        text = np.empty(num_text_bytes, np.uint8)
-        known = spell_tokens(input_ids, byte_offsets, self._flat, self._cu_flat, text)
-        return text.tobytes() if known else None
+        if input_ids.max(initial=0) >= len(self.entries):
+            return None
+        spelled = [self.entries[token_id] for token_id in input_ids.tolist()]
+        excess = self._lengths[input_ids] - np.diff(byte_offsets).ravel()
+        if excess.min(initial=0) < 0:
+            return None
+        for place in np.flatnonzero(excess).tolist():
+            spelled[place] = spelled[place][excess[place] :]
+        return b"".join(spelled)

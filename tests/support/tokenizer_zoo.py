@@ -29,7 +29,7 @@ from tokenizers import (
 
 from pipeline.tokenization import SpecialStrings, load_tokenizer
 from pipeline.tokenization import Tokenizer as VocagTokenizer
-from pipeline.tokenization.sentencepiece import read_sentencepiece_model
+from pipeline.tokenization.conversion import read_sentencepiece_model
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 MISTRAL_DATA = Path(mistral_common.__file__).parent / "data"

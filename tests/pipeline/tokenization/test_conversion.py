@@ -3,7 +3,7 @@
 import pytest
 import sentencepiece
 
-from pipeline.tokenization.sentencepiece import ModelKind, PieceKind, read_sentencepiece_model
+from pipeline.tokenization.conversion import ModelKind, PieceKind, read_sentencepiece_model
 from tests.support.tokenizer_zoo import load
 
 
