@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,6 @@ from pipeline.packing.reading import Reading
 from pipeline.training.method import METHODS, Method, MethodKind
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option
-
 _PREFIX = "vocag_"
 _GROUPS = {
     "vocag_data": "vocag: data and student",
@@ -26,8 +26,6 @@ _GROUPS = {
 _OTHER_METHODS_OPTIONS = ("name", "num_chunks", "weight")
 PAPER_METHOD = Method()
 
-Dtype = Literal["float32", "bfloat16"]
-
 
 class ArgumentError(ValueError):
     """Arguments that can't work together; the message says what to change."""
@@ -38,8 +36,8 @@ class TeacherOptions:
     """Which teacher runs in this job, and on which ranks.
 
     Attributes:
-        name: Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), or a
-            checkpoint of this trainer (default: none).
+        name: Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE; default:
+            none).
         world_size: ranks for the teacher alone, the last ones of the job; 0: it shares the
             student's ranks.
         tensor_model_parallel_size: tensor-parallel ranks of each copy of the teacher.
@@ -55,7 +53,7 @@ class TeacherOptions:
     pipeline_model_parallel_size: int = 1
     expert_model_parallel_size: int = 1
     micro_batch_size: int = 1
-    dtype: Dtype = "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
     @property
     def num_replicas(self) -> int:
@@ -65,26 +63,25 @@ class TeacherOptions:
     @property
     def ranks_of_replica(self) -> int:
         """Ranks that hold one copy of the teacher together."""
-        return (
-            self.tensor_model_parallel_size
-            * self.pipeline_model_parallel_size
-            * self.expert_model_parallel_size
-        )
+        return prod(self._parallel_sizes.values())
+
+    @property
+    def _parallel_sizes(self) -> dict[str, int]:
+        kinds = ("tensor", "pipeline", "expert")
+        return {kind: getattr(self, f"{kind}_model_parallel_size") for kind in kinds}
 
     def __post_init__(self) -> None:
         """Check what concerns the teacher alone."""
-        sizes = [f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert")]
-        for name in (*sizes, "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"the teacher's {name} is {getattr(self, name)}, below 1")
-        ranks = self.ranks_of_replica
-        if self.world_size % ranks:
+        if min(self.micro_batch_size, *self._parallel_sizes.values()) < 1:
             raise ArgumentError(
-                f"--vocag-teacher-world-size {self.world_size} isn't a multiple of "
-                f"{self.tensor_model_parallel_size} tensor-parallel by "
-                f"{self.pipeline_model_parallel_size} pipeline-parallel by "
-                f"{self.expert_model_parallel_size} expert-parallel ranks: use a multiple of "
-                f"{ranks}"
+                f"the teacher's micro-batch size {self.micro_batch_size} and parallel sizes "
+                f"{self._parallel_sizes} are 1 or more"
+            )
+        if self.world_size % self.ranks_of_replica:
+            sizes = " by ".join(f"{n} {kind}-parallel" for kind, n in self._parallel_sizes.items())
+            raise ArgumentError(
+                f"--vocag-teacher-world-size {self.world_size} isn't a multiple of {sizes} ranks: "
+                f"use a multiple of {self.ranks_of_replica}"
             )
 
 
@@ -118,7 +115,7 @@ class VocagOptions:
     data: Reading
     validation_data: Annotated[str, Option("DATASET")] | None = None
     student: ModelSource | None = None
-    # `OnDamage` by its values: its wing's kernels, which an export doesn't use, take half a second.
+    # `OnDamage` by its values: its wing's kernels take half a second to import.
     on_damage: Literal["raise", "quarantine"] = "raise"
     shuffle_shards: int = 8
     cache_folder: Annotated[Path, Option("FOLDER")] = Path("~/.cache/vocag")

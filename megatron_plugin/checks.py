@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
 from megatron_plugin.bridge import Pairing
@@ -40,19 +39,6 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class StepSizes:
-    """How many micro-batches a step has on each data-parallel replica of the student.
-
-    Attributes:
-        training: of a training step.
-        validation: of a validation step.
-    """
-
-    training: int
-    validation: int
-
-
 def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) -> None:
     """Check Megatron's arguments against what the plugin can do and what the dataset holds.
 
@@ -82,13 +68,16 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
         )
 
 
-def step_sizes(args: Namespace) -> StepSizes:
-    """Return the sizes of a step from Megatron's validated arguments."""
-    training = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
-    validation = args.eval_global_batch_size // (
-        args.eval_micro_batch_size * args.data_parallel_size
-    )
-    return StepSizes(training, validation)
+def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
+    """Return the micro-batches of a step on each replica of the student.
+
+    Args:
+        args: Megatron's, validated.
+        prefix: of the arguments: a training step's, or a validation step's.
+    """
+    micro_batch_size = getattr(args, f"{prefix}micro_batch_size")
+    num_rows: int = getattr(args, f"{prefix}global_batch_size")
+    return num_rows // (micro_batch_size * args.data_parallel_size)
 
 
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:
@@ -97,7 +86,6 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
     Raises:
         ValueError: with the numbers.
     """
-    sizes = step_sizes(args)
     parts = 1
     if teacher.world_size:
         pairing = Pairing(args.data_parallel_size, teacher.num_replicas)
@@ -107,10 +95,10 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
             "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
             "give it ranks of its own, or leave out the student's virtual pipeline"
         )
-    steps = [("a training step", sizes.training * args.micro_batch_size)]
+    steps = {"a training step": args.global_batch_size // args.data_parallel_size}
     if args.eval_iters:
-        steps.append(("a validation step", sizes.validation * args.eval_micro_batch_size))
-    for step, rows in steps:
+        steps["a validation step"] = args.eval_global_batch_size // args.data_parallel_size
+    for step, rows in steps.items():
         if rows % (parts * teacher.micro_batch_size):
             raise ArgumentError(
                 f"{step} has {rows} rows per student replica, which {parts} teacher replicas can't "

@@ -14,14 +14,9 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from torch import Tensor
 
-from megatron_plugin.models.weights import (
-    Weights,
-    checkpoint_args,
-    newest_iteration,
-    open_megatron_checkpoint,
-)
+from megatron_plugin.models.shape import ModelShape
+from megatron_plugin.models.weights import checkpoint_args, newest_iteration, read_student
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
@@ -41,7 +36,7 @@ def export_student(
     *,
     dtype: torch.dtype | None = None,
     with_tokenizer: bool = True,
-) -> Weights:
+) -> ModelShape:
     """Write a checkpoint's student in Hugging Face's format.
 
     Args:
@@ -60,18 +55,17 @@ def export_student(
         TokenizerError: transformers would split the dataset's texts otherwise.
 
     Example:
-        >>> export_student(Path("checkpoints"), Path("student")).shape.family
+        >>> export_student(Path("checkpoints"), Path("student")).family
         'llama'
     """
     if (output / "config.json").exists():
         raise FileExistsError(f"{output} holds a model already: name another folder or remove it")
-    weights = open_megatron_checkpoint(checkpoint)
-    tensors = {
-        name: tensor.to(dtype or tensor.dtype).clone()
-        for name, tensor in weights.tensors.items()
-        if isinstance(tensor, Tensor)
+    shape, read = read_student(checkpoint)
+    tensors = {name: tensor.to(dtype or tensor.dtype).clone() for name, tensor in read.items()}
+    config = shape.config | {
+        "architectures": [_ARCHITECTURES[shape.family]],
+        "dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch."),
     }
-    config = exported_config(weights, next(iter(tensors.values())).dtype)
     # First, because it may be refused.
     tokenizer = _tokenizer(checkpoint, config) if with_tokenizer else None
     output.mkdir(parents=True, exist_ok=True)
@@ -81,38 +75,22 @@ def export_student(
         print(tokenizer)
     # Last, because it makes the folder a model.
     (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    return weights
-
-
-def exported_config(weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the `config.json` of an exported model."""
-    family = weights.shape.family
-    return weights.shape.config | {
-        "architectures": [_ARCHITECTURES[family]],
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    return shape
 
 
 def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer:
-    """Make and prove the tokenizer of a run's dataset.
-
-    Raises:
-        DatasetError: the dataset isn't there.
-        TokenizerError: it gives other ids in transformers.
-    """
+    """Make and prove the tokenizer of a run's dataset."""
     args = checkpoint_args(newest_iteration(checkpoint))
-    data = args.vocag_data
+    reading = Reading(
+        args.vocag_data,
+        student_bos=getattr(args, "vocag_student_bos", None),
+        student_eos=getattr(args, "vocag_student_eos", None),
+    )
     try:
-        opened = open_run(
-            Reading(
-                data,
-                student_bos=getattr(args, "vocag_student_bos", None),
-                student_eos=getattr(args, "vocag_student_eos", None),
-            )
-        )
+        opened = open_run(reading)
     except DatasetError as error:
         raise DatasetError(
-            f"the run's dataset {data} can't be read, so its tokenizer can't either ({error}): "
-            "bring it back, or pass --no-tokenizer"
+            f"the run's dataset {reading.path} can't be read, so its tokenizer can't either "
+            f"({error}): bring it back, or pass --no-tokenizer"
         ) from error
     return export_tokenizer(opened.dataset, config=config, record=opened.manifest.student)

@@ -22,7 +22,7 @@ from pathlib import Path
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from megatron_plugin.arguments import VocagOptions, add_arguments, read_options
+from megatron_plugin.arguments import add_arguments, read_options
 from megatron_plugin.models.arguments import installed_arguments, model_arguments
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.student.run import StudentRun
@@ -78,7 +78,10 @@ def enter() -> StudentRun:
     checkpoint = read_checkpoint(parsed)
     opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
     world = enter_world(options.teacher.world_size)
-    sys.argv[1:1] = _derived_arguments(options)
+    derived = installed_arguments(sys.argv[1:])
+    if options.student is not None:
+        derived += model_arguments(open_weights(options.student).shape)
+    sys.argv[1:1] = derived
     if world.role == "teacher":
         serve(options, world, opened, parsed)
         sys.exit(0)
@@ -105,13 +108,6 @@ def skip_missing_makefile() -> None:
     """
     if not Path(dataset_utils.__file__).with_name("Makefile").exists():
         dataset_utils.compile_helpers = lambda: None
-
-
-def _derived_arguments(options: VocagOptions) -> list[str]:
-    derived = installed_arguments(sys.argv[1:])
-    if options.student is not None:
-        derived += model_arguments(open_weights(options.student).shape)
-    return derived
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ LOADS_NO = {
     # Only what draws needs the extra `figures`.
     "beam_jobs.report.page pipeline.figures.command": "matplotlib",
     "pipeline.streaming": _TOKENIZERS,
+    "megatron_plugin.arguments": f"{_FRAMEWORKS} numba",
     "pipeline.training.command": "torch transformers",  # its --help needs no model code
 }
 

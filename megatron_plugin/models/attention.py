@@ -63,14 +63,12 @@ class RowSegments(PackedSeqParams):
     pieces, one behind the other.
 
     Attributes:
-        bounds: first places of all documents among t, and t at the end; strictly increasing.
         longest: keys of the piece that has most.
         pieces: of the documents, all of this rank's places in order.
         key_places: int64, the pieces' keys among t, one piece behind the other; None where that is
             every place once.
     """
 
-    bounds: tuple[int, ...] = ()
     longest: int = 0
     pieces: tuple[Piece, ...] = ()
     key_places: Tensor | None = None
@@ -92,8 +90,8 @@ def row_segments(
         share: this rank's part of the rows.
 
     Example:
-        >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").bounds
-        (0, 3, 4)
+        >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q
+        tensor([0, 3, 4], dtype=torch.int32)
     """
     starts = torch.arange(len(cu_seqlens)).unsqueeze(1) * seq_length
     bounds: list[int] = torch.unique(cu_seqlens.long() + starts).tolist()
@@ -109,7 +107,6 @@ def row_segments(
         # Megatron makes rotary embeddings for so many places.
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
-        bounds=tuple(bounds),
         longest=max(piece.key_stop - piece.key_start for piece in pieces),
         pieces=pieces,
         key_places=key_places,

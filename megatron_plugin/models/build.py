@@ -12,7 +12,7 @@ from torch import distributed as dist
 from megatron_plugin.models.attention import PackedAttention
 from megatron_plugin.models.norm import PartedNorm, replace_norms
 from megatron_plugin.models.shape import Experts, ModelShape
-from megatron_plugin.models.stage_cut import cut_layers, efficiency, megatron_layout, output_cost
+from megatron_plugin.models.stage_cut import cut_layers, megatron_layout, output_cost
 from megatron_plugin.models.weight_rules import load_weights
 from megatron_plugin.models.weights import Weights
 from megatron_plugin.upstream import (
@@ -97,8 +97,10 @@ def build_frozen_model(
 def _frozen_config(
     shape: ModelShape, dtype: torch.dtype, tensor_parallel: int
 ) -> TransformerConfig:
-    layers_per_stage = _cut(shape)
-    pipelined = len(layers_per_stage) > 1
+    num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+    layers = cut_layers(shape.num_layers, num_stages, output_cost(shape))
+    if num_stages > 1 and dist.get_rank() == 0:
+        logger.info("the teacher's pipeline stages have %s layers", ",".join(map(str, layers)))
     return TransformerConfig(
         **_expert_settings(shape.experts, tensor_parallel),
         num_layers=shape.num_layers,
@@ -109,8 +111,8 @@ def _frozen_config(
         kv_channels=shape.head_size,
         tensor_model_parallel_size=tensor_parallel,
         context_parallel_size=parallel_state.get_context_parallel_world_size(),
-        pipeline_model_parallel_size=len(layers_per_stage),
-        pipeline_model_parallel_layout=megatron_layout(layers_per_stage) if pipelined else None,
+        pipeline_model_parallel_size=num_stages,
+        pipeline_model_parallel_layout=megatron_layout(layers) if num_stages > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -132,22 +134,6 @@ def _frozen_config(
         # The frozen pass keeps no outputs for a backward pass, so none need freeing by hand.
         deallocate_pipeline_outputs=False,
     )
-
-
-def _cut(shape: ModelShape) -> tuple[int, ...]:
-    """Return the layers of each pipeline stage; say them once."""
-    output = output_cost(shape)
-    num_stages = parallel_state.get_pipeline_model_parallel_world_size()
-    layers = cut_layers(shape.num_layers, num_stages, output)
-    if num_stages > 1 and dist.get_rank() == 0:
-        logger.info(
-            "the teacher's pipeline: %s layers per stage, the output layer as %.1f layers on the "
-            "last; %.0f %% efficient when full",
-            ",".join(map(str, layers)),
-            output,
-            100 * efficiency(layers, output),
-        )
-    return layers
 
 
 def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str, Any]:

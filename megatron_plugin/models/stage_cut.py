@@ -23,18 +23,12 @@ def output_cost(shape: ModelShape) -> float:
         2.34
     """
     heads = shape.head_size * (2 * shape.num_attention_heads + 2 * shape.num_query_groups)
-    layer = shape.hidden_size * (heads + 3 * _mean_width(shape))
-    return shape.hidden_size * shape.vocab_size / layer
-
-
-def _mean_width(shape: ModelShape) -> float:
-    """Return the columns of MLPs that a token goes through, per layer."""
     experts = shape.experts
-    if experts is None:
-        return shape.ffn_hidden_size
-    sparse = sum(experts.layers) / shape.num_layers
-    active = experts.per_token * experts.ffn_hidden_size
-    return sparse * active + (1 - sparse) * shape.ffn_hidden_size
+    width = float(shape.ffn_hidden_size)  # of the MLPs that a token goes through
+    if experts is not None:
+        sparse = sum(experts.layers) / shape.num_layers
+        width += sparse * (experts.per_token * experts.ffn_hidden_size - width)
+    return shape.vocab_size / (heads + 3 * width)
 
 
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
@@ -68,17 +62,6 @@ def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ..
     last = min(choices, key=lambda n: (max(-(-(num_layers - n) // others), n + output), -n))
     each, rest = divmod(num_layers - last, others)
     return (*(each + (stage >= others - rest) for stage in range(others)), last)
-
-
-def efficiency(layers: Sequence[int], output: float) -> float:
-    """Return the share of the stages' time that they work, a pipeline being full.
-
-    Example:
-        >>> round(efficiency((7, 7, 7, 7), 2.34), 2)
-        0.81
-    """
-    slowest = max(*layers[:-1], layers[-1] + output) if len(layers) > 1 else layers[0] + output
-    return (sum(layers) + output) / (len(layers) * slowest)
 
 
 def megatron_layout(layers: Sequence[int]) -> list[list[str]]:

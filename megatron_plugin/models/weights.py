@@ -1,4 +1,4 @@
-"""Where a model's weights come from: a Hugging Face folder, a repository, a Megatron checkpoint."""
+"""Where weights come from: Hugging Face's folders and repositories, and Megatron checkpoints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
-from megatron_plugin.models.weight_rules import Sliceable, merge_weights
-from pipeline.models.teacher_files import TeacherFiles, find_folder, find_teacher
+from megatron_plugin.models.weight_rules import merge_weights
+from pipeline.models.teacher_files import TeacherFiles, find_teacher
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
@@ -63,42 +63,34 @@ class Weights:
     """A model on disk.
 
     Attributes:
-        folder: where it lies.
+        files: its folder, and what its fingerprint covers.
         shape: of the model.
-        files: what its fingerprint covers.
-        tensors: by Hugging Face name, what reads a tensor: the safetensors file, or the tensor.
+        tensors: the safetensors file of each, by Hugging Face name.
     """
 
-    folder: Path
+    files: TeacherFiles
     shape: ModelShape
-    files: tuple[Path, ...]
-    tensors: Mapping[str, Path | Tensor]
+    tensors: Mapping[str, Path]
 
-    def open(self, name: str) -> Sliceable:
+    def open(self, name: str) -> StoredTensor:
         """Return a tensor to take slices of; `[:]` takes all of it.
 
         Raises:
             WeightsError: the model has none of that name; on slicing also a damaged file.
         """
-        found = self.tensors.get(name)
-        if found is None:
+        if name not in self.tensors:
             raise WeightsError(
-                f"{self.folder} has no tensor {name}: the files are incomplete or of another "
+                f"{self.files.path} has no tensor {name}: the files are incomplete or of another "
                 f"architecture than its config says ({self.shape.family})"
             )
-        return found if isinstance(found, Tensor) else StoredTensor(found, name)
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 that stored losses know this model by, see `TeacherFiles`."""
-        return TeacherFiles(str(self.folder), self.folder, self.files).sha256
+        return StoredTensor(self.tensors[name], name)
 
 
 def open_weights(source: str) -> Weights:
     """Find a model.
 
     Args:
-        source: a folder in Hugging Face's format (safetensors, one file or several), a checkpoint
-            that `megatron_plugin.pretrain_gpt` saved (its root or one iteration's folder), or a
+        source: a folder in Hugging Face's format (safetensors, one file or several), or a
             repository name, `owner/name`, which is downloaded.
 
     Raises:
@@ -110,30 +102,48 @@ def open_weights(source: str) -> Weights:
         >>> open_weights("models/SmolLM2-135M").shape.family
         'llama'
     """
-    folder = find_folder(source, role="model")
-    if (folder / "config.json").is_file():
-        return _hugging_face(folder)
-    return open_megatron_checkpoint(folder)
+    files = find_teacher(source, role="model")
+    folder, single = files.path, files.path / _SINGLE_FILE
+    if (folder / _INDEX_FILE).is_file():
+        names: dict[str, str] = json.loads((folder / _INDEX_FILE).read_bytes())["weight_map"]
+        tensors = {name: folder / file for name, file in names.items()}
+    elif single.is_file():
+        with _named(single), safe_open(single, framework="pt") as file:
+            tensors = dict.fromkeys(file.keys(), single)
+    else:
+        raise WeightsError(
+            f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}: other formats aren't read; "
+            "load the model with transformers and save_pretrained it"
+        )
+    known = set(tensors.values())
+    missing = sorted(path.name for path in known if not path.is_file())
+    if missing:
+        raise WeightsError(
+            f"{folder} lacks {len(missing)} of the {len(known)} files that {_INDEX_FILE} names, "
+            f"{missing[0]} first: download it again"
+        )
+    return Weights(files, read_shape(folder), tensors)
 
 
-def open_megatron_checkpoint(folder: Path) -> Weights:
-    """Read a Megatron distributed checkpoint, whatever parallelism saved it.
+def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
+    """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
+
+    Args:
+        folder: a run's `--save` folder (its newest iteration), or one iteration's folder.
 
     Raises:
         WeightsError: no such checkpoint, or one whose model isn't known.
     """
     folder = newest_iteration(folder)
-    args = checkpoint_args(folder)
-    config = getattr(args, "vocag_model_config", None)
+    config = getattr(checkpoint_args(folder), "vocag_model_config", None)
     if config is None:
         raise WeightsError(
-            f"{folder} was not saved by megatron_plugin.pretrain_gpt (no vocag_model_config), so "
-            "its architecture isn't known: convert it to the Hugging Face format and name that"
+            f"{folder} was not saved by megatron_plugin.pretrain_gpt (no vocag_model_config), or "
+            "its student is of no supported family, so its architecture isn't known"
         )
     shape = shape_of_config(config)
     slices = {name: [tensor] for name, tensor in _whole_parameters(folder).items()}
-    files = tuple(sorted(path for path in folder.iterdir() if path.is_file()))
-    return Weights(folder, shape, files, merge_weights(slices, shape))
+    return shape, merge_weights(slices, shape)
 
 
 def newest_iteration(folder: Path) -> Path:
@@ -147,8 +157,7 @@ def newest_iteration(folder: Path) -> Path:
     tracker = folder / TRACKER_FILE
     if not tracker.is_file():
         raise WeightsError(
-            f"{folder} holds neither config.json with safetensors nor a Megatron checkpoint "
-            f"({TRACKER_FILE}); name one of the two, or a repository owner/name"
+            f"{folder} holds no Megatron checkpoint (no {TRACKER_FILE}): name a run's --save folder"
         )
     newest = folder / f"iter_{int(tracker.read_text()):07d}"
     if not (newest / ".metadata").is_file():
@@ -176,30 +185,6 @@ def _one_process() -> Iterator[None]:
         # Megatron's, at its import.
         warnings.filterwarnings("ignore", ".*Transformer Engine and Apex")
         yield
-
-
-def _hugging_face(folder: Path) -> Weights:
-    index = folder / _INDEX_FILE
-    if index.is_file():
-        names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
-        tensors = {name: folder / file for name, file in names.items()}
-    elif (folder / _SINGLE_FILE).is_file():
-        single = folder / _SINGLE_FILE
-        with _named(single), safe_open(single, framework="pt") as file:
-            tensors = dict.fromkeys(file.keys(), folder / _SINGLE_FILE)
-    else:
-        raise WeightsError(
-            f"{folder} has a config.json but neither {_SINGLE_FILE} nor {_INDEX_FILE}: other "
-            "formats aren't read; load the model with transformers and save_pretrained it"
-        )
-    files = sorted(set(tensors.values()))
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
-        raise WeightsError(
-            f"{folder} lacks {len(missing)} of the {len(files)} files that {_INDEX_FILE} names, "
-            f"{missing[0]} first: download it again"
-        )
-    return Weights(folder, read_shape(folder), find_teacher(str(folder)).files, tensors)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class StudentData:
             num_samples=num_samples,
             num_workers=args.num_workers,
         )
-        per_step = checks.step_sizes(args).training
+        per_step = checks.num_microbatches(args)
         return self._guided(batches, per_step, _TRAINING_LOOKAHEAD, bridge, vp_stage)
 
     def validation_batches(
@@ -110,7 +110,7 @@ class StudentData:
             num_workers=args.num_workers,
             of_validation=True,
         )
-        per_step = checks.step_sizes(args).validation
+        per_step = checks.num_microbatches(args, "eval_")
         return self._guided(batches, per_step, _VALIDATION_LOOKAHEAD, bridge, vp_stage)
 
     def drain(self) -> None:

@@ -94,7 +94,8 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
     """Choose among all places of the rows; sum the losses of this rank's own."""
     with_entropy = rules.rule.ranks_by_entropy
     own_losses = output[0] if with_entropy else output
-    whole = gather_places(output.detach().movedim(-1, 0), _sharing_rows()).movedim(0, -1)
+    sharing_rows = parallel_state.get_context_parallel_group()
+    whole = gather_places(output.detach().movedim(-1, 0), sharing_rows).movedim(0, -1)
     losses, entropies = (whole[0], whole[1]) if with_entropy else (whole, None)
     # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
     # in nothing but their ranking.
@@ -127,11 +128,6 @@ def _own_part(selection: Selection) -> Selection:
         loss_mask=take(selection.loss_mask),
         guidance=None if selection.guidance is None else take(selection.guidance),
     )
-
-
-def _sharing_rows() -> dist.ProcessGroup:
-    group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
-    return group
 
 
 def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from megatron_plugin.upstream import (
 )
 from megatron_plugin.worlds import World
 from pipeline.models.fit import require_tokenizer
+from pipeline.models.teacher_files import find_teacher
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
 
@@ -117,7 +118,7 @@ class StudentRun:
             rule=options.rule,
             expectation=options.method_options.expectation,
             vocab_size=vocab_size,
-            num_microbatches=checks.step_sizes(args).training,
+            num_microbatches=checks.num_microbatches(args),
         )
         return pretrain_cfg_container_from_args(args, config)
 
@@ -146,7 +147,7 @@ class StudentRun:
         weights = open_weights(source)
         require_model(args, weights.shape)
         weights.shape.require_window(args.seq_length, what="student")
-        require_tokenizer(weights.folder, self._opened.dataset, side="student")
+        require_tokenizer(weights.files.path, self._opened.dataset, side="student")
         return weights
 
     def _load_student(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -171,7 +172,11 @@ class StudentRun:
         identity = RunIdentity(
             stream=asdict(rows.state(0)),
             teacher=self._teacher_fingerprint(rows),
-            guidance=_guidance(self._options),
+            guidance={
+                "aggregation": self._options.method_options.aggregation,
+                "expectation": self._options.method_options.expectation,
+                **asdict(self._options.rule),
+            },
         )
         if args.iteration:
             require_same_run(args, self._checkpoint, identity, rows)
@@ -182,9 +187,6 @@ class StudentRun:
                 f"--train-iters {args.train_iters} need {needed} rows, {self._options.data.path} "
                 f"has {len(rows)}: raise max_epochs there, or let a dataset repeat"
             )
-        if dist.get_rank() == 0:
-            for line in _epochs(rows, needed):
-                logger.info("%s", line)
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
         """Hash the teacher's files on one rank; reading them takes seconds."""
@@ -194,7 +196,7 @@ class StudentRun:
             return None
         found: list[str | None] = [None]
         if dist.get_rank() == 0:
-            found = [open_weights(self._options.teacher.name).fingerprint()]
+            found = [find_teacher(self._options.teacher.name).sha256]
         dist.broadcast_object_list(found, src=0)
         return found[0]
 
@@ -214,21 +216,3 @@ class StudentRun:
                 allow_untrained=options.allow_untrained_teacher,
             )
             score_steps_ahead(teacher, self._data.guide)
-
-
-def _epochs(rows: AlignedRows, num_rows: int) -> list[str]:
-    """Return how often a run reads its data, a line for each dataset."""
-    read = zip(rows.plan.sources, rows.plan.counts_before(num_rows), strict=True)
-    return [
-        f"{source.name or 'the data'}: {count} rows of {source.num_rows} per epoch, "
-        f"{count / source.num_rows:.2f} epochs"
-        for source, count in read
-    ]
-
-
-def _guidance(options: VocagOptions) -> dict[str, Any]:
-    return {
-        "aggregation": options.method_options.aggregation,
-        "expectation": options.method_options.expectation,
-        **asdict(options.rule),
-    }

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_plugin.models.shape import shape_of_config
 from megatron_plugin.models.weights import TRACKER_FILE, checkpoint_args, newest_iteration
 from pipeline.streaming import AlignedRows, StreamState
 
@@ -75,20 +74,11 @@ def require_same_run(
                 f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use "
                 "the run's own, or add --finetune to start a new run from its weights"
             )
-    _require_same_rotation(args, checkpoint)
-
-
-def _require_same_rotation(args: Namespace, checkpoint: Namespace) -> None:
-    """Check what no weight's shape shows: how positions rotate."""
-    found = [getattr(each, "vocag_model_config", None) for each in (checkpoint, args)]
-    configs = [config for config in found if config is not None]
-    if len(configs) < len(found):
-        return
-    was, now = (shape_of_config(config).inverse_frequencies() for config in configs)
-    if not was.equal(now):
-        parameters = [config["rope_parameters"] for config in configs]
+    # What no weight's shape shows: how positions rotate.
+    was, runs = (getattr(each, "vocag_model_config", None) for each in (checkpoint, args))
+    if was and runs and was["rope_parameters"] != runs["rope_parameters"]:
         raise ChangedRunError(
-            f"{args.load} was trained with rope_parameters {parameters[0]}, this run has "
-            f"{parameters[1]}: name the --vocag-student that the run started from, or its "
-            "--rotary-base"
+            f"{args.load} was trained with rope_parameters {was['rope_parameters']}, this run has "
+            f"{runs['rope_parameters']}: name the --vocag-student that the run started from, or "
+            "its --rotary-base"
         )

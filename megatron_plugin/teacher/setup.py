@@ -33,7 +33,7 @@ def load_teacher(
         UntrainedTeacherError: its weights did not load.
     """
     weights = open_weights(options.name)
-    checks.require_teacher(weights.shape, weights.folder, opened, seq_length=seq_length)
+    checks.require_teacher(weights.shape, weights.files.path, opened, seq_length=seq_length)
     weights.shape.require_parallel(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         expert=parallel_state.get_expert_model_parallel_world_size(),

@@ -7,13 +7,14 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.models.shape import shape_of_config
-from megatron_plugin.models.stage_cut import (
-    cut_layers,
-    efficiency,
-    megatron_layout,
-    output_cost,
-)
+from megatron_plugin.models.stage_cut import cut_layers, megatron_layout, output_cost
 from tests.megatron_plugin.models import make_model
+
+
+def efficiency(layers, output):
+    """Return the share of the stages' time that they work, a pipeline being full."""
+    slowest = max(*layers[:-1], layers[-1] + output) if len(layers) > 1 else layers[0] + output
+    return (sum(layers) + output) / (len(layers) * slowest)
 
 
 def every_cut(num_layers, num_stages):
