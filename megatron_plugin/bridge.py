@@ -100,19 +100,12 @@ class Pairing:
 class _Link:
     """A connection of two leaders, one of each world, for point-to-point messages.
 
-    Every pair that talks has its own. One group of all leaders would connect all of them with each
-    other, which takes seconds to minutes from hundreds of leaders on (see docs/megatron.md).
+    Every pair that talks has its own: one group would connect all leaders with each other, which
+    takes seconds to minutes from hundreds of them on (see docs/megatron.md).
     """
 
     def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:
-        """Connect; returns when the other end has.
-
-        Args:
-            store: what both worlds see.
-            student: replica at one end.
-            teacher: replica at the other.
-            end: which of them this process is.
-        """
+        """Connect replicas of both worlds, this process being one end; wait for the other."""
         rank = _ENDS.index(end)
         own = dist.PrefixStore(f"bridge/{student}-{teacher}", store)
         self._group = dist.ProcessGroupGloo(own, rank, len(_ENDS), START_TIMEOUT)
@@ -137,34 +130,24 @@ class StudentBridge:
         """Connect; returns when every teacher replica that serves this one has."""
         self._timeout = timeout
         self._replica = replica
-        served_by = pairing.teachers_of(replica)
-        self._links = []
-        for teacher in served_by:
-            what = f"student replica {replica} waited to connect to teacher replica {teacher};"
-            with _peer("the teacher", what):
-                link = _Link(store, student=replica, teacher=teacher, end="student")
-            self._links.append(link)
-        ranks = [store.get(_rank_key(t)).decode() for t in served_by]
-        self._names = ", ".join(
-            f"teacher replica {t} (rank {rank} of the job)"
-            for t, rank in zip(served_by, ranks, strict=True)
-        )
+        self._served_by = pairing.teachers_of(replica)
+        with self._peer("waited to connect to"):
+            self._links = [
+                _Link(store, student=replica, teacher=teacher, end="student")
+                for teacher in self._served_by
+            ]
         self._sends: list[tuple[dist.Work, Tensor]] = []
 
-    @property
-    def num_parts(self) -> int:
-        """Teacher replicas that share a request; they divide its rows."""
-        return len(self._links)
-
     def _peer(self, what: str) -> AbstractContextManager[None]:
-        return _peer("the teacher", f"student replica {self._replica} {what} {self._names};")
+        names = f"teacher replica {', '.join(map(str, self._served_by))}"
+        return _peer("the teacher", f"student replica {self._replica} {what} {names};")
 
     def request(self, rows: TeacherRows) -> PendingReply:
         """Ask for losses; returns at once."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
         for part, link in enumerate(self._links):
-            share = rows.share(part, self.num_parts)
+            share = rows.share(part, len(self._links))
             num_rows, places = share.input_ids.shape
             header = torch.tensor([_SCORE, num_rows, places, share.cu_seqlens.shape[1]])
             payload = torch.cat((share.input_ids, share.cu_seqlens), 1).contiguous()
@@ -207,9 +190,8 @@ class PendingReply:
 class TeacherBridge:
     """The teacher's end: takes one request of each student replica at a time."""
 
-    def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int, job_rank: int) -> None:
+    def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
         """Connect; returns when every student replica that this one serves has."""
-        store.set(_rank_key(replica), str(job_rank))
         self._links: dict[int, _Link] = {}
         for student in pairing.students_of(replica):
             what = f"teacher replica {replica} waited for student replica {student} to connect;"
@@ -247,17 +229,9 @@ class TeacherBridge:
                 self._links[student].send(message, _REPLY).wait(IDLE_TIMEOUT)
 
 
-def _rank_key(teacher: int) -> str:
-    return f"bridge/teacher-{teacher}/rank"
-
-
 @contextmanager
 def _peer(name: str, what: str) -> Iterator[None]:
     """Turn gloo's errors into ours, after torchrun has had time to report the cause.
-
-    Args:
-        name: who is asked.
-        what: this rank did.
 
     When a process dies, its peers see broken connections at once, torchrun only at its next look.
     A peer that ended first would be reported as the first failure, and hide the cause.

@@ -114,13 +114,7 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
 
 
 def require_teacher(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_length: int) -> None:
-    """Check that a teacher fits the run's teacher tokens.
-
-    Args:
-        shape: of the teacher.
-        folder: of its files; a tokenizer among them must be the dataset's.
-        opened: what the run reads.
-        seq_length: teacher tokens per row.
+    """Check that a teacher fits the run's rows, of `seq_length` teacher tokens.
 
     Raises:
         ValueError: vocabulary or length don't fit.

@@ -7,7 +7,6 @@ that Megatron's barriers and size checks see only its own ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import distributed as dist
@@ -53,7 +52,13 @@ def enter_world(num_teacher_ranks: int) -> World:
         >>> enter_world(4).role  # rank 6 of 8
         'teacher'
     """
-    rank, size = _job_place(os.environ)
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except KeyError as error:
+        raise ArgumentError(
+            f"{error.args[0]} isn't set: start with torchrun, also for one process (torchrun "
+            "--nproc-per-node 1 -m megatron_plugin.pretrain_gpt)"
+        ) from error
     if not num_teacher_ranks:
         return World("student", rank, size, size)
     num_student_ranks = size - num_teacher_ranks
@@ -72,13 +77,3 @@ def enter_world(num_teacher_ranks: int) -> World:
     own_size = num_student_ranks if role == "student" else num_teacher_ranks
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(own_size)
     return World(role, rank, own_size, size, dist.PrefixStore(role, shared), shared)
-
-
-def _job_place(environment: Mapping[str, str]) -> tuple[int, int]:
-    try:
-        return int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    except KeyError as error:
-        raise ArgumentError(
-            f"{error.args[0]} isn't set: start with torchrun, also for one process (torchrun "
-            "--nproc-per-node 1 -m megatron_plugin.…)"
-        ) from error

@@ -83,8 +83,7 @@ def row_segments(
     """Return the segments of a micro-batch.
 
     Args:
-        cu_seqlens: int32 [rows, segments + 1] on the CPU, each row's segment bounds, as
-            `pipeline.streaming` gives them: filled up with `seq_length`.
+        cu_seqlens: int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them.
         seq_length: places of a row.
         device: of the copy that kernels read.
         share: this rank's part of the rows.
@@ -145,7 +144,7 @@ class PackedAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Take what Megatron's layer specs pass; most of it has one permitted value."""
+        """Take what Megatron's layer specs pass."""
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
         assert attn_mask_type == AttnMaskType.causal, attn_mask_type
@@ -160,18 +159,7 @@ class PackedAttention(MegatronModule):
         packed_seq_params: RowSegments,
         **_: Any,
     ) -> Tensor:
-        """Attend.
-
-        Args:
-            query: float [o / b, b, n, d].
-            key: float [o / b, b, g, d].
-            value: float [o / b, b, g, d].
-            attention_mask: must be None.
-            packed_seq_params: the documents.
-
-        Returns:
-            float [o / b, b, n * d].
-        """
+        """Return [o/b, b, n * d] of queries [o/b, b, n, d], keys and values [o/b, b, g, d]."""
         assert attention_mask is None, "the documents' bounds take the mask's place"
         num_places, num_rows = query.shape[:2]
         if self.config.context_parallel_size > 1:

@@ -30,13 +30,7 @@ class PartedNorm:
     def __new__(  # type: ignore[misc]  # as said above
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> torch.nn.Module:
-        """Return the norm that the configuration names.
-
-        Args:
-            config: of the model.
-            hidden_size: channels that are normalised together.
-            eps: added to their variance.
-        """
+        """Return the norm of `hidden_size` channels that the configuration names."""
         norm: torch.nn.Module = _KINDS[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
             vars(parameter)["sequence_parallel"] = config.sequence_parallel

@@ -123,9 +123,8 @@ class ModelShape:
         from transformers import AutoConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        config = AutoConfig.for_model(**self.config)
         scaled = ROPE_INIT_FUNCTIONS[self.config["rope_parameters"]["rope_type"]]
-        frequencies, _ = scaled(config, torch.device("cpu"))
+        frequencies, _ = scaled(AutoConfig.for_model(**self.config), torch.device("cpu"))
         return frequencies.float()
 
 
@@ -155,15 +154,15 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
     """
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
-    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    num_heads = config["num_attention_heads"]
     return ModelShape(
         family=family,
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
         ffn_hidden_size=config["intermediate_size"],
-        num_attention_heads=config["num_attention_heads"],
-        num_query_groups=config.get("num_key_value_heads") or config["num_attention_heads"],
-        head_size=head_size,
+        num_attention_heads=num_heads,
+        num_query_groups=config.get("num_key_value_heads") or num_heads,
+        head_size=config.get("head_dim") or config["hidden_size"] // num_heads,
         vocab_size=config["vocab_size"],
         layernorm_epsilon=config["rms_norm_eps"],
         tied_embeddings=bool(config.get("tie_word_embeddings")),
@@ -171,7 +170,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
         qk_layernorm=family.startswith("qwen3"),
         rotary_base=float(config["rope_parameters"]["rope_theta"]),
         max_position_embeddings=config["max_position_embeddings"],
-        sliding_window=_sliding_window(family, config),
+        sliding_window=_sliding_window(config),
         config=config,
         experts=_experts(config) if family == "qwen3_moe" else None,
     )
@@ -194,11 +193,9 @@ def _experts(config: dict[str, Any]) -> Experts | None:
     )
 
 
-def _sliding_window(family: str, config: dict[str, Any]) -> int | None:
-    if family.startswith("qwen") and not config.get("use_sliding_window"):
-        return None
-    window = config.get("sliding_window")
-    return int(window) if window else None
+def _sliding_window(config: dict[str, Any]) -> int | None:
+    is_used = config.get("use_sliding_window", True)  # a switch of Qwen's
+    return config.get("sliding_window") if is_used else None
 
 
 def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:

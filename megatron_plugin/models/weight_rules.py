@@ -68,15 +68,12 @@ def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
     """
     embedding = "model.embed_tokens.weight"
     output = embedding if shape.tied_embeddings else "lm_head.weight"
-    outside: dict[str, Callable[[], Rule]] = {
-        "embedding.word_embeddings.weight": lambda: _vocabulary(
-            embedding, shape, padded_vocab_size
-        ),
-        "output_layer.weight": lambda: _vocabulary(output, shape, padded_vocab_size),
-        "decoder.final_layernorm.weight": lambda: _replicated("model.norm.weight"),
-    }
-    if name in outside:
-        return outside[name]()
+    if name == "embedding.word_embeddings.weight":
+        return _vocabulary(embedding, shape, padded_vocab_size)
+    if name == "output_layer.weight":
+        return _vocabulary(output, shape, padded_vocab_size)
+    if name == "decoder.final_layernorm.weight":
+        return _replicated("model.norm.weight")
     _, _, layer, rest = name.split(".", 3)
     return _layer_rule(f"model.layers.{layer}.", rest, shape)
 
@@ -95,7 +92,7 @@ def load_weights(
         model: a GPTModel chunk, with or without wrappers.
         open_tensor: gives a tensor by its Hugging Face name.
         shape: of the model.
-        rank: this rank in its tensor-parallel group.
+        rank: in a tensor-parallel group of `num_ranks`.
         num_ranks: of the group.
 
     Raises:
@@ -108,8 +105,12 @@ def load_weights(
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
         tensors = [open_tensor(tensor_name) for tensor_name in rule.names]
-        if "embeddings" in name or name == "output_layer.weight":
-            _require_vocabulary(tensors[0], rule.names[0], padded)
+        num_tokens = tensors[0].shape[0]
+        if ("embeddings" in name or name == "output_layer.weight") and num_tokens > padded:
+            raise ValueError(
+                f"{rule.names[0]} has {num_tokens} rows, the model's padded vocabulary only "
+                f"{padded}: raise --vocab-size to {num_tokens}"
+            )
         value = rule.shard(tensors, rank, num_ranks)
         if value.shape != parameter.shape:
             raise ValueError(
@@ -247,11 +248,3 @@ def _share(size: int, rank: int, ranks: int) -> slice:
     """Return a rank's part of a dimension, as `torch.chunk` cuts it."""
     step = -(-size // ranks)
     return slice(min(rank * step, size), min((rank + 1) * step, size))
-
-
-def _require_vocabulary(tensor: Sliceable, name: str, padded: int) -> None:
-    if tensor.shape[0] > padded:
-        raise ValueError(
-            f"{name} has {tensor.shape[0]} rows, the model's padded vocabulary only {padded}: "
-            f"raise --vocab-size to {tensor.shape[0]}"
-        )

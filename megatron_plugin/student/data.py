@@ -32,12 +32,7 @@ class StudentData:
     """
 
     def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
-        """Note what to read.
-
-        Args:
-            options: of the job.
-            opened: what is trained on.
-        """
+        """Note what to train on; `open_held_out` opens the rest."""
         self._options = options
         self._opened = opened
         self._held_out: OpenedRun | None = None

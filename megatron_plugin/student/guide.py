@@ -42,7 +42,7 @@ class Guide:
         """Return micro-batches guided by a teacher's losses of all their rows.
 
         Args:
-            batches: in the order in which `teacher_rows` took them.
+            batches: as `teacher_rows` took them.
             losses: fp32 [rows of all, teacher_seq_length], nats, on the device.
             waited_seconds: that the student stood still for them.
 
@@ -74,11 +74,7 @@ class Guide:
         return replace(batch, guidance=guidance, teacher_losses=losses)
 
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
-        """Leave out the documents that hold broken losses.
-
-        Args:
-            batch: of whose rows some hold broken losses.
-            broken: bool [rows, teacher_seq_length].
+        """Leave out the documents that hold broken losses, bool [rows, teacher_seq_length].
 
         Returns:
             The batch with a loss mask without those documents, and bool [rows, teacher_seq_length]:

@@ -77,7 +77,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         group: dist.ProcessGroup,
         lookahead: int,
     ) -> None:
-        """Start without asking anything.
+        """Start without asking.
 
         Args:
             batches: to guide.
@@ -97,12 +97,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._ready: deque[MicroBatch] = deque()
 
     def __next__(self) -> MicroBatch:
-        """Return the next micro-batch; wait for the teacher at the start of a step.
-
-        Raises:
-            StopIteration: the run's samples are used up.
-            BridgeError: the teacher is gone.
-        """
+        """Return the next micro-batch; wait for the teacher at the start of a step."""
         if not self._ready:
             self._ask(1)
             if not self._asked:

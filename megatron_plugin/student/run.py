@@ -60,14 +60,7 @@ class StudentRun:
         opened: OpenedRun,
         checkpoint: Namespace | None = None,
     ) -> None:
-        """Note what to do; no model is loaded yet.
-
-        Args:
-            options: of the job.
-            world: this rank's.
-            opened: what the run reads.
-            checkpoint: arguments of the run that goes on, None of a new one.
-        """
+        """Note what to do, by the arguments of a `checkpoint` that goes on; load no model yet."""
         self._options = options
         self._world = world
         self._opened = opened

@@ -24,7 +24,7 @@ def load_teacher(
 
     Args:
         options: which teacher.
-        opened: what the run reads; a dataset's own copy of the tokenizer reads the probe text.
+        opened: what the run reads.
         seq_length: teacher tokens per row.
         allow_untrained: accept a teacher that predicts no better than chance.
 

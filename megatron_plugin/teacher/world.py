@@ -7,7 +7,6 @@ import os
 import signal
 from argparse import Namespace
 from datetime import timedelta
-from functools import partial
 from math import prod
 
 import torch
@@ -48,13 +47,9 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
     )
     # First: ranks without a bridge then wait in it for those that connect.
     group, bridge = _waiting_group(), None
-    if _is_leader():
+    if world.rank == replica_ranks()[-1]:  # the replica's leader, which has the losses
         pairing = Pairing(_student_replicas(args, world), options.teacher.num_replicas)
-        replica = replica_index()
-        first = world.job_size - world.size
-        bridge = TeacherBridge(
-            world.bridge_store, pairing, replica=replica, job_rank=first + world.rank
-        )
+        bridge = TeacherBridge(world.bridge_store, pairing, replica=replica_index())
     num_rows = _answer_requests(teacher, bridge, group)
     logger.info("teacher rank %d scored %d rows", world.rank, num_rows)
     dist.barrier()
@@ -80,21 +75,15 @@ def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None
 
 
 def _student_replicas(args: Namespace, world: World) -> int:
-    sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
-    ranks: int = prod((*sizes, args.context_parallel_size))
+    kinds = ("tensor_model", "pipeline_model", "context")
+    ranks = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
     return (world.job_size - world.size) // ranks
 
 
-def _is_leader() -> bool:
-    """Whether this rank talks to the student: the last one, which has the losses."""
-    return dist.get_rank() == replica_ranks()[-1]
-
-
 def _waiting_group() -> dist.ProcessGroup:
-    """Return a CPU group of the ranks that hold one replica.
+    """Return a CPU group of the ranks that hold one replica, which wait in it for requests.
 
-    They wait here for requests. NCCL's watchdog would take a student that validates or saves for a
-    hang, and burn a core of the GPU meanwhile.
+    NCCL's watchdog would take a student that validates or saves for a hang.
     """
     # Made by its own ranks alone; no other has to know of it.
     group = dist.new_group(
@@ -108,12 +97,10 @@ def _answer_requests(
     teacher: Teacher, bridge: TeacherBridge | None, group: dist.ProcessGroup
 ) -> int:
     """Score requests until no student asks any more; return the rows scored."""
-    source = dist.get_process_group_ranks(group)[-1]
-    share = partial(dist.broadcast_object_list, src=source, group=group)
-    num_rows = 0
+    leader, num_rows = dist.get_process_group_ranks(group)[-1], 0
     while True:
         message = [bridge.receive() if bridge is not None else None]
-        share(message)
+        dist.broadcast_object_list(message, src=leader, group=group)
         requests: list[TeacherRows] = message[0] or []
         if not requests:
             return num_rows
