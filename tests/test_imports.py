@@ -78,7 +78,7 @@ ALLOWED = {
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"
     " pipeline.models pipeline.packing pipeline.dataset pipeline.guidance",
-    "megatron_plugin.student": "megatron_plugin.teacher megatron_plugin.models pipeline.models.fit"
+    "megatron_plugin.student": "megatron_plugin.teacher megatron_plugin.models pipeline.models"
     " megatron_plugin.checks megatron_plugin.bridge megatron_plugin.worlds"
     " megatron_plugin.upstream megatron_plugin.arguments"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
