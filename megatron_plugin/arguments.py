@@ -14,6 +14,7 @@ from pipeline.packing.reading import Reading
 from pipeline.training.method import METHODS, Method, MethodKind
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option
+
 _PREFIX = "vocag_"
 _GROUPS = {
     "vocag_data": "vocag: data and student",
