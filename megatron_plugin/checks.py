@@ -75,9 +75,9 @@ def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
         args: Megatron's, validated.
         prefix: of the arguments: a training step's, or a validation step's.
     """
-    micro_batch_size = getattr(args, f"{prefix}micro_batch_size")
-    num_rows: int = getattr(args, f"{prefix}global_batch_size")
-    return num_rows // (micro_batch_size * args.data_parallel_size)
+    rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
+    step: int = getattr(args, f"{prefix}global_batch_size")
+    return step // rows
 
 
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:

@@ -76,7 +76,7 @@ def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None
 
 def _student_replicas(args: Namespace, world: World) -> int:
     kinds = ("tensor_model", "pipeline_model", "context")
-    ranks = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
+    ranks: int = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
     return (world.job_size - world.size) // ranks
 
 
