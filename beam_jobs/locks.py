@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TextIO
 
 from beam_jobs import storage
@@ -25,16 +25,15 @@ from beam_jobs.errors import OptionsError
 OUTPUT_LOCK = ".align-lock"
 """The lock's name in a dataset's folder; it is gone when the job is."""
 
-RENEW_SECONDS = 30.0
-STALE_SECONDS = 300.0
+RENEW_SECONDS = 15.0
+STALE_SECONDS = 120.0
 _SETTLE_SECONDS = 2.0
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def hold_lock(path: str, folder: str) -> Iterator[None]:
+def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
     """Hold a lock, or refuse to wait for who has it.
 
     Args:
@@ -44,9 +43,7 @@ def hold_lock(path: str, folder: str) -> Iterator[None]:
     Raises:
         OptionsError: another job holds it; it is named.
     """
-    hold = _hold_local if storage.is_local(path) else hold_remote
-    with hold(path, folder):
-        yield
+    return (_hold_local if storage.is_local(path) else hold_remote)(path, folder)
 
 
 @contextmanager
@@ -111,18 +108,12 @@ def _open_locked(path: str, folder: str) -> TextIO:
 
 def _require_free(path: str, folder: str) -> None:
     other = _read(path)
-    if other is None:
-        return
-    age = time.time() - other["renewed"]
-    if other["host"] == socket.gethostname() and not _is_alive(other["process"]):
-        return
-    if age >= STALE_SECONDS:
-        logger.warning("taking over %s: %s, and no more for %.0f s", folder, _who(other), age)
-        return
-    raise OptionsError(
-        f"{_refuse(other, folder)}; if that job was killed, this command works "
-        f"{STALE_SECONDS - max(0.0, age):.0f} s from now, or once {path} is deleted"
-    )
+    left = STALE_SECONDS if other is None else other["renewed"] + STALE_SECONDS - time.time()
+    if other is not None and left > 0:
+        raise OptionsError(
+            f"{_refuse(other, folder)}; if that job was killed, this command works "
+            f"{min(left, STALE_SECONDS):.0f} s from now, or once {path} is deleted"
+        )
 
 
 def _renew(path: str, owner: dict[str, Any], ended: threading.Event) -> None:
@@ -166,13 +157,3 @@ def _read(path: str) -> dict[str, Any] | None:
 def _write(path: str, owner: dict[str, Any]) -> None:
     with storage.open_to_write(path) as file:
         file.write(json.dumps({**owner, "renewed": time.time()}).encode())
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

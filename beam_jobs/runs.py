@@ -2,7 +2,6 @@
 
 import glob
 import json
-import logging
 import os
 import re
 import socket
@@ -31,8 +30,6 @@ LOCK_FILE = "lock"
 
 _RUN_PREFIX = ".vocag-"
 
-logger = logging.getLogger(__name__)
-
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
     """Return where a configuration keeps its temporary files.
@@ -48,18 +45,16 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | None:
     """Return the dataset in `output` where the same configuration has already made it.
 
-    A dataset that has lost files, or parts of them, is not finished: it is made again.
-
     Raises:
-        OptionsError: the folder holds a dataset, or a run, of another configuration.
+        OptionsError: the folder holds a dataset, or a run, of another configuration; or the
+            dataset has lost files.
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
         manifest = decode_manifest(storage.read_bytes(path), where=path)
         _require_same(output, "a dataset", manifest.configuration, configuration)
-        if manifest.generation:  # what grew can't be made again
-            require_all_files(output, manifest)
-        return None if find_lost_files(output, manifest) else manifest
+        require_all_files(output, manifest)
+        return manifest
     runs = _find_runs(output)
     for run in runs:
         _require_same(output, "an unfinished run", read_left_file(run), configuration)
@@ -69,43 +64,26 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
 
 
 def require_all_files(output: str, manifest: Manifest) -> None:
-    """Check that a dataset has lost no file.
+    """Check that each file of a dataset is there, and of the size in its manifest.
 
     Raises:
-        OptionsError: it has; one is named.
+        OptionsError: some are not; one is named.
     """
-    lost = find_lost_files(output, manifest)
-    if lost:
-        raise OptionsError(
-            f"{len(lost)} files of {output} are gone or cut, such as {lost[0]}: restore them first"
-        )
-
-
-def find_lost_files(output: str, manifest: Manifest) -> list[str]:
-    """Return the files of a dataset that are not there, or not of the size in its manifest."""
     sizes = {shard.file: shard.num_bytes for shard in manifest.shards}
     sizes |= {shard.index_file: shard.index_num_bytes for shard in manifest.shards}
     found = storage.list_folder(output)
     lost = [name for name, num_bytes in sizes.items() if found.get(name) != num_bytes]
     others = (manifest.dead_letters.file, manifest.student.file, manifest.teacher.file)
     paths = {name: storage.join(output, *name.split("/")) for name in others}
-    return lost + [name for name, path in paths.items() if storage.num_bytes_of(path) is None]
-
-
-def warn_of_lost_files(output: str) -> None:
-    """Say why a dataset that has a manifest is made again."""
-    path = storage.join(output, MANIFEST_FILE)
-    if storage.num_bytes_of(path) is not None:
-        lost = find_lost_files(output, decode_manifest(storage.read_bytes(path), where=path))
-        logger.warning(
-            "%s has a manifest, but %d of its files are gone or cut, such as %s: it is made again",
-            output,
-            len(lost),
-            lost[0],
+    lost += [name for name, path in paths.items() if storage.num_bytes_of(path) is None]
+    if lost:
+        raise OptionsError(
+            f"{len(lost)} files of {output} are gone or cut, such as {lost[0]}: restore them, or "
+            "delete that folder to make the dataset again"
         )
 
 
-def open_run(folder: str, configuration: Mapping[str, Any]) -> None:
+def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
     """Create a run's folder, and remove what an earlier attempt has left there to no use."""
     storage.make_folder(folder)
     body = (json.dumps(configuration, indent=1, sort_keys=True) + "\n").encode()

@@ -34,21 +34,16 @@ def describe_room(folder: str) -> str:
     return f"; {format_bytes(free_bytes(folder))} are free at {folder}"
 
 
-def require_disk(
-    folder: str, need: int, *, least: float = 1.0, ample: float = 1.0, earlier: str = ""
-) -> None:
+def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
     """Check that a local folder's disk has room for what a job will write; a store always has.
 
     Args:
         folder: where; it need not be there yet.
-        need: about how many bytes.
-        least: share of `need` without which the job is refused: as much as the estimate may be
-            too large by.
-        ample: share of `need` below which it is warned of.
+        need: about how many bytes; a warning is given if fewer are free.
         earlier: folder of what an earlier attempt has written of it.
 
     Raises:
-        OptionsError: less than `least` of it is free.
+        OptionsError: less than half is free: no estimate is that wrong.
 
     Example:
         >>> require_disk("gs://bucket/data", 10**15)
@@ -60,9 +55,9 @@ def require_disk(
         f"{folder} has {format_bytes(room)} of free disk, and the job will need about "
         f"{format_bytes(need)} there"
     )
-    if room < least * need:
+    if 2 * room < need:
         raise OptionsError(f"{told}; free some, or use a larger disk")
-    if room < ample * need:
+    if room < need:
         logger.warning("%s; it may run out of space", told)
 
 

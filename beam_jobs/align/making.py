@@ -37,14 +37,13 @@ from beam_jobs.left_out import (
 )
 from beam_jobs.report.page import RunSummary, SideSummary
 from beam_jobs.report.summary import library_versions, summarise, write_report
-from beam_jobs.running.progress import reset_progress, run_with_bar
+from beam_jobs.running.progress import aligning_stage, reset_progress, run_with_bar
 from beam_jobs.running.runners import describe_runner, make_runner, run_to_end
 from beam_jobs.runs import (
     SUMMARY_FILE,
     close_run,
-    open_run,
     read_left_file,
-    warn_of_lost_files,
+    start_run,
 )
 from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
@@ -95,7 +94,8 @@ def run_job(attempt: Attempt, build: Build, *, text_bytes: int, disk_bytes: int)
     options = attempt.beam_options
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     build(pipeline)
-    bar = partial(run_with_bar, run_folder, text_bytes=text_bytes, quiet=run.quiet)
+    stage = partial(aligning_stage, text_bytes=text_bytes)
+    bar = partial(run_with_bar, run_folder, stage=stage, quiet=run.quiet)
     run_to_end(pipeline, run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
 
 
@@ -109,7 +109,6 @@ def _run(attempt: Attempt) -> Manifest:
     require_fields(sample, opened.rules)
     if before is None:
         rules = settle_metadata(opened.rules, sample)
-        warn_of_lost_files(output)
     else:
         rules = rules_of(before, opened.rules)
     for tokenizer in opened.tokenizers:
@@ -118,9 +117,8 @@ def _run(attempt: Attempt) -> Manifest:
     shuffle, keep_text = choose_shuffle(options), bool(options.keep_text)
     disk = estimate_disk(text_bytes, keep_text=keep_text, shuffle=shuffle)
     disk += sum(len(tokenizer.file_bytes) for tokenizer in opened.tokenizers)
-    # Half: the estimate can't be that wrong.
-    require_disk(output, disk, least=0.5, earlier=run_folder)
-    open_run(run_folder, attempt.configuration)
+    require_disk(output, disk, earlier=run_folder)
+    start_run(run_folder, attempt.configuration)
     path = storage.join(run_folder, INPUTS_FILE)
     storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)
     run = partial(run_job, attempt, text_bytes=text_bytes, disk_bytes=disk)

@@ -7,24 +7,19 @@ server which is not there).
 import json
 import os
 import re
-import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 from apache_beam.options.pipeline_options import (
     FlinkRunnerOptions,
-    JobServerOptions,
     PipelineOptions,
     PortableOptions,
     SetupOptions,
     StandardOptions,
     WorkerOptions,
 )
-from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
-from apache_beam.utils.subprocess_server import JavaJarServer
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
@@ -77,7 +72,9 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
         for path in filter(storage.is_local, plain):
             _require_reachable(name, option, path)
     if name == "DaskRunner":
-        _require_scheduler(options)
+        address = options.get_all_options().get("address")
+        if address:
+            _require_listener("--dask_client_address", address)
     else:
         _require_package(name, options)
 
@@ -139,53 +136,17 @@ def _require_job_service(options: PipelineOptions) -> None:
         _require_listener("--job_endpoint", endpoint)
 
 
-def _require_scheduler(options: PipelineOptions) -> None:
-    address = options.get_all_options().get("address")
-    if address:
-        _require_listener("--dask_client_address", address)
-
-
 def _require_flink(options: PipelineOptions) -> None:
     flink = options.view_as(FlinkRunnerOptions)
     endpoint = options.view_as(PortableOptions).job_endpoint
     if endpoint:
         _require_listener("--job_endpoint", endpoint)
         return
-    if not flink.flink_submit_uber_jar:
-        java = options.view_as(JobServerOptions).job_server_java_launcher
-        if shutil.which(java) is None:
-            raise OptionsError(
-                f"--runner FlinkRunner starts Beam's job server, and there is no {java} here: "
-                "install Java, or give --job_endpoint of a job server that runs elsewhere"
-            )
-    _require_jar(options)
+    jar = flink.flink_job_server_jar
+    if jar and not urlsplit(jar).scheme and not os.path.isfile(jar):
+        raise OptionsError(f"--flink_job_server_jar {jar} is no file; docs/flink.md names one")
     if flink.flink_master not in _INSIDE_THE_LAUNCHER:
         _require_version(flink.flink_master, flink.flink_version)
-
-
-def _require_jar(options: PipelineOptions) -> None:
-    """Check that the job server's jar is here, or where Beam would download it from."""
-    remedy = (
-        "--flink_job_server_jar PATH names one (docs/flink.md), --job_endpoint a running server"
-    )
-    flink = options.view_as(FlinkRunnerOptions)
-    jar = flink.flink_job_server_jar
-    if jar and not urlsplit(jar).scheme:
-        if not os.path.isfile(jar):
-            raise OptionsError(f"--flink_job_server_jar {jar} is no file; {remedy}")
-        return
-    jar = FlinkJarJobServer(options).path_to_jar()
-    cache = options.view_as(JobServerOptions).jar_cache_dir or JavaJarServer.JAR_CACHE
-    if os.path.isfile(jar) or os.path.isfile(os.path.join(cache, os.path.basename(jar))):
-        return
-    try:
-        urlopen(Request(jar, method="HEAD"), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        reason = f"status {error.code}" if isinstance(error, HTTPError) else str(error)
-        raise OptionsError(
-            f"FlinkRunner has no job server for Flink {flink.flink_version}: {jar} can't be had "
-            f"({reason}); {remedy}"
-        ) from None
 
 
 def _require_version(master: str, version: str) -> None:

@@ -5,6 +5,7 @@ them up. They are for eyes only: bundles that run twice count twice. What is rep
 comes from the committed records.
 """
 
+import io
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from beam_jobs import storage
-from pipeline.drawing.formatting import format_bytes, format_count, format_duration, format_short
+from pipeline.drawing.formatting import format_short
 
 _WRITE_SECONDS = 0.3
 _POLL_SECONDS = 0.3
@@ -98,83 +99,53 @@ def total_counts(folder: str) -> Counter[str]:
     return total
 
 
-def run_with_bar(
-    folder: str, work: Callable[[], None], *, text_bytes: int, quiet: bool = False
-) -> None:
-    """Run `work` while a thread shows how much text is read, then how many documents are aligned.
-
-    Args:
-        folder: the run's folder, local.
-        work: blocks until the job has ended.
-        text_bytes: roughly how much text the input holds.
-        quiet: show nothing.
-    """
-
-    def stage(counts: Counter[str]) -> _Stage:
-        if done := counts["aligned_documents"]:
-            total, tokens = counts["read_documents"], counts["student_tokens"]
-            return _Stage("aligning", "aligned", done, total, "documents", tokens)
-        done = counts["read_bytes"]
-        return _Stage("reading", "read", done, max(text_bytes, done), _TEXT)
-
-    _run_beside(folder, stage, work, quiet)
-
-
-def run_with_token_bar(
-    folder: str, work: Callable[[], None], *, num_tokens: int, quiet: bool = False
-) -> None:
-    """Run `work` while a thread shows how many of a dataset's teacher tokens are scored.
-
-    Args:
-        folder: the run's folder, local.
-        work: blocks until the job has ended.
-        num_tokens: of the dataset.
-        quiet: show nothing.
-    """
-
-    def stage(counts: Counter[str]) -> _Stage:
-        total = num_tokens - min(num_tokens, counts["reused_tokens"])
-        # Bundles that run twice count twice; the bar must not overflow.
-        done = min(total, counts["scored_tokens"])
-        return _Stage("scoring", "scored", done, total, "teacher tokens")
-
-    _run_beside(folder, stage, work, quiet)
-
-
-_TEXT = "of text"
-
-
-class _Stage(NamedTuple):
+class Stage(NamedTuple):
     """How far a job is: `done` of `total`, and the student tokens made meanwhile."""
 
     verb: str
-    past: str
     done: int
     total: int
-    what: str
+    unit: str
     num_tokens: int = 0
 
-    def speed(self, seconds: float) -> str:
-        return f"{format_short(self.num_tokens / seconds)} student tokens/s"
 
-    def line(self, seconds: float) -> str:
-        """Return what is said of it `seconds` after its start."""
-        show = format_bytes if self.what == _TEXT else format_count
-        told = [f"{self.past} {show(self.done)} of {show(self.total)} {self.what}"]
-        if self.done:
-            left = seconds * (self.total - self.done) / self.done
-            told.append(f"{format_duration(left)} left")
-        if self.num_tokens:
-            told.append(self.speed(seconds))
-        return ", ".join(told)
+def aligning_stage(counts: Counter[str], *, text_bytes: int) -> Stage:
+    """Return how much is read of roughly `text_bytes` of text, then how many documents aligned."""
+    if done := counts["aligned_documents"]:
+        total, tokens = counts["read_documents"], counts["student_tokens"]
+        return Stage("aligning", done, total, " documents", tokens)
+    done = counts["read_bytes"]
+    return Stage("reading", done, max(text_bytes, done), "B")
 
 
-def _run_beside(
-    folder: str, stage: Callable[[Counter[str]], _Stage], work: Callable[[], None], quiet: bool
+def scoring_stage(counts: Counter[str], *, num_tokens: int) -> Stage:
+    """Return how many of a dataset's `num_tokens` teacher tokens are scored."""
+    total = num_tokens - min(num_tokens, counts["reused_tokens"])
+    # Bundles that run twice count twice; the bar must not overflow.
+    return Stage("scoring", min(total, counts["scored_tokens"]), total, " teacher tokens")
+
+
+def run_with_bar(
+    folder: str,
+    work: Callable[[], None],
+    *,
+    stage: Callable[[Counter[str]], Stage],
+    quiet: bool = False,
 ) -> None:
+    """Run `work` while a thread shows how far it is: a bar, or a line a minute without a terminal.
+
+    Args:
+        folder: the run's folder, local.
+        work: blocks until the job has ended.
+        stage: makes the bar of all workers' counts.
+        quiet: show nothing.
+    """
+    if quiet:
+        work()
+        return
     finished = threading.Event()
     stages = map(stage, _poll(folder, finished))
-    thread = threading.Thread(target=_draw, args=(stages, quiet), daemon=True)
+    thread = threading.Thread(target=_draw, args=(stages,), daemon=True)
     thread.start()
     try:
         work()
@@ -196,26 +167,23 @@ def _poll(folder: str, finished: threading.Event) -> Iterator[Counter[str]]:
         yield counts
 
 
-def _draw(stages: Iterator[_Stage], quiet: bool) -> None:
-    """Show each stage: by a bar on a terminal, elsewhere by a line every minute."""
-    is_lines = not quiet and not sys.stderr.isatty()
-    started = began = time.monotonic()
-    next_line = started + HEARTBEAT_SECONDS
+def _draw(stages: Iterator[Stage]) -> None:
+    is_terminal = sys.stderr.isatty()
+    screen = sys.stderr if is_terminal else io.StringIO()
+    next_line = time.monotonic() + HEARTBEAT_SECONDS
     verb, bar = "", tqdm(disable=True)
     for stage in stages:
-        now = time.monotonic()
         if verb != stage.verb:
             bar.close()
-            verb, began = stage.verb, now - _POLL_SECONDS
-            unit = "B" if stage.what == _TEXT else f" {stage.what}"
-            bar = tqdm(desc=verb, unit=unit, unit_scale=True, dynamic_ncols=True,
-                       disable=True if quiet else None)  # fmt: skip
+            verb = stage.verb
+            bar = tqdm(desc=verb, unit=stage.unit, unit_scale=True, dynamic_ncols=True, file=screen)
         bar.total, bar.n = stage.total, stage.done
         if stage.num_tokens:
-            bar.set_postfix_str(stage.speed(now - began), refresh=False)
-        bar.refresh()
-        if is_lines and stage.done and now >= next_line:
-            told = stage.line(now - began)
-            print(f"{format_duration(now - started)}: {told}", file=sys.stderr, flush=True)
-            next_line = now + HEARTBEAT_SECONDS
+            speed = stage.num_tokens / max(bar.format_dict["elapsed"], _POLL_SECONDS)
+            bar.set_postfix_str(f"{format_short(speed)} student tokens/s", refresh=False)
+        if is_terminal:
+            bar.refresh()
+        elif stage.done and time.monotonic() >= next_line:
+            print(bar, file=sys.stderr, flush=True)
+            next_line = time.monotonic() + HEARTBEAT_SECONDS
     bar.close()

@@ -1,24 +1,10 @@
 """Options of every job: how it runs on this machine and what it says meanwhile."""
 
-import argparse
 import logging
 import os
 from dataclasses import dataclass
-from typing import Annotated
 
-from vocag_cli.options import Option
-
-
-def parse_workers(text: str) -> int:
-    """Return a number of processes.
-
-    Example:
-        >>> parse_workers("2")
-        2
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'"{text}" is no number of processes; write 1 or more')
-    return int(text)
+from beam_jobs.errors import OptionsError
 
 
 @dataclass(frozen=True)
@@ -31,9 +17,18 @@ class RunOptions:
         verbose: say what Beam and its workers say, too.
     """
 
-    workers: Annotated[int, Option("N", parse_workers)] = 1
+    workers: int = 1
     quiet: bool = False
     verbose: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the number of workers.
+
+        Raises:
+            OptionsError: it is none.
+        """
+        if self.workers < 1:
+            raise OptionsError(f"--workers {self.workers} is below 1 process")
 
     def beam_arguments(self) -> list[str]:
         """Return Beam's options for the number of workers."""

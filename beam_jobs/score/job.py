@@ -10,13 +10,13 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import runs, storage
+from beam_jobs import storage
 from beam_jobs.errors import JobError
 from beam_jobs.locks import hold_lock
 from beam_jobs.running.clusters import require_cluster
-from beam_jobs.running.progress import reset_progress, run_with_token_bar
+from beam_jobs.running.progress import reset_progress, run_with_bar, scoring_stage
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
-from beam_jobs.runs import LOCK_FILE, run_folder_of
+from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions, own_options
 from beam_jobs.score.reuse import find_reusable, list_documents, save_reusable
 from beam_jobs.score.steps import (
@@ -141,16 +141,17 @@ def _score_dataset(
         name = score_manifest_name(job.rule.fingerprint)
         run.say(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
         return finished
-    require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule.fingerprint), ample=1.05)
+    require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule.fingerprint))
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
-        runs.open_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
+        start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
         reusable = find_reusable(reuse, job.rule, run)
         if reusable:
             save_reusable(reusable, job.run_folder, run)
         reset_progress(job.run_folder)
         pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
         build_pipeline(pipeline, len(shards), replace(job, reuses=bool(reusable)))
-        bar = partial(run_with_token_bar, job.run_folder, num_tokens=num_tokens, quiet=run.quiet)
+        stage = partial(scoring_stage, num_tokens=num_tokens)
+        bar = partial(run_with_bar, job.run_folder, stage=stage, quiet=run.quiet)
         run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
         scores = find_finished(job.dataset, opened.dataset.manifest, job.rule)
         if scores is None:

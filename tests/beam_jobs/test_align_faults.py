@@ -18,7 +18,7 @@ from beam_jobs.align import buckets, making, steps
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.errors import OptionsError
-from beam_jobs.runs import find_finished, open_run, read_left_file
+from beam_jobs.runs import find_finished, read_left_file, start_run
 from tests.support.corpus import (
     Corpus,
     align_options,
@@ -253,9 +253,9 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_a_killed_attempt_read_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / ".vocag-0"
-    open_run(str(folder), {"name": "a"})
+    start_run(str(folder), {"name": "a"})
     (folder / "blocks-0.bin").write_bytes(b"left by a killed job")
-    open_run(str(folder), {"name": "a"})
+    start_run(str(folder), {"name": "a"})
     assert {path.name for path in folder.iterdir()} == {"configuration.json"}
 
 
@@ -264,7 +264,7 @@ def test_a_cut_file_of_an_interrupted_run_is_named_with_its_remedy(
     name: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / ".vocag-0"
-    open_run(str(folder), {"name": "a"})
+    start_run(str(folder), {"name": "a"})
     path = folder / name
     path.write_bytes(b'{\n "name": "a')
     expected = f"{path} is damaged (Unterminated string .*: delete the folder {folder}, "

@@ -176,7 +176,7 @@ def test_a_dataset_that_lost_files_does_not_grow(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="is not the index that the manifest names"):
         grow(tmp_path, "c", ["c1"])
     index.unlink()
-    with pytest.raises(OptionsError, match="restore them first"):
+    with pytest.raises(OptionsError, match="restore them"):
         align(replace(options(tmp_path, tmp_path / "in/b.jsonl"), append=True))
 
 

@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from beam_jobs.align.__main__ import main
 from beam_jobs.errors import OptionsError
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
-from beam_jobs.runs import open_run, require_shared
+from beam_jobs.runs import require_shared, start_run
 from tests.support.corpus import align_options, command_line, reference_dataset
 from tests.support.servers import free_port
 
@@ -54,13 +53,6 @@ def jar(tmp_path: Path) -> str:
     return f"--flink_job_server_jar={tmp_path}/job-server.jar"
 
 
-@pytest.fixture
-def with_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "java").touch(mode=0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -84,26 +76,11 @@ def test_what_a_runner_connects_to_must_listen() -> None:
     assert f"--dask_client_address tcp://{silent}: nothing listens there" in message
 
 
-def test_flink_needs_java_for_its_job_server(jar: str) -> None:
-    message = refusal("--runner=FlinkRunner", jar, "--job_server_java_launcher=no-such-java")
-    assert "there is no no-such-java here: install Java, or give --job_endpoint" in message
+def test_flink_needs_the_job_server_s_jar_that_is_named(tmp_path: Path) -> None:
+    message = refusal("--runner=FlinkRunner", f"--flink_job_server_jar={tmp_path}/missing.jar")
+    assert "missing.jar is no file" in message
 
 
-@pytest.mark.usefixtures("with_java")
-def test_flink_needs_a_job_server_s_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = tmp_path / "missing.jar"
-    message = refusal("--runner=FlinkRunner", f"--flink_job_server_jar={missing}")
-    assert f"{missing} is no file; --flink_job_server_jar PATH names one" in message
-    local = f"http://localhost:{free_port()}/server.jar"
-    monkeypatch.setattr("beam_jobs.running.clusters.FlinkJarJobServer.path_to_jar", lambda _: local)
-    message = refusal("--runner=FlinkRunner", f"--jar_cache_dir={tmp_path}")
-    assert f"no job server for Flink 2.2: {local} can't be had" in message
-    (tmp_path / "server.jar").touch()  # downloaded before
-    cached = make_beam_options(["--runner=FlinkRunner", f"--jar_cache_dir={tmp_path}"])
-    require_cluster(cached, SHARED)
-
-
-@pytest.mark.usefixtures("with_java")
 def test_flink_must_answer_in_the_job_server_s_version(jar: str, flink_1_19: str) -> None:
     flink = ("--runner=FlinkRunner", jar, *IMAGE)
     silent = f"localhost:{free_port()}"
@@ -114,7 +91,6 @@ def test_flink_must_answer_in_the_job_server_s_version(jar: str, flink_1_19: str
     require_cluster(make_beam_options(fits), SHARED)
 
 
-@pytest.mark.usefixtures("with_java")
 def test_workers_must_have_the_package(jar: str, flink_1_19: str) -> None:
     flink = ("--runner=FlinkRunner", jar, f"--flink_master={flink_1_19}", "--flink_version=1.19")
     assert "Beam's own image in Docker, which has no vocag" in refusal(*flink)
@@ -160,7 +136,7 @@ def test_the_command_refuses_before_it_writes(
 
 
 def test_a_worker_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
-    open_run(str(tmp_path), {"name": "corpus"})
+    start_run(str(tmp_path), {"name": "corpus"})
     require_shared(str(tmp_path))
     with pytest.raises(OptionsError, match="does not see"):
         require_shared(f"{tmp_path}/elsewhere")

@@ -87,9 +87,7 @@ def write_lock(path: Path, **changes: object) -> None:
 
 
 @pytest.mark.usefixtures("no_settling")
-def test_a_remote_lock_of_another_machine_is_believed_while_it_is_renewed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_remote_lock_is_believed_while_it_is_renewed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     write_lock(path)
     message = r"process 1 on elsewhere, .* if that job was killed, this command works \d+ s from"
@@ -100,35 +98,19 @@ def test_a_remote_lock_of_another_machine_is_believed_while_it_is_renewed(
         hold_remote(str(path), "out").__enter__()
     write_lock(path, renewed=time.time() - STALE_SECONDS - 1)
     with hold_remote(str(path), "out"):
-        assert "taking over out: process 1 on elsewhere" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_settling")
-def test_a_remote_lock_of_a_dead_process_of_this_machine_counts_for_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    write_lock(path, host=socket.gethostname(), process=ended.pid)
-    with hold_remote(str(path), "out"):
         assert json.loads(path.read_text())["process"] == os.getpid()
 
 
 def test_of_two_that_start_together_the_last_to_write_has_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nobody has one that is gone: a job that ended just then took it for its own."""
     path = tmp_path / "lock"
     monkeypatch.setattr(locks.time, "sleep", lambda _: write_lock(path))
     with pytest.raises(OptionsError, match="process 1 on elsewhere"):
         hold_remote(str(path), "out").__enter__()
     assert json.loads(path.read_text())["id"] == "theirs"
-
-
-def test_whose_lock_is_gone_after_writing_it_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job that ended just then took it for its own."""
-    path = tmp_path / "lock"
+    path.unlink()
     monkeypatch.setattr(locks.time, "sleep", lambda _: path.unlink())
     with pytest.raises(OptionsError, match="another job writes to --output out"):
         hold_remote(str(path), "out").__enter__()

@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs import shortages
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.align.resources import estimate_disk, estimate_memory
 from beam_jobs.errors import OptionsError
-from beam_jobs.shortages import explain_shortage
+from beam_jobs.shortages import explain_shortage, require_disk
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
 
 
 def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True)
-
-
-def test_one_long_document_is_in_the_estimate_of_memory() -> None:
-    bucket = 256 << 20
-    least = estimate_memory(bucket, keep_text=False)
-    longest = estimate_memory(bucket, keep_text=False, longest_document=60_000_000)
-    assert longest - least == 1_200_000_000
 
 
 @pytest.fixture
@@ -65,9 +59,29 @@ def test_a_disk_that_is_far_too_small_is_refused_before_the_start(small_disk: Pa
     assert not list(small_disk.glob("out/*/*"))
 
 
-def test_disk_is_for_shards_texts_in_them_and_texts_on_their_way() -> None:
+def test_estimates() -> None:
     assert estimate_disk(100, keep_text=False, shuffle="runner") == 300
     assert estimate_disk(100, keep_text=True, shuffle="files") == 500
+    least, most = (
+        estimate_memory(256 << 20, keep_text=False, longest_document=n) for n in (0, 60_000_000)
+    )
+    assert most - least == 1_200_000_000
+
+
+def test_room_is_compared_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shortages, "free_bytes", lambda folder: 1000)
+    require_disk(str(tmp_path), 1000)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "bucket.tar").write_bytes(bytes(500))
+    require_disk(str(tmp_path), 1500, earlier=str(tmp_path / "run"))
+    require_disk("gs://bucket/data", 10**15)
+    assert caplog.text == ""
+    require_disk(str(tmp_path / "not" / "there"), 2000)
+    assert "has 1.00 kB of free disk" in caplog.text
+    with pytest.raises(OptionsError, match=r"has 1.00 kB of free disk.*; free some"):
+        require_disk(str(tmp_path), 2001)
 
 
 @pytest.mark.parametrize(
