@@ -1,9 +1,7 @@
 """What a job left out: summed up by file, and refused where it is more than was allowed."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -13,27 +11,12 @@ from beam_jobs.errors import TooManyDeadLettersError
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import Manifest, totals_of
 
-_PLACE = re.compile(r"(?:#| line )\d+$")
-
 DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
 
 EXPECTED = frozenset({"overlap", "known_id"})
 """Reasons that are no loss: the user listed the document, or the dataset that grows has its id."""
-
-
-@dataclass
-class LeftOut:
-    """What is left out of the whole input.
-
-    Attributes:
-        first_places: where each reason occurs first.
-        num_repeated_ids: duplicates whose id was first used in another file.
-    """
-
-    first_places: dict[str, str] = field(default_factory=dict)
-    num_repeated_ids: int = 0
 
 
 def describe_place(letter: Mapping[str, Any]) -> str:
@@ -47,18 +30,14 @@ def describe_place(letter: Mapping[str, Any]) -> str:
     return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
 
 
-def read_left_out(output: str, manifest: Manifest) -> LeftOut:
-    """Return what a dataset's dead letters say, one line in memory at a time."""
-    left_out = LeftOut()
+def first_places(output: str, manifest: Manifest) -> dict[str, str]:
+    """Return where each reason of a dataset's dead letters occurs first."""
+    first: dict[str, str] = {}
     with storage.open_to_read(storage.join(output, manifest.dead_letters.file)) as lines:
         for line in lines:
             letter = orjson.loads(line)
-            left_out.first_places.setdefault(letter["reason"], describe_place(letter))
-            detail = letter["detail"]
-            if detail.startswith(DUPLICATE_OF):
-                other = _PLACE.sub("", detail.removeprefix(DUPLICATE_OF))
-                left_out.num_repeated_ids += other != letter["source"]
-    return left_out
+            first.setdefault(letter["reason"], describe_place(letter))
+    return first
 
 
 def count_reasons(path: str) -> Counter[str]:
@@ -67,9 +46,7 @@ def count_reasons(path: str) -> Counter[str]:
         return Counter(orjson.loads(line)["reason"] for line in lines)
 
 
-def require_few_left_out(
-    manifest: Manifest, left_out: LeftOut, *, max_share: float, output: str
-) -> None:
+def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -> None:
     """Check that no larger share of the input is lost than allowed; what is expected is not lost.
 
     Raises:
@@ -80,15 +57,20 @@ def require_few_left_out(
     num_documents = totals_of(manifest.newest_shards)["num_documents"] + manifest.dead_letters.count
     if num_lost <= max_share * num_documents:
         return
+    first = first_places(output, manifest)
     by_reason = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(
-        f"{reason} {format_count(count)} (first: {left_out.first_places[reason]})"
-        for reason, count in by_reason
+        f"{reason} {format_count(count)} (first: {first[reason]})" for reason, count in by_reason
+    )
+    # What names the documents of a dataset stays as it is when it grows.
+    advice = (
+        "if each file numbers its own documents, name them by file and place with --id-field ''; "
     )
     raise TooManyDeadLettersError(
         f"{format_count(num_lost)} of {format_count(num_documents)} documents "
         f"({format_share(num_lost, num_documents)}) are left out, more than --max-dead-letters "
-        f"{100 * max_share:.6g} %: {reasons}; {_advice(left_out, manifest)}"
+        f"{100 * max_share:.6g} %: {reasons}; "
+        f"{advice if 'duplicate_id' in lost and not manifest.generation else ''}"
         "the dataset is written without "
         f"them, {storage.join(output, manifest.dead_letters.file)} names each"
     )
@@ -102,12 +84,3 @@ def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:
         Counter({'bad_json': 1})
     """
     return Counter({reason: n for reason, n in by_reason.items() if reason not in EXPECTED})
-
-
-def _advice(left_out: LeftOut, manifest: Manifest) -> str:
-    if not left_out.num_repeated_ids or manifest.generation:
-        return ""  # what names the documents of a dataset stays as it is when it grows
-    return (
-        f"{format_count(left_out.num_repeated_ids)} ids are used again in another file: if each "
-        "file numbers its own documents, name documents by file and place with --id-field ''; "
-    )

@@ -119,10 +119,6 @@ def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
     Args:
         path: of the record.
         kind: of record; one that another release wrote with other fields is none.
-
-    Example:
-        >>> read_commit("/nowhere/commit-000000.json", dict) is None
-        True
     """
     if storage.num_bytes_of(path) is None:
         return None
@@ -184,12 +180,7 @@ def _require_same(
 
 
 def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return what two configurations differ in, "" for nothing.
-
-    Example:
-        >>> describe_differences({"name": "a"}, {"name": "b"})
-        "name is 'a' there and 'b' here"
-    """
+    """Return what two configurations differ in, "" for nothing."""
     return "; ".join(
         f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here"
         for name in sorted(theirs.keys() | ours.keys())

@@ -44,9 +44,6 @@ def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
 
     Raises:
         OptionsError: less than half is free: no estimate is that wrong.
-
-    Example:
-        >>> require_disk("gs://bucket/data", 10**15)
     """
     if not storage.is_local(folder):
         return

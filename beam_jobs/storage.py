@@ -154,9 +154,6 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
     Raises:
         FileNotFoundError: neither the temporary nor a complete final file exists.
         OSError: the store refused to copy it.
-
-    Example:
-        >>> publish("out/.run/a.tar", "out/corpus-000000-of-000001.tar", 512, scratch=run_folder)
     """
     if num_bytes_of(temporary) != num_bytes:
         if num_bytes_of(final) != num_bytes:

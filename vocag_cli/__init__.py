@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 # Named, not imported: each command runs only with the extra that it needs installed.
 GROUPS = {
     "make": {
-        "align": (
-            "beam_jobs.align.__main__",
-            "beam",
-            "turn documents into aligned shards",
-        ),
+        "align": ("beam_jobs.align.__main__", "beam", "turn documents into aligned shards"),
         "score": ("beam_jobs.score.command", "beam,hf", "store a teacher's losses with the shards"),
     },
     "train": {

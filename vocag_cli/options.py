@@ -25,7 +25,6 @@ class Option:
         metavar: stands for the value in the help; by default one for its type.
         read: makes the value of its text, or raises argparse.ArgumentTypeError; by default the
             type does.
-        show: writes the default as a user would.
         form: an option by its name; the same, once for each value; a value without a name; what is
             no option of this command; a dataclass whose options begin with the field's name; or, in
             a dataclass that another one holds, the option that is named like the holder's field:
@@ -36,7 +35,6 @@ class Option:
 
     metavar: str | None = None
     read: Callable[[str], Any] | None = None
-    show: Callable[[Any], str] = str
     form: Literal["named", "repeated", "positional", "rest", "prefix", "itself"] = "named"
     once: str = ""
     without: tuple[str, ...] = ()
@@ -165,17 +163,6 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
     return _build(kind, values, _Holder(prefix=prefix))
 
 
-def option_names(kind: type) -> list[str]:
-    """Return the options of a dataclass.
-
-    Example:
-        >>> option_names(RunOptions)
-        ['--workers', '--quiet', '--verbose']
-    """
-    named = ("named", "repeated")
-    return [_flag(entry.name) for entry in _entries(kind) if entry.option.form in named]
-
-
 @dataclass(frozen=True)
 class _Entry:
     """A field as an option; `hint` is its type without `| None` and `Annotated`."""
@@ -195,7 +182,7 @@ class _Entry:
         told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
         if not told:
             values = default if isinstance(default, tuple) else (default,)
-            text += f" (default: {' '.join(map(self.option.show, values))})"
+            text += f" (default: {' '.join(map(str, values))})"
         return text.replace("%", "%%")
 
 
@@ -300,13 +287,7 @@ class _Once(argparse.Action):
 
     given = False
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Take the value, once."""
         if self.given:
             raise ValueError(f"{option_string} is given twice; {self.const}")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from beam_jobs.align.inputs.documents import MetadataField, ReadingRules
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import read_newest
 from beam_jobs.runs import describe_differences, require_all_files
@@ -27,10 +26,6 @@ def append_configuration(output: str, configuration: Mapping[str, Any]) -> dict[
     Raises:
         OptionsError: no dataset, one that lost files, or one made with other options.
         DatasetError: its manifest is damaged.
-
-    Example:
-        >>> append_configuration("aligned", configuration)["append_to"]  # doctest: +SKIP
-        '2cb6282faa56bfab13e0bf8cdd844c14045291bdb36b57f46ed7030f568a2a56'
     """
     manifest = read_newest(output)
     require_all_files(output, manifest)
@@ -46,12 +41,6 @@ def find_appended(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     """Return the dataset where its newest shards are those of this run."""
     manifest = read_newest(output)
     return manifest if manifest.configuration == configuration else None
-
-
-def rules_of(manifest: Manifest, rules: ReadingRules) -> ReadingRules:
-    """Return the reading rules with the types that a dataset's columns have."""
-    columns = tuple(MetadataField(entry.name, entry.type) for entry in manifest.metadata)
-    return replace(rules, metadata=columns)
 
 
 def _require_alike(output: str, manifest: Manifest, configuration: Mapping[str, Any]) -> None:

@@ -28,15 +28,13 @@ class Attempt:
         opened: its input, tokenizers and options.
         configuration: everything that determines the dataset, and nothing else.
         beam_options: how the job runs.
-        started: when, in seconds since 1970, for workers on other machines.
-        clock: the same by this machine's clock that is never set back.
+        started: when, by this machine's clock that is never set back, in seconds.
     """
 
     opened: OpenedInput
     configuration: Mapping[str, Any]
     beam_options: PipelineOptions
     started: float
-    clock: float
 
     @property
     def options(self) -> AlignOptions:

@@ -97,10 +97,6 @@ def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[i
     """Yield (bucket, block): what was read, packed by the bucket that it hashes to.
 
     Taken ids are read by themselves, so that a block holds nothing else if it holds one.
-
-    Example:
-        >>> [bucket for bucket, _ in pack_blocks([document], num_buckets=1)]
-        [0]
     """
     buckets: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}

@@ -14,9 +14,9 @@ from beam_jobs.align.inputs.parts import STANDARD_INPUT
 from beam_jobs.align.inputs.standard_input import remove_abandoned, spool_standard_input
 from beam_jobs.align.making import make_dataset
 from beam_jobs.align.opened import open_input
-from beam_jobs.align.options import AlignOptions, own_options
+from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import InputError
-from beam_jobs.left_out import read_left_out, require_few_left_out
+from beam_jobs.left_out import require_few_left_out
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
@@ -41,13 +41,13 @@ def align(options: AlignOptions) -> Manifest:
         >>> align(options).totals["num_documents"]  # doctest: +SKIP
         1000
     """
-    started, clock = time.time(), time.monotonic()
+    started = time.monotonic()
     options, beam_options = _settle(options)
     for place in (*options.input, options.output):
         storage.require_answer(place)
     with spool_standard_input(options.input, options.output, format=options.format) as patterns:
         opened = open_input(replace(options, input=patterns))
-        attempt = Attempt(opened, configure(opened), beam_options, started, clock)
+        attempt = Attempt(opened, configure(opened), beam_options, started)
         if storage.num_bytes_of(storage.join(attempt.output, MANIFEST_FILE)) is not None:
             finished = _find_finished(attempt)
             if finished is not None:
@@ -71,13 +71,13 @@ def describe(options: AlignOptions) -> str:
         )
     options, beam_options = _settle(options)
     opened = open_input(options)
-    Attempt(opened, configure(opened), beam_options, 0, 0).find_made()  # refuses what align would
+    Attempt(opened, configure(opened), beam_options, 0).find_made()  # refuses what align would
     return describe_job(opened)
 
 
 def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
     """Return the options with a full path of the output, and Beam's, once both can be used."""
-    beam_options = make_beam_options(options.beam_arguments, run=options.run, own=own_options())
+    beam_options = make_beam_options(options.beam_arguments, run=options.run)
     files = [place for place in options.input if place != STANDARD_INPUT]
     require_cluster(beam_options, {"--input": files, "--output": [options.output]})
     FileSystems.set_options(beam_options)
@@ -96,6 +96,5 @@ def _find_finished(attempt: Attempt) -> Manifest | None:
         f"{output} is finished: the same input and options made it; nothing to do"
         + (f"\nnote: {remark}" if remark else "")
     )
-    left_out = read_left_out(output, manifest)
-    require_few_left_out(manifest, left_out, max_share=options.max_dead_letters, output=output)
+    require_few_left_out(manifest, max_share=options.max_dead_letters, output=output)
     return manifest

@@ -31,7 +31,6 @@ class Job:
         tokenizer_records: student and teacher as the manifest names them.
         configuration: what determines the shards' bytes; goes into the manifest.
         attempt: names this start of the command, to tell its work from an earlier attempt's.
-        started: when that was, in seconds since 1970.
         generation: that the job makes; 0: a new dataset. Others add to the one before, whose
             manifest is kept.
     """
@@ -50,7 +49,6 @@ class Job:
     tokenizer_records: tuple[TokenizerRecord, TokenizerRecord]
     configuration: Mapping[str, Any]
     attempt: str
-    started: float
     generation: int = 0
 
     @property
@@ -120,12 +118,7 @@ class BucketRecord:
 
 
 def number_shards(records: Iterable[BucketRecord], prefix: str) -> list[BucketRecord]:
-    """Return all records in bucket order, with the final names PREFIX-i-of-n in their shards.
-
-    Example:
-        >>> number_shards(records, "corpus")[0].parts[0].shard.file
-        'corpus-000000-of-000012.tar'
-    """
+    """Return all records in bucket order, with the final names PREFIX-i-of-n in their shards."""
     ordered = sorted(records, key=lambda record: record.bucket)
     total = sum(len(record.tars) for record in ordered)
     number = count()

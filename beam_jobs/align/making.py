@@ -2,26 +2,24 @@
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import apache_beam as beam
 
 from beam_jobs import storage
-from beam_jobs.align.append import rules_of
 from beam_jobs.align.attempt import Attempt, tokenizer_records
-from beam_jobs.align.inputs.documents import ReadingRules, Reason
+from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
-from beam_jobs.align.inputs.lost_texts import (
-    LostTextsError,
-    count_lost_texts,
-    describe_lost_texts,
-    read_lost_texts,
-)
 from beam_jobs.align.inputs.overlap import read_overlap
 from beam_jobs.align.inputs.parts import plan_tasks
-from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
+from beam_jobs.align.inputs.probes import (
+    probe_texts,
+    require_fields,
+    require_texts,
+    settle_metadata,
+)
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job
@@ -32,7 +30,6 @@ from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (
     count_lost,
     count_reasons,
-    read_left_out,
     require_few_left_out,
 )
 from beam_jobs.report.page import RunSummary, SideSummary
@@ -52,8 +49,6 @@ from pipeline.dataset.reading import read_manifest
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import MANIFEST_FILE, Manifest
 
-Build = Callable[[beam.Pipeline], None]
-
 
 def make_dataset(attempt: Attempt) -> Manifest:
     """Make the dataset, or what an attempt that died last has left to do; return its manifest.
@@ -65,26 +60,21 @@ def make_dataset(attempt: Attempt) -> Manifest:
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest = attempt.find_made()
-    seconds = None
     if manifest is None:
         manifest = _run(attempt)
         if options.append and manifest.configuration != attempt.configuration:
             return manifest  # nothing new
-        seconds = time.monotonic() - attempt.clock
-    left_out = read_left_out(output, manifest)
     run = _describe_run(attempt, manifest)
-    # Its own figure is by the workers' clocks, which may have been set back meanwhile.
-    run = run if seconds is None else replace(run, elapsed_seconds=seconds)
     report = write_report(manifest, run, output=output, scratch=run_folder)
     publish_inputs(run_folder, output)
     close_run(output, run_folder, manifest)
     options.run.say(summarise(manifest, run, output=output, report=report))
-    require_few_left_out(manifest, left_out, max_share=options.max_dead_letters, output=output)
+    require_few_left_out(manifest, max_share=options.max_dead_letters, output=output)
     return manifest
 
 
-def run_job(attempt: Attempt, build: Build, *, text_bytes: int, disk_bytes: int) -> None:
-    """Run a pipeline to its end, with a live bar where the run's folder is local.
+def run_job(attempt: Attempt, tasks: Sequence[str], job: Job, *, disk_bytes: int) -> None:
+    """Run the job to its end, with a live bar where the run's folder is local.
 
     Raises:
         JobError: with the cause, and where the traceback is.
@@ -93,8 +83,8 @@ def run_job(attempt: Attempt, build: Build, *, text_bytes: int, disk_bytes: int)
     reset_progress(run_folder)
     options = attempt.beam_options
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    build(pipeline)
-    stage = partial(aligning_stage, text_bytes=text_bytes)
+    build_pipeline(pipeline, tasks, job)
+    stage = partial(aligning_stage, text_bytes=attempt.opened.text_bytes)
     bar = partial(run_with_bar, run_folder, stage=stage, quiet=run.quiet)
     run_to_end(pipeline, run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
 
@@ -107,53 +97,29 @@ def _run(attempt: Attempt) -> Manifest:
     tasks = plan_tasks(opened.files)
     sample = sample_input(opened.files, opened.rules, FIRST_LOOK)
     require_fields(sample, opened.rules)
+    require_texts(sample, options.max_dead_letters)
     if before is None:
         rules = settle_metadata(opened.rules, sample)
     else:
-        rules = rules_of(before, opened.rules)
+        columns = tuple(MetadataField(each.name, each.type) for each in before.metadata)
+        rules = replace(opened.rules, metadata=columns)
     for tokenizer in opened.tokenizers:
         tokenizer.check_fast_path(probe_texts(sample))
-    text_bytes = round(sum(file.estimated_text_bytes for file in opened.files))
     shuffle, keep_text = choose_shuffle(options), bool(options.keep_text)
-    disk = estimate_disk(text_bytes, keep_text=keep_text, shuffle=shuffle)
+    disk = estimate_disk(opened.text_bytes, keep_text=keep_text, shuffle=shuffle)
     disk += sum(len(tokenizer.file_bytes) for tokenizer in opened.tokenizers)
     require_disk(output, disk, earlier=run_folder)
     start_run(run_folder, attempt.configuration)
     path = storage.join(run_folder, INPUTS_FILE)
     storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)
-    run = partial(run_job, attempt, text_bytes=text_bytes, disk_bytes=disk)
-    _count_lost_texts(attempt, tasks, rules, run)
     generation = 0
     if before is not None:
         generation = before.generation + 1
         keep_manifest(output, before, scratch=run_folder)
         tasks = [*plan_taken_ids(before, output), *tasks]
     job = _make_job(attempt, rules, generation)
-    run(lambda pipeline: build_pipeline(pipeline, tasks, job))
+    run_job(attempt, tasks, job, disk_bytes=disk)
     return _read_result(attempt, job)
-
-
-def _count_lost_texts(
-    attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, run: Callable[[Build], None]
-) -> None:
-    """Count and name the documents of a dataset whose texts can't be had, before any is aligned.
-
-    Raises:
-        LostTextsError: they are more than may be left out; nothing of the output is there.
-    """
-    options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
-    if dataset is None or dataset.keeps_text:
-        return
-    lost = read_lost_texts(run_folder)  # an earlier attempt has counted them
-    if lost is None:
-        run(lambda pipeline: count_lost_texts(pipeline, tasks, rules, run_folder))
-        lost = read_lost_texts(run_folder)
-        assert lost is not None
-    if lost.count > options.max_dead_letters * dataset.num_documents:
-        storage.remove_folder(run_folder)
-        raise LostTextsError(describe_lost_texts(lost, dataset))
-    if lost.count:
-        options.run.say(f"note: {describe_lost_texts(lost, dataset)}")
 
 
 def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
@@ -178,7 +144,6 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
         tokenizer_records=tokenizer_records(options, tokenizers),
         configuration=attempt.configuration,
         attempt=uuid.uuid4().hex,
-        started=attempt.started,
         generation=generation,
     )
 
@@ -224,7 +189,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest) -> RunSummary:
     }
     return RunSummary(
         runner=describe_runner(attempt.beam_options),
-        elapsed_seconds=told["elapsed_seconds"],
+        elapsed_seconds=time.monotonic() - attempt.started,
         input_bytes=attempt.configuration["input_bytes"],
         num_input_files=attempt.configuration["input_files"],
         **sides,

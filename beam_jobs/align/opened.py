@@ -51,6 +51,11 @@ class OpenedInput:
     tokenizers: tuple[Tokenizer, Tokenizer]
     dataset: InputDataset | None
 
+    @property
+    def text_bytes(self) -> int:
+        """Roughly how much text the input holds."""
+        return round(sum(file.estimated_text_bytes for file in self.files))
+
 
 def open_input(options: AlignOptions) -> OpenedInput:
     """Find the input and load both tokenizers.

@@ -26,10 +26,6 @@ def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int 
         shard_bytes: size that shards are to have.
         keep_text: whether samples hold their text.
         longest_document: bytes of the longest text; a document is aligned and encoded in one piece.
-
-    Example:
-        >>> estimate_memory(256 << 20, keep_text=False) // 10**6
-        1118
     """
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return BASE_MEMORY + 3 * bucket + MEMORY_PER_DOCUMENT_BYTE * longest_document
@@ -40,9 +36,5 @@ def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
 
     The shards are written once and only renamed in the end; with `shuffle="files"` the texts, in
     blocks, stand beside them until then.
-
-    Example:
-        >>> estimate_disk(10**9, keep_text=False, shuffle="files")
-        4000000000
     """
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))

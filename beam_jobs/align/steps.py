@@ -7,7 +7,6 @@ over all that was finished. The launcher cleans up once the job has ended.
 """
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 
 import apache_beam as beam
 import orjson
-from apache_beam.metrics import Metrics
 
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
@@ -76,17 +74,15 @@ class _JobStep(beam.DoFn):
 class ReadBlocks(_JobStep):
     """Task -> (bucket, block of documents and dead letters)."""
 
-    num_documents = Metrics.counter("vocag", "documents_read")
-
     def start_bundle(self) -> None:
         """Check that this worker's files will be found."""
         require_shared(self._job.run_folder)
 
     def process(self, element: str) -> Iterator[tuple[int, bytes]]:
         """Yield what a reading task holds, packed by bucket."""
-        run_folder, note = self._job.run_folder, self.num_documents.inc
+        run_folder = self._job.run_folder
         store = BlockStore(self._job.shuffle, run_folder)
-        records = show_progress(self._read(element), run_folder, note=note)
+        records = show_progress(self._read(element), run_folder)
         yield from store.hand_over(pack_blocks(records, self._job.num_buckets))
 
     def finish_bundle(self) -> None:
@@ -106,17 +102,9 @@ class ReadBlocks(_JobStep):
 class AlignBucket(_JobStep):
     """(bucket, blocks) -> the bucket's commit record."""
 
-    num_documents = Metrics.counter("vocag", "documents_aligned")
-    num_student_tokens = Metrics.counter("vocag", "student_tokens")
-    num_dead_letters = Metrics.counter("vocag", "dead_letters")
-
     def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[str]:
         """Yield one record."""
-        record = align_bucket(*element, self._job)
-        self.num_documents.inc(sum(tar.shard.num_documents for tar in record.tars))
-        self.num_student_tokens.inc(sum(tar.shard.num_student_tokens for tar in record.tars))
-        self.num_dead_letters.inc(sum(record.by_reason.values()))
-        yield write_record(record)
+        yield write_record(align_bucket(*element, self._job))
 
     def finish_bundle(self) -> None:
         """Show the last counts."""
@@ -192,7 +180,6 @@ class WriteManifest(_JobStep):
             "student_reference_documents": sum(r.student_reference_documents for r in records),
             "teacher_reference_documents": sum(r.teacher_reference_documents for r in records),
             "reused_buckets": sum(r.attempt != self._job.attempt for r in records),
-            "elapsed_seconds": max(0.0, time.time() - self._job.started),
         }
         return json.dumps(summary).encode()
 

@@ -28,10 +28,6 @@ def read_ids(path: str) -> list[str]:
 
     Raises:
         OptionsError: no such file, no id in it, or a line without one.
-
-    Example:
-        >>> read_ids("takedowns.txt")  # doctest: +SKIP
-        ['forum/7', 'forum/9']
     """
     try:
         lines = storage.read_bytes(path).splitlines()
@@ -55,10 +51,6 @@ def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, 
 
     Raises:
         DamagedShardError: an index is missing or is not the manifest's.
-
-    Example:
-        >>> find_documents(open_dataset("aligned"), ["forum/7"])[1]  # doctest: +SKIP
-        []
     """
     wanted = pa.array(ids, pa.string())
 

@@ -18,7 +18,6 @@ from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation
 from schemas.removed import RemovedDocuments, decode_removed, encode_removed
-from vocag_cli.options import option_names
 
 _MAX_NAMED = 5
 _SCRATCH = ".vocag-remove"
@@ -38,8 +37,7 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
-    own = option_names(RemoveOptions)
-    FileSystems.set_options(make_beam_options(options.beam_arguments, command="remove", own=own))
+    FileSystems.set_options(make_beam_options(options.beam_arguments, command="remove"))
     location = storage.absolute(options.dataset)
     storage.require_answer(location)
     ids = read_ids(options.ids)

@@ -14,11 +14,7 @@ _LARGEST = "n>1B"
 
 
 def render_card(manifest: Manifest) -> str:
-    """Return the card: front matter that the Hub reads, then what a person asks first.
-
-    Example:
-        >>> (folder / "README.md").write_text(render_card(manifest), "utf-8")
-    """
+    """Return the card: front matter that the Hub reads, then what a person asks first."""
     totals, letters = manifest.totals, manifest.dead_letters
     documents, student = totals["num_documents"], totals["num_student_tokens"]
     facts = {
@@ -50,12 +46,7 @@ def _growth(manifest: Manifest) -> dict[str, str]:
 
 
 def may_write(existing: bytes | None) -> bool:
-    """Whether a card may take the place of what is there.
-
-    Example:
-        >>> may_write(None), may_write(b"# my own words")
-        (True, False)
-    """
+    """Whether a card may take the place of what is there."""
     return existing is None or MARK.encode() in existing
 
 

@@ -93,9 +93,6 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
 
     Raises:
         ValueError: the manifest holds no statistics.
-
-    Example:
-        >>> (folder / "report.html").write_text(render_report(manifest, run), "utf-8")
     """
     statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
     return render_page(

@@ -57,11 +57,7 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
 
 
 def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) -> str:
-    """Return the lines that end a run.
-
-    Example:
-        >>> print(summarise(manifest, run, output="aligned", report="aligned/report.html"))
-    """
+    """Return the lines that end a run."""
     totals = totals_of(manifest.newest_shards)
     lost = manifest.dead_letters
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]

@@ -34,9 +34,6 @@ def require_tried_runner(name: str | None) -> None:
 
     Raises:
         OptionsError: it is; with the reason.
-
-    Example:
-        >>> require_tried_runner("DirectRunner")
     """
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
@@ -56,9 +53,6 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
     Raises:
         OptionsError: the runner lacks a server, an answer or an environment for its workers, or
             its workers could not find a place.
-
-    Example:
-        >>> require_cluster(PipelineOptions(["--runner=DirectRunner"]), {"--output": ["aligned"]})
     """
     name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
     if name == "PortableRunner":

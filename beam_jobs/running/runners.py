@@ -4,7 +4,6 @@ import os
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 
 import apache_beam as beam
@@ -37,7 +36,6 @@ def make_beam_options(
     *,
     run: RunOptions = HERE,
     command: str = "align",
-    own: Sequence[str] = (),
 ) -> PipelineOptions:
     """Return Beam's options.
 
@@ -45,24 +43,18 @@ def make_beam_options(
         arguments: those that are not the command's own.
         run: how many processes of this machine.
         command: its name, for errors.
-        own: its own options, for errors: one of them may be meant.
 
     Raises:
         OptionsError: an argument that Beam does not know either, a runner that is unknown or does
             not run these jobs, or one that --workers is not for.
-
-    Example:
-        >>> make_beam_options(["--runner=DirectRunner"]).get_all_options()["runner"]
-        'DirectRunner'
     """
     options = PipelineOptions([*arguments, *run.beam_arguments()])
     require_tried_runner(options.view_as(StandardOptions).runner)
     make_runner(options)  # importing a runner's module makes its options known
-    unknown, known = _unknown_arguments(arguments)
+    unknown = _unknown_arguments(arguments)
     if unknown:
         raise OptionsError(
-            f"neither {command} nor Beam knows {' '.join(unknown)}"
-            f"{_suggest(unknown, [*own, *known])}; see --help, and quote globs"
+            f"neither {command} nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
         )
     if run.workers > 1:
         _require_ours_to_start(options, arguments, run.workers)
@@ -130,12 +122,7 @@ def run_to_end(
 
 
 def describe_runner(options: PipelineOptions) -> str:
-    """Return the runner's name, and the number of processes or threads of the direct one.
-
-    Example:
-        >>> describe_runner(make_beam_options([]))
-        'DirectRunner'
-    """
+    """Return the runner's name, and the number of processes or threads of the direct one."""
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) not in _DIRECT_RUNNERS:
         return str(name).rsplit(".", 1)[-1]
@@ -188,23 +175,8 @@ def _require_ours_to_start(
         raise OptionsError(f"--workers {workers} says what {both[0]} says; leave one of them out")
 
 
-def _suggest(unknown: Sequence[str], known: Sequence[str]) -> str:
-    """Return what may have been meant by options that nobody knows."""
-    # Ours are written with hyphens and Beam's with underscores: neither is a mistake to be counted.
-    spelled = {name.replace("_", "-"): name for name in reversed(known)}
-    pairs = []
-    for argument in unknown:
-        name = argument.split("=", 1)[0]
-        near = get_close_matches(name.replace("_", "-"), spelled, n=1, cutoff=0.75)
-        if name.startswith("--") and near:
-            pairs.append(f"{spelled[near[0]]} for {name}")
-    return f"; did you mean {' and '.join(pairs)}?" if pairs else ""
-
-
-def _unknown_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments that Beam does not know, and the options that it knows."""
+def _unknown_arguments(arguments: Sequence[str]) -> list[str]:
     parsers: list[ArgumentParser] = []
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     unknown: list[str] = parsers[0].parse_known_args(list(arguments))[1]
-    known = [name for action in parsers[0]._actions for name in action.option_strings]
-    return unknown, known
+    return unknown

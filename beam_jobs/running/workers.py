@@ -49,7 +49,6 @@ class Workers:
         """Start none yet."""
         self._folder = TemporaryDirectory(prefix="vocag-workers-")
         self._verbose = verbose
-        self._oom_kills = _count_oom_kills()
 
     @property
     def environment(self) -> SubprocessSDKEnvironment:
@@ -88,32 +87,20 @@ class Workers:
             (item for item in enumerate(logs, 1) if not _is_alive(int(item[1].name))), (0, None)
         )
         log = dead.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if dead else ""
-        reason = _explain(int(ended[1]), log, out_of_memory=_count_oom_kills() > self._oom_kills)
-        return WorkerDiedError(f"worker process {number} {reason}", log)
+        return WorkerDiedError(f"worker process {number} {_explain(int(ended[1]), log)}", log)
 
     def _logs(self) -> list[Path]:
         return sorted(Path(self._folder.name).iterdir(), key=lambda log: int(log.name))
 
 
-def _explain(status: int, log: str, *, out_of_memory: bool) -> str:
+def _explain(status: int, log: str) -> str:
     """Return what ended a process, from its exit status and its last words."""
     if status == -signal.SIGKILL:
-        if out_of_memory:
-            return "was killed by the kernel, for the machine ran out of memory"
         return "was killed (SIGKILL): by hand, or because memory ran out"
     if status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     lines = log.strip().splitlines()
     return f"ended with status {status}{f': {lines[-1]}' if lines else ''}"
-
-
-def _count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory; 0 where it won't say."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def _is_alive(process: int) -> bool:

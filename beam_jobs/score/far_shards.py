@@ -46,10 +46,6 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
     """Return the shards whose mean loss is far from the other shards'.
 
     Far is more than 1 nat, five times the others' own spread and what chance does to few tokens.
-
-    Example:
-        >>> find_far_shards([])
-        []
     """
     known = [record for record in records if record.num_losses]
     means = np.array([record.loss_sum / record.num_losses for record in known])

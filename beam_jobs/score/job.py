@@ -17,8 +17,8 @@ from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.progress import reset_progress, run_with_bar, scoring_stage
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
-from beam_jobs.score.options import ScoreOptions, own_options
-from beam_jobs.score.reuse import find_reusable, list_documents, save_reusable
+from beam_jobs.score.options import ScoreOptions
+from beam_jobs.score.reuse import find_reusable, save_reusable
 from beam_jobs.score.steps import (
     SUMMARY_FILE,
     ReadyTeacher,
@@ -27,7 +27,7 @@ from beam_jobs.score.steps import (
     WorkDone,
     WriteScores,
 )
-from beam_jobs.score.summary import describe_job, describe_reuse, estimate_disk, summarise
+from beam_jobs.score.summary import estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
@@ -44,8 +44,7 @@ def score(options: ScoreOptions) -> list[ScoreManifest]:
     """Score the datasets of a run, one after another; those that are finished are kept.
 
     Returns:
-        The score manifests, in the mixture's order; of a trial (`limit`) and a dry run, which write
-        nothing, none.
+        The score manifests, in the mixture's order; of a dry run none.
 
     Raises:
         ValueError: a dataset, the teacher or an option can't be used.
@@ -56,9 +55,7 @@ def score(options: ScoreOptions) -> list[ScoreManifest]:
         >>> [scores.source for scores in score(options)]  # doctest: +SKIP
         ['models/teacher']
     """
-    beam_options = make_beam_options(
-        options.beam_arguments, run=options.run, command="score", own=own_options()
-    )
+    beam_options = make_beam_options(options.beam_arguments, run=options.run, command="score")
     places = {"the dataset": [options.dataset.path], "--reuse": list(options.reuse or ())}
     if os.path.exists(options.teacher):
         places["--teacher"] = [options.teacher]
@@ -125,17 +122,11 @@ def _score_dataset(
     documents = opened.documents
     shards = _count_scored(documents)
     if options.dry_run:
-        known = list_documents(find_reusable(reuse, job.rule, run), run)
-        reused = describe_reuse(ReadyTeacher(job, documents, known)) if reuse else ""
-        print(describe_job(job, shards, reused))
+        from beam_jobs.score.trial import describe_trial
+
+        print(describe_trial(ReadyTeacher(job, documents), shards))
         return None
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
-    if options.limit is not None:
-        from beam_jobs.score.trial import try_teacher
-
-        teacher = ReadyTeacher(job, documents)
-        print(try_teacher(teacher, limit=options.limit, num_tokens=num_tokens))
-        return None
     finished = find_finished(job.dataset, opened.dataset.manifest, job.rule)
     if finished is not None:
         name = score_manifest_name(job.rule.fingerprint)

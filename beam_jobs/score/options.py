@@ -23,7 +23,7 @@ examples:
   vocag score aligned --teacher models/smollm2.gguf --seq-length 512 --threads 1 --workers 2
 
   # what would it take? a hundred documents, nothing written
-  vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --limit 100
+  vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --dry-run
 
   # only what a run with the same --where reads
   vocag score aligned --teacher models/teacher --seq-length 2048 --where "language == 'en'"
@@ -83,10 +83,8 @@ class ScoreOptions:
             computed. Give several for several datasets.
         dtype: the teacher's (default: bfloat16 on a GPU, float32 on a CPU).
         here: how a worker runs the teacher.
-        limit: score the first N documents in this process, report speed and mean loss, and write
-            nothing.
-        dry_run: report what the job would read, take over and write, without loading the teacher;
-            write nothing.
+        dry_run: score the first hundred documents in this process, report what the job would read,
+            write and take, and their mean loss; write nothing.
         engine: what runs the teacher; openai asks servers of the completions API that give
             prompt_logprobs, as vLLM does.
         served: where servers are, and how they are asked.
@@ -103,7 +101,6 @@ class ScoreOptions:
     reuse: Annotated[tuple[str, ...] | None, Option("DATASET", form="repeated")] = None
     dtype: Dtype = ""
     here: TransformersSettings = IN_PROCESS
-    limit: int | None = None
     dry_run: bool = False
     engine: EngineName = "transformers"
     served: ServedSettings = NO_SERVERS
@@ -117,8 +114,6 @@ class ScoreOptions:
             OptionsError: with the option, its value and the rule.
         """
         own = self.served
-        if self.limit is not None and self.limit < 1:
-            raise OptionsError(f"--limit {self.limit} is below 1 document")
         if self.engine == "transformers":
             if not self.teacher:
                 raise OptionsError("--teacher is required")
@@ -138,16 +133,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
     Raises:
         OptionsError: a value breaks a rule.
         SystemExit: argparse's own errors, and --help.
-
-    Example:
-        >>> parse_options("aligned --teacher t --seq-length 2048".split()).dataset.path
-        'aligned'
     """
     return options.parse_options(
         ScoreOptions, arguments, prog="vocag score", epilog=_EXAMPLES, groups=_GROUPS
     )
-
-
-def own_options() -> list[str]:
-    """Return the names of the options that don't go to Beam."""
-    return options.option_names(ScoreOptions)

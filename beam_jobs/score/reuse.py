@@ -60,29 +60,19 @@ def find_reusable(
     return found
 
 
-def list_documents(shards: Sequence[ScoredShard], run: RunOptions) -> KnownLosses:
-    """Return the losses of all documents of some shards; their tokens are read for it.
+def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOptions) -> None:
+    """Write the digests of all documents of some shards to a run's folder, unless they are there.
 
     Raises:
         DatasetError: a shard or a sidecar is missing or damaged.
     """
-    known = KnownDocuments.merge(
-        [shard.list_documents(number) for number, shard in enumerate(shards)]
-    )
-    if shards:
-        run.say(
-            f"--reuse: the losses of {format_plural(len(known), 'different document')} are known"
-        )
-    return _known_losses(known, [shard.sidecar for shard in shards])
-
-
-def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOptions) -> None:
-    """Write to a run's folder what `list_documents` finds, unless an earlier attempt has."""
     files = [asdict(shard.sidecar) for shard in shards]
     body, path = json.dumps(files).encode(), storage.join(run_folder, _LIST)
     if storage.num_bytes_of(path) is not None and storage.read_bytes(path) == body:
         return
-    for name, values in vars(list_documents(shards, run).documents).items():
+    known = KnownDocuments.merge([shard.list_documents(n) for n, shard in enumerate(shards)])
+    run.say(f"--reuse: the losses of {format_plural(len(known), 'different document')} are known")
+    for name, values in vars(known).items():
         file = io.BytesIO()
         np.save(file, values)
         _write(run_folder, f"known-{name}.npy", file.getvalue())
@@ -92,19 +82,16 @@ def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOption
 
 def open_reusable(run_folder: str) -> KnownLosses:
     """Return, on a worker, what `save_reusable` has written; a local table is mapped."""
-    files = json.loads(storage.read_bytes(storage.join(run_folder, _LIST)))
+    listed = storage.read_bytes(storage.join(run_folder, _LIST))
     tables = (
         _read_table(storage.join(run_folder, f"known-{entry.name}.npy"))
         for entry in fields(KnownDocuments)
     )
-    return _known_losses(KnownDocuments(*tables), [ListedFile(**file) for file in files])
-
-
-def _known_losses(documents: KnownDocuments, files: Sequence[ListedFile]) -> KnownLosses:
+    files = [ListedFile(**file) for file in json.loads(listed)]
     cache = None
     if any("://" in file.url for file in files):
         cache = ShardCache(Path.home() / ".cache" / "vocag" / "shards", _CACHE_BYTES)
-    return KnownLosses(documents, files, cache=cache)
+    return KnownLosses(KnownDocuments(*tables), files, cache=cache)
 
 
 def _teacher(rule: TeacherRule) -> dict[str, Any]:

@@ -95,7 +95,6 @@ class WorkDone:
         num_known_documents: whose losses are another dataset's.
         num_resumed_shards: that an earlier run had written.
         work: cost of scoring.
-        ideal_seconds: that the workers' own products would have taken for the same operations.
     """
 
     num_documents: int = 0
@@ -103,7 +102,6 @@ class WorkDone:
     num_known_documents: int = 0
     num_resumed_shards: int = 0
     work: Work = field(default_factory=Work)
-    ideal_seconds: float = 0.0
 
     def __add__(self, other: WorkDone) -> WorkDone:
         """Return both."""
@@ -282,7 +280,6 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
             advance=lambda count: progress.add(scored_tokens=count),
         )
         losses, done.work = np.where(of_known, losses, scored.losses), scored.work
-        done.ideal_seconds = scored.work.num_operations / max(teacher.engine.matmul_rate, 1.0)
     data, record = shard.make_sidecar(losses, fingerprint)
     _write(job, path, data)
     progress.add(scored_documents=done.num_documents)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from beam_jobs import storage
-from beam_jobs.score.steps import ReadyTeacher, ScoreJob, WorkDone
-from beam_jobs.shortages import describe_room
+from beam_jobs.score.steps import WorkDone
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -45,50 +42,6 @@ def estimate_disk(dataset: str, shards: Sequence[ShardRecord], teacher: str) -> 
     )
 
 
-def describe_job(job: ScoreJob, shards: Sequence[ShardRecord], reused: str) -> str:
-    """Return what a job would read and write, in lines.
-
-    Args:
-        job: the job.
-        shards: with the documents and tokens that are scored.
-        reused: of `describe_reuse`; "" without --reuse.
-    """
-    rule, folder = job.rule, job.dataset
-    there = storage.list_folder(folder)
-    done = sum(sidecar_name(shard.file, rule.fingerprint) in there for shard in shards)
-    need = format_bytes(estimate_disk(folder, shards, rule.fingerprint))
-    lines = [
-        "dry run: nothing was written",
-        f"  dataset         {format_plural(len(shards), 'shard')}, "
-        f"{format_count(sum(shard.num_teacher_tokens for shard in shards))} teacher tokens in "
-        f"{format_plural(sum(shard.num_documents for shard in shards), 'document')}",
-        f"  teacher         {_describe_engine(rule)}; its scores are "
-        f"{score_manifest_name(rule.fingerprint)}, {format_plural(done, 'sidecar')} there",
-        *([f"  where           {rule.where}"] if rule.where else []),
-        *([f"  reused          {reused}"] if reused else []),
-        f"  context         {_describe_context(rule)}",
-        f"  disk            {need}{describe_room(folder)}",
-        "  time            --limit 100 tries a hundred documents and reports their speed",
-    ]
-    return "\n".join(lines)
-
-
-def describe_reuse(teacher: ReadyTeacher) -> str:
-    """Return how many documents' losses are known, and how many are left; no teacher is loaded."""
-    known, left = np.zeros(2, np.int64), np.zeros(2, np.int64)
-    for number in range(len(teacher.documents.dataset.manifest.shards)):
-        shard = teacher.shard(number)
-        is_known = teacher.known.find(shard.read_tokens(), shard.pieces, teacher.context) >= 0
-        own = np.array([is_known.sum(), shard.lengths[is_known].sum()])
-        known += own
-        left += np.array([shard.num_documents, shard.lengths.sum()]) - own
-    (num_known, known_tokens), (num_left, tokens_left) = known.tolist(), left.tolist()
-    return (
-        f"{format_plural(num_known, 'document')} with {format_count(known_tokens)} teacher tokens; "
-        f"{format_plural(num_left, 'document')} with {format_count(tokens_left)} to compute"
-    )
-
-
 def summarise(
     scores: ScoreManifest,
     run: WorkDone,
@@ -110,7 +63,7 @@ def summarise(
         f"scored {format_plural(run.num_documents, 'document')} in "
         f"{format_duration(elapsed_seconds)}: {format_short(speed)} teacher tokens/s",
         f"  teacher tokens  {format_count(num_tokens)}, mean loss {mean:.3f} nats",
-        f"  context         {_describe_context(scores.rule)}; "
+        f"  context         {describe_context(scores.rule)}; "
         f"{format_plural(num_split, 'document')} split",
         f"  sidecars        {len(sidecars)}, {format_bytes(num_bytes)}, "
         f"{num_bytes / max(1, num_tokens):.3f} bytes a teacher token",
@@ -138,21 +91,18 @@ def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
                 f"; {format_plural(work.num_requests, 'request')}, {work.num_retries} of them "
                 "asked again"
             )
-        return [f"  engine          {_describe_engine(rule)}{asked}"]
-    rate = work.num_operations / max(run.ideal_seconds, 1e-9)
-    return [
-        f"  padding         {format_share(work.num_places - work.num_tokens, work.num_places)}",
-        f"  arithmetic      {format_share(run.ideal_seconds, work.seconds)} of the "
-        f"{format_short(rate)}FLOP/s that plain matrix products reach here ({rule.dtype})",
-    ]
+        return [f"  engine          {describe_engine(rule)}{asked}"]
+    padding = format_share(work.num_places - work.num_tokens, work.num_places)
+    return [f"  padding         {padding}"]
 
 
-def _describe_context(teacher: TeacherRule) -> str:
-    rule = ContextRule.from_json(teacher.context)
-    first = rule.first_token_id
-    before = "nothing" if first is None else f"token {first}"
-    return f"{rule.describe()}, {before} before a text"
+def describe_context(rule: TeacherRule) -> str:
+    """Return where texts are split, and what stands before them."""
+    context = ContextRule.from_json(rule.context)
+    first = context.first_token_id
+    return f"{context.describe()}, {'nothing' if first is None else f'token {first}'} before a text"
 
 
-def _describe_engine(rule: TeacherRule) -> str:
+def describe_engine(rule: TeacherRule) -> str:
+    """Return the teacher's dtype and what runs it."""
     return rule.dtype if rule.engine is None else f"{rule.dtype}, by {rule.engine.describe()}"

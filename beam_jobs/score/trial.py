@@ -1,49 +1,80 @@
-"""`vocag score --limit N`: a few documents at once, to see what all of them would take."""
+"""`vocag score --dry-run`: a few documents at once, to see what all of them would take."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from beam_jobs import storage
 from beam_jobs.score.steps import ReadyTeacher
-from pipeline.drawing.formatting import format_count, format_duration, format_plural, format_short
+from beam_jobs.score.summary import describe_context, describe_engine, estimate_disk
+from beam_jobs.shortages import describe_room
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_plural,
+    format_short,
+)
 from pipeline.scoring.engines.interface import Work
+from schemas.manifest import ShardRecord
+from schemas.sidecar import score_manifest_name, sidecar_name
+
+TRIED_DOCUMENTS = 100
 
 
-def try_teacher(teacher: ReadyTeacher, *, limit: int, num_tokens: int) -> str:
-    """Score the first documents here, write nothing, and return what was found, in lines.
+def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
+    """Score the first documents here, write nothing, and return what the job would do, in lines.
 
     Args:
         teacher: as for the whole dataset.
-        limit: documents.
-        num_tokens: teacher tokens that the job would score.
+        shards: with the documents and tokens that are scored.
 
     Raises:
         ValueError: as the whole job would.
     """
+    work, losses, num_documents = _try(teacher)
+    rule, folder = teacher.job.rule, teacher.job.dataset
+    there = storage.list_folder(folder)
+    done = sum(sidecar_name(shard.file, rule.fingerprint) in there for shard in shards)
+    num_tokens = sum(shard.num_teacher_tokens for shard in shards)
+    rate = len(losses) / max(work.seconds, 1e-9)
+    mean = float(losses.mean()) if len(losses) else math.nan
+    disk = format_bytes(estimate_disk(folder, shards, rule.fingerprint))
+    return "\n".join(
+        [
+            "dry run: nothing was written",
+            f"  dataset         {format_plural(len(shards), 'shard')}, {format_count(num_tokens)} "
+            "teacher tokens in "
+            f"{format_plural(sum(shard.num_documents for shard in shards), 'document')}",
+            f"  teacher         {describe_engine(rule)}; its scores are "
+            f"{score_manifest_name(rule.fingerprint)}, {format_plural(done, 'sidecar')} there",
+            *([f"  where           {rule.where}"] if rule.where else []),
+            f"  context         {describe_context(rule)}",
+            f"  disk            {disk}{describe_room(folder)}",
+            f"  tried           {format_plural(num_documents, 'document')}, "
+            f"{format_count(len(losses))} teacher tokens, in {format_duration(work.seconds)}: "
+            f"{format_short(rate)} tokens/s, mean loss {mean:.3f} nats",
+            f"  time            about {format_duration(num_tokens / max(rate, 1e-9))} in one "
+            "process",
+        ]
+    )
+
+
+def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, int]:
+    """Return what the first documents cost, their losses, and how many they are."""
     work, parts, num_documents = Work(), [np.empty(0, np.float32)], 0
     for number in range(len(teacher.documents.dataset.manifest.shards)):
         shard = teacher.shard(number)
         wanted = np.ones(len(shard.index), np.bool_) if shard.kept is None else shard.kept
         # True up to the limit, as many as there are.
-        first = wanted & (np.cumsum(wanted) <= limit - num_documents)
+        first = wanted & (np.cumsum(wanted) <= TRIED_DOCUMENTS - num_documents)
         pieces = shard.pieces.of_documents(first)
         tokens, names = shard.read_tokens(first), shard.index.document_id
         scored = teacher.engine.score(tokens, pieces, names=names)
         parts.append(scored.losses[~np.isnan(scored.losses)])
         work += scored.work
         num_documents += int(first.sum())
-        if num_documents == limit:
+        if num_documents == TRIED_DOCUMENTS:
             break
-    losses = np.concatenate(parts).astype(np.float64)
-    rate = len(losses) / max(work.seconds, 1e-9)
-    mean = float(losses.mean()) if len(losses) else math.nan
-    return "\n".join(
-        [
-            f"tried {format_plural(num_documents, 'document')}, {format_count(len(losses))} "
-            f"teacher tokens, in {format_duration(work.seconds)}: {format_short(rate)} tokens/s "
-            f"({teacher.job.rule.dtype}), mean loss {mean:.3f} nats",
-            f"all {format_short(num_tokens)} teacher tokens would take about "
-            f"{format_duration(num_tokens / max(rate, 1e-9))} in one process; nothing was written: "
-            "leave out --limit to score them",
-        ]
-    )
+    return work, np.concatenate(parts).astype(np.float64), num_documents

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.align import making
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.datasets import open_dataset_as_input, read_texts
@@ -237,23 +236,14 @@ def lossy(root: Path, num_lost: int) -> Path:
     return root / "data"
 
 
-def test_lost_texts_are_counted_and_named_before_anything_is_written(
+def test_texts_that_are_lost_are_dead_letters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, new = lossy(tmp_path, 7), tmp_path / "new"
-    arguments = ["--input", str(data), "--output", str(new)]
-    monkeypatch.setattr(making, "build_pipeline", None)  # nothing comes as far as that
-    assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert "7 of 100 documents (7.00 %) of" in said
-    assert '"d000", "d001", "d002", "d003", "d004", …. Align the files' in said
-    assert not new.exists()
-    monkeypatch.undo()
-    assert main([*arguments, "--max-dead-letters", "7%"]) == 0
-    assert "note: 7 of 100 documents" in capsys.readouterr().out
+    assert main(["--input", str(data), "--output", str(new)]) == 3
+    assert "text_lost 7 (first: " in capsys.readouterr().err
     letters = [json.loads(line) for line in (new / "dead_letters.jsonl").open(encoding="utf-8")]
     (shard,) = open_dataset(data).manifest.shards
-    assert {letter["reason"] for letter in letters} == {"text_lost"}
     assert {letter["source"] for letter in letters} == {shard.file}
     index = open_dataset(data).read_index(0, with_names=True)
     for letter in letters:
@@ -262,15 +252,17 @@ def test_lost_texts_are_counted_and_named_before_anything_is_written(
     assert documents_of(new) == {f"d{n:03d}" for n in range(7, 100)}
 
 
+def test_nothing_is_aligned_where_most_texts_are_lost(tmp_path: Path) -> None:
+    wanted = from_dataset(lossy(tmp_path, 60), tmp_path / "new")
+    with pytest.raises(InputError, match=r'60 of the first 100 documents .* such as "d\d+"'):
+        align(wanted)
+    assert not (tmp_path / "new").exists()
+    assert align(replace(wanted, max_dead_letters=0.6)).dead_letters.count == 60
+
+
 def documents_of(folder: Path) -> set[str]:
     dataset = open_dataset(folder)
     return {str(n) for s in range(len(dataset.manifest.shards)) for n in dataset.read_ids(s)}
-
-
-def test_kept_texts_are_not_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grow(tmp_path, "a", FIRST[:9], keep_text=True)
-    monkeypatch.setattr(making, "count_lost_texts", None)
-    align(from_dataset(tmp_path / "aligned", tmp_path / "new"))
 
 
 def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None:
@@ -302,7 +294,7 @@ def test_parts_of_one_shard_hold_each_document_once(tmp_path: Path) -> None:
     found = [d for t in tasks for part in decode_task(t) for d in read_part(part, RULES)]
     placed = [document for document in found if isinstance(document, PlacedDocument)]
     expected = [n for n in FIRST if n[0] != "b" and n not in GONE]
-    assert len(found) == len(placed) == opened.num_documents == len(expected)
+    assert len(found) == len(placed) == len(expected)
     assert {document.document_id for document in placed} == set(expected)
     assert sum(len(document.text) for document in placed) == opened.files[0].num_bytes
 
@@ -418,7 +410,6 @@ def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("module", "function", "call"),
     [
-        ("align.making", "count_lost_texts", 1),
         ("align.steps", "read_part", 1),
         ("align.buckets", "shard_record", 3),
         ("align.steps", "make_manifest", 1),

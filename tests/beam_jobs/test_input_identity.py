@@ -238,7 +238,7 @@ def test_a_killed_job_over_standard_input_is_resumed(
 )
 def test_options_that_contradict_each_other(arguments: list[str], message: str) -> None:
     given = ["--input=a", "--output=b", "--student=c", "--teacher=d"]
-    with pytest.raises(OptionsError, match=message):
+    with pytest.raises(ValueError, match=message):
         reading_rules(parse_options([*given, *arguments]))
 
 

@@ -2,9 +2,7 @@
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -100,15 +98,3 @@ def test_room_is_compared_with_what_is_needed(
 def test_shortages_are_told_from_other_failures(text: str, shortage: str | None) -> None:
     explained = explain_shortage(text, ".")
     assert shortage in explained if explained and shortage else explained is shortage
-
-
-def test_a_clock_that_is_set_back_while_a_job_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    corpus, reference = reference_dataset()
-    now, calls = time.time, count()
-    monkeypatch.setattr(time, "time", lambda: now() - 86400 * (next(calls) // 20))
-    assert main(command_line(align_options(corpus, tmp_path))) == 0
-    assert re.match(r"aligned 425 documents \(530 kB\) in [\d.]+ s: ", capsys.readouterr().out)
-    assert next(calls) > 20
-    assert digests(tmp_path) == digests(reference)

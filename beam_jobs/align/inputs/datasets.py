@@ -66,18 +66,11 @@ class InputDataset:
         dataset: its newest generation.
         where: which documents are read, "" for all that are not removed.
         files: its shards of which any are.
-        num_documents: that are read.
     """
 
     dataset: StoredDataset
     where: str
     files: tuple[InputFile, ...]
-    num_documents: int
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether each sample holds its text."""
-        return bool(self.dataset.manifest.configuration.get("keep_text"))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -117,10 +110,6 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 
     Raises:
         InputError: a mixture, a dataset among other input, or no dataset where one is asked for.
-
-    Example:
-        >>> find_dataset(("aligned/manifest.json",), None)  # doctest: +SKIP
-        '/home/me/aligned'
     """
     for pattern in patterns:
         if pattern.endswith(_MIXTURE):
@@ -150,10 +139,6 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
         WhereError: no condition, or no document matches it.
         OptionsError: the dataset has lost files.
         DatasetError: it is damaged.
-
-    Example:
-        >>> open_dataset_as_input("aligned", "source == 'web'").num_documents  # doctest: +SKIP
-        312
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -180,7 +165,7 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
     require_documents(num_documents, selection)
     if not num_documents:
         raise InputError(f"--input {location} is a dataset without documents")
-    return InputDataset(dataset, where, tuple(files), num_documents)
+    return InputDataset(dataset, where, tuple(files))
 
 
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:

@@ -47,9 +47,6 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
         file: the file as stored.
         compression: "none", "gzip", "zstd", "bzip2" or "xz"; several members or frames in a row are
             one stream.
-
-    Example:
-        >>> decompress(open("corpus.jsonl.gz", "rb"), "gzip").readline()  # doctest: +SKIP
     """
     if compression == "none":
         return file

@@ -49,9 +49,6 @@ def find_inputs(
     Raises:
         InputError: a pattern matches nothing, a file is of an unknown kind or can't be opened, two
             files would have the same source, or a table lacks a column.
-
-    Example:
-        >>> find_inputs(["corpus/part-*.jsonl.zst"], fields=("text",))  # doctest: +SKIP
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:

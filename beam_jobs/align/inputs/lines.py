@@ -32,10 +32,6 @@ def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[
     Args:
         letters: as buckets wrote them, with lines counted from the start of their parts.
         run_folder: where readers left their counts.
-
-    Example:
-        >>> name_lines([letter], ".vocag-run")[0]["line"]  # doctest: +SKIP
-        90211
     """
     counts = _Counts(run_folder)
     return [_name_line(letter, counts) for letter in letters]

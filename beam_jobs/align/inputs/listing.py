@@ -34,9 +34,6 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
 
     Raises:
         InputError: nothing matches, or something that matches is no readable file.
-
-    Example:
-        >>> [found.path for found in list_files("/data/**.jsonl")]  # doctest: +SKIP
     """
     if not storage.is_local(pattern):
         yield from _match_remote(pattern)

@@ -15,10 +15,6 @@ def read_overlap(path: str) -> dict[str, str]:
 
     Raises:
         OptionsError: no such list, or a line that is none of it.
-
-    Example:
-        >>> read_overlap("overlap/overlap.jsonl")  # doctest: +SKIP
-        {'forum/7': '13 words of gsm8k 17 stand in it'}
     """
     try:
         with storage.open_to_read(path) as file:

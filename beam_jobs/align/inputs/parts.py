@@ -92,12 +92,7 @@ class InputPart:
 
 
 def count_buckets(files: Sequence[InputFile], *, shard_bytes: int, keep_text: bool) -> int:
-    """Return into how many buckets the corpus is hashed, so that each fills about one shard.
-
-    Example:
-        >>> count_buckets(files_of_1_gb, shard_bytes=256 << 20, keep_text=False)
-        12
-    """
+    """Return into how many buckets the corpus is hashed, so that each fills about one shard."""
     text_bytes = sum(file.estimated_text_bytes for file in files)
     return buckets_for(text_bytes, shard_bytes=shard_bytes, keep_text=keep_text)
 

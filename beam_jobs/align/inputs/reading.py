@@ -48,10 +48,6 @@ def read_part(
 
     Raises:
         InputChangedError: at the end, for what was read of a changing file is of no use.
-
-    Example:
-        >>> file = InputFile("/data/a.txt", "a.txt", 11, "text", "none")
-        >>> documents = list(read_part(InputPart(file), ReadingRules()))  # doctest: +SKIP
     """
     file = part.file
     if file.format == DATASET:
@@ -71,15 +67,12 @@ def read_part(
     require_unchanged(file)
 
 
-def show_progress[Each](
-    records: Iterable[Each], run_folder: str, *, note: Callable[[int], object] = int
-) -> Iterator[Each]:
+def show_progress[Each](records: Iterable[Each], run_folder: str) -> Iterator[Each]:
     """Hand records on, and show now and then how many documents and how much text they were.
 
     Args:
         records: documents and dead letters; whatever else is among them is not counted.
         run_folder: the run's, where progress is kept.
-        note: told how many documents were read, at the same times.
     """
     progress = worker_progress(run_folder)
     num_documents = num_bytes = 0
@@ -88,11 +81,9 @@ def show_progress[Each](
         num_bytes += len(record.text) if isinstance(record, PlacedDocument) else 0
         if num_documents == _PROGRESS_DOCUMENTS:
             progress.add(read_documents=num_documents, read_bytes=num_bytes)
-            note(num_documents)
             num_documents = num_bytes = 0
         yield record
     progress.add(read_documents=num_documents, read_bytes=num_bytes)
-    note(num_documents)
 
 
 def _read_text(data: BinaryIO, source: str, rules: ReadingRules) -> Outcome:

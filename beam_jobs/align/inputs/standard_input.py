@@ -36,10 +36,6 @@ def spool_standard_input(
 
     Raises:
         InputError: standard input is a terminal, empty, or named twice.
-
-    Example:
-        >>> with spool_standard_input(("-",), "aligned", format=None) as patterns:  # doctest: +SKIP
-        ...     align(replace(options, input=patterns))
     """
     if STANDARD_INPUT not in patterns:
         yield patterns

@@ -63,11 +63,6 @@ def read_rows(
         fields: what is needed; columns that are not there are left out, and of a nested field its
             whole column is read.
         max_cell_bytes: longest cell of a CSV file.
-
-    Example:
-        >>> part = InputPart(InputFile("/a.csv", "a.csv", 19, "csv", "none"))
-        >>> next(read_rows(part, ["text"], max_cell_bytes=99))  # doctest: +SKIP
-        (0, {'text': 'the first row'})
     """
     position = 0
     try:

@@ -30,12 +30,7 @@ class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
-    """Return the tasks that read a dataset's ids, as `plan_tasks` returns those of its input.
-
-    Example:
-        >>> plan_taken_ids(manifest, "aligned")  # doctest: +SKIP
-        ['[{"file": {"path": "aligned/corpus-000000-of-000001.index.parquet", …}}]']
-    """
+    """Return the tasks that read a dataset's ids, as `plan_tasks` returns those of its input."""
     return plan_tasks(
         [
             InputFile(
