@@ -110,12 +110,14 @@ def test_documents_are_counted_by_a_field(
 
 
 def test_a_value_that_does_not_fit_makes_a_dead_letter(tmp_path: Path) -> None:
-    records = [{"id": str(number), "text": "a text", "score": number / 8} for number in range(40)]
+    records = [
+        {"id": str(number), "text": "a text", "score": number / 8} for number in range(140)
+    ]  # more than a first look reads
     records += [{"id": "bad", "text": "secret", "score": "high"}]
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "x.jsonl").write_text(lines)
     manifest = align(options(tmp_path, "x.jsonl", metadata="score"))
-    assert manifest.totals["num_documents"] == 40
+    assert manifest.totals["num_documents"] == 140
     assert manifest.dead_letters.by_reason == {"bad_metadata": 1}
     letter = json.loads((tmp_path / "out-x.jsonl" / "dead_letters.jsonl").read_text())
     assert (letter["document_id"], letter["reason"]) == ("bad", "bad_metadata")
