@@ -46,7 +46,7 @@ for seed in ${seeds:-0}; do
   done
 done
 
-$python -m vocag_cli figures runs "${runs[@]}" --output "$demo/selectors.svg"
+$python "$here/compare_runs.py" "${runs[@]}" --output "$demo/selectors.svg"
 # What the teacher would choose in a text that neither has seen, for the student that it guided.
 $python -m vocag_cli figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
   --output "$demo/kept.html" \

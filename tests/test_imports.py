@@ -18,7 +18,6 @@ ALLOWED = {
     "vocag_cli": "",
     "pipeline": "",
     "pipeline.drawing": "vocag_cli",
-    "pipeline.drawing.group_table": "pipeline.drawing pipeline.dataset.groups",
     "pipeline.remote": "vocag_cli",
     "pipeline.guidance": "pipeline.fractions",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",

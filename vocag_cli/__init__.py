@@ -24,7 +24,7 @@ GROUPS = {
         "train": ("pipeline.training.command", "hf", "train a student on a dataset"),
         "export": ("megatron_plugin.export_command", "megatron", "convert a Megatron checkpoint"),
         "evaluate": ("pipeline.evaluation.command", "evaluate", "measure a student on nine sets"),
-        "figures": ("pipeline.figures.command", "hf", "draw the paper's figures, and compare runs"),
+        "figures": ("pipeline.figures.command", "hf", "draw the paper's figures"),
     },
     "maintain": {
         "explore": ("pipeline.explore.command", "", "show totals, documents and rows of a dataset"),

@@ -1,8 +1,11 @@
 """The texts of a dataset's documents: kept in their samples, or spelled by their tokens."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import Tokenizer
 from schemas.document import AlignedDocument, Tokens
 
@@ -33,3 +36,10 @@ def find_text(
         if text is not None and sha256(text).hexdigest() == document.text_sha256:
             return text
     return None
+
+
+def text_in(dataset: Dataset, document: AlignedDocument) -> bytes | None:
+    """Return a document's text as `find_text` does, by the dataset's own tokenizers."""
+    records = {"student": dataset.manifest.student, "teacher": dataset.manifest.teacher}
+    load = partial(load_dataset_tokenizer, dataset.location)
+    return find_text(document, {side: partial(load, record) for side, record in records.items()})

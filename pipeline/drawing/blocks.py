@@ -1,8 +1,8 @@
 """Two tokenizations of a text as blocks that begin and end together, to be drawn."""
 
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,27 +32,16 @@ class PreviewToken:
     is_bytes: bool
 
 
-@dataclass(frozen=True, eq=False)
-class ShownTokens:
-    """One side's tokens, to be divided into blocks.
+class Tokens(Protocol):
+    """One side's tokens."""
 
-    Attributes:
-        input_ids: integers [T].
-        byte_offsets: integers [T, 2], half-open.
-        contents: [T], the bytes that each token stands for; None: nothing, or nobody knows.
-    """
+    @property
+    def input_ids(self) -> NDArray[np.integer]:
+        """Integers [T]."""
 
-    input_ids: NDArray[np.integer]
-    byte_offsets: NDArray[np.integer]
-    contents: Sequence[bytes | None]
-
-    @classmethod
-    def of_text(
-        cls, text: bytes, input_ids: NDArray[np.integer], byte_offsets: NDArray[np.integer]
-    ) -> "ShownTokens":
-        """Take what each token stands for from the text itself."""
-        contents = [text[start:end] or None for start, end in byte_offsets.tolist()]
-        return cls(input_ids, byte_offsets, contents)
+    @property
+    def byte_offsets(self) -> NDArray[np.integer]:
+        """Integers [T, 2], half-open."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +64,7 @@ class PreviewDocument:
         num_unmapped: student tokens of the whole document without a teacher token.
         num_text_bytes: of the whole document.
         blocks: what is shown, in order.
-        has_text: whether token texts are the document's own bytes, not the vocabulary's.
+        has_text: whether the text is known; else tokens are shown by their ids.
     """
 
     title: str
@@ -105,27 +94,51 @@ class PreviewDocument:
         return ", ".join([*counts, *([self.place] if self.place else [])])
 
 
-def make_blocks(
-    student: ShownTokens, teacher: ShownTokens, teacher_spans: NDArray[np.int64]
-) -> tuple[Block, ...]:
-    """Return two aligned token sequences as blocks, see `find_blocks`.
+def lay_out(
+    title: str,
+    text: bytes | None,
+    student: Tokens,
+    teacher: Tokens,
+    teacher_spans: NDArray[np.int64],
+    *,
+    num_text_bytes: int,
+    place: str = "",
+    max_tokens: int | None = None,
+) -> PreviewDocument:
+    """Return one aligned text to be drawn, see `find_blocks`.
 
     Args:
+        title: its id, or what else tells it apart.
+        text: UTF-8 bytes; None: nobody knows them.
         student: T_student tokens.
         teacher: T_teacher tokens.
         teacher_spans: int64 [T_student, 2].
+        num_text_bytes: length of the text.
+        place: where it is.
+        max_tokens: student tokens that are shown, from the first on; None: all.
 
     Example:
-        >>> blocks = make_blocks(student, teacher, np.array([[0, 1], [0, 1], [1, 3]]))
-        >>> [token.text for token in blocks[0].teacher]
-        ['·Probability']
+        >>> document = lay_out("fig. 2", b"the", student, teacher, spans, num_text_bytes=3)
+        >>> [token.text for block in document.blocks for token in block.teacher]
+        ['the']
     """
-    num_teacher = len(teacher.contents)
-    students = _preview_tokens(student, teacher_spans)
-    teachers = _preview_tokens(teacher, _invert(teacher_spans, num_teacher))
-    return tuple(
-        Block(tuple(students[slice(*s)]), tuple(teachers[slice(*t)]))
-        for s, t in find_blocks(teacher_spans, num_teacher)
+    num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
+    spans = teacher_spans[:max_tokens]
+    shown = num_teacher if len(spans) == num_student else int(spans[:, 1].max(initial=0))
+    students = _preview_tokens(text, student, spans)
+    teachers = _preview_tokens(text, teacher, _invert(spans, shown))
+    return PreviewDocument(
+        title=title,
+        place=place,
+        num_student_tokens=num_student,
+        num_teacher_tokens=num_teacher,
+        num_unmapped=int((teacher_spans[:, 0] == teacher_spans[:, 1]).sum()),
+        num_text_bytes=num_text_bytes,
+        blocks=tuple(
+            Block(tuple(students[slice(*s)]), tuple(teachers[slice(*t)]))
+            for s, t in find_blocks(spans, shown)
+        ),
+        has_text=text is not None,
     )
 
 
@@ -188,31 +201,28 @@ def _show_character(character: str) -> str:
     return character if character.isprintable() else f"<U+{code:04X}>"
 
 
-def _preview_tokens(tokens: ShownTokens, mapped: NDArray[np.int64]) -> list[PreviewToken]:
-    rows = zip(
-        tokens.contents,
-        tokens.input_ids.tolist(),
-        tokens.byte_offsets.tolist(),
-        mapped.tolist(),
-        strict=True,
+def _preview_tokens(
+    text: bytes | None, tokens: Tokens, mapped: NDArray[np.int64]
+) -> list[PreviewToken]:
+    """Return as many of a side's first tokens as `mapped` has ranges."""
+    ids, ranges = (
+        values[: len(mapped)].tolist() for values in (tokens.input_ids, tokens.byte_offsets)
     )
     return [
-        PreviewToken(
-            index=index,
-            token_id=token_id,
-            text=_describe(content, token_id, end - start),
-            byte_range=(start, end),
-            mapped=(first, last),
-            is_bytes=content is not None and content.decode(errors="ignore").encode() != content,
+        _preview_token(index, text, token_id, (start, end), (first, last))
+        for index, (token_id, (start, end), (first, last)) in enumerate(
+            zip(ids, ranges, mapped.tolist(), strict=True)
         )
-        for index, (content, token_id, (start, end), (first, last)) in enumerate(rows)
     ]
 
 
-def _describe(content: bytes | None, token_id: int, num_bytes: int) -> str:
-    if content is not None:
-        return show_bytes(content)
-    return f"#{token_id}" if num_bytes else "∅"
+def _preview_token(
+    index: int, text: bytes | None, token_id: int, covered: tuple[int, int], mapped: tuple[int, int]
+) -> PreviewToken:
+    content = b"" if text is None else text[slice(*covered)]
+    shown = "∅" if covered[0] == covered[1] else show_bytes(content) or f"#{token_id}"
+    is_bytes = content.decode(errors="ignore").encode() != content
+    return PreviewToken(index, token_id, shown, covered, mapped, is_bytes)
 
 
 def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:

@@ -235,7 +235,7 @@ def _document(document: PreviewDocument, marks: Mapping[int, Mark]) -> Element:
             contents.append(tag("hr"))
     notes = []
     if not document.has_text:
-        notes.append("Token texts come from the vocabularies: the text was not kept.")
+        notes.append("The text was not kept, and the tokens, shown by their ids, do not spell it.")
     if rest := document.num_student_tokens - document.num_shown:
         notes.append(f"… {format_count(rest)} more student tokens.")
     return tag(

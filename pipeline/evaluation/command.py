@@ -76,8 +76,9 @@ def main(argv: list[str] | None = None) -> int:
 def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     _quieten()
     # After the options: help needs neither lm-eval nor torch.
-    from pipeline.evaluation.differences import describe_differences, other_students
+    from pipeline.evaluation.differences import describe_differences
     from pipeline.evaluation.report import write_report
+    from pipeline.evaluation.results import student_folders
     from pipeline.evaluation.run import measure_all, open_results, plan
     from pipeline.evaluation.students import find_student, open_model, with_device
     from pipeline.evaluation.summary import describe_measurement, describe_results
@@ -93,8 +94,9 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
         yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
     yield ""
     yield from describe_results(results)
-    for other in other_students(output, student.name):
-        yield from describe_differences(folder, output / other)
+    for other in student_folders(output):
+        if other != folder:
+            yield from describe_differences(folder, other)
     yield f"wrote {folder / 'results.json'} and {write_report(output)}"
 
 

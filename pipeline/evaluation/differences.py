@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.drawing.formatting import format_count, format_table
 from pipeline.evaluation.results import (
-    RESULTS_FILE,
     Results,
     Value,
     bits_per_byte,
@@ -22,12 +21,6 @@ from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.summary import COLUMNS, format_range
 
 Sample = Mapping[str, Any]
-
-
-def other_students(output: Path, student: str) -> list[str]:
-    """Return the names of the other students with results in a folder."""
-    found = sorted(path.parent.name for path in output.glob(f"*/{RESULTS_FILE}"))
-    return [name for name in found if name != student]
 
 
 def describe_differences(folder: Path, other: Path) -> list[str]:
@@ -52,8 +45,8 @@ def describe_differences(folder: Path, other: Path) -> list[str]:
                 continue
             pairs = _pairs(*(read_samples(of, name, measure) for of in (folder, other)))
             if pairs:
-                value = difference(pairs, metric)
-                cells.setdefault(len(pairs), {})[heading] = format_difference(value, metric)
+                value = format_range(difference(pairs, metric), metric, sign="+", to=" to ")
+                cells.setdefault(len(pairs), {})[heading] = value
         rows += [(SETS[name].title, num, found) for num, found in cells.items()]
     if not rows:
         return []
@@ -63,7 +56,7 @@ def describe_differences(folder: Path, other: Path) -> list[str]:
         lines.append([title, format_count(num), *(found.get(head, "–") for head in headings)])
     table = format_table(lines, align="<>" + ">" * len(headings))
     heading = f"{one.student} less {two.student}, on the items that both answered:"
-    return ["", heading, *table, *_unlike(one, two)]
+    return ["", heading, *table]
 
 
 def difference(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> Value:
@@ -80,37 +73,11 @@ def difference(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> Value:
     return share_difference(values)
 
 
-def format_difference(value: Value, metric: str) -> str:
-    """Return a signed difference with its interval.
-
-    Example:
-        >>> format_difference(Value(-0.0312, -0.0498, -0.0126), "bits_per_byte")
-        '-0.031 (-0.050 to -0.013)'
-    """
-    return format_range(value, metric, sign="+", to=" to ")
-
-
 def _is_comparable(one: Results, other: Results, name: str, measure: str) -> bool:
     """Return whether the same places are the same items: those of one file."""
     made = [results.measurements.get(name, {}).get(measure) for results in (one, other)]
     files = [measurement.data.get("sha256") for measurement in made if measurement]
     return len(files) == 2 and files[0] == files[1]
-
-
-def _unlike(one: Results, other: Results) -> list[str]:
-    """Return notes on what differs beside the students."""
-    found: dict[str, list[str]] = {}
-    for name, measure, made in one.all():
-        if _is_comparable(one, other, name, measure):
-            own, its = (
-                {**of.settings, "answer_tokens": of.answer_tokens}
-                for of in (made, other.measurements[name][measure])
-            )
-            for key in ("dtype", "device", "answer_tokens"):
-                if own[key] != its[key]:
-                    note = f"{key} {own[key]} and {its[key]}"
-                    found.setdefault(note, []).append(f"{SETS[name].title} {measure}")
-    return [f"note: {note}: {', '.join(where)}" for note, where in found.items()]
 
 
 def _pairs(ones: Sequence[Sample], others: Sequence[Sample]) -> list[tuple[Sample, Sample]]:

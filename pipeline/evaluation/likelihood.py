@@ -9,46 +9,36 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.evaluation.sets import Item
+
 Document = Mapping[str, Any]
 Likelihood = tuple[float, bool]
 
 
-def whole_text(document: Document) -> str:
-    """Return problem and solution as one text; the answer where there is no solution."""
-    told = document["solution"] or document["answer"]
-    return f"Problem:\n{document['problem']}\nSolution:\n{told}"
+def text_to_score(item: Item, measure: str) -> str:
+    """Return the text whose likelihood a measure is; "" where it is no single one.
 
-
-def solution(document: Document) -> str:
-    """Return what follows "Solution:", the space before it included.
-
-    lm-eval puts no delimiter before the target of a plain loglikelihood.
+    The space before a solution or an answer is scored with it: lm-eval puts none before the target
+    of a plain loglikelihood.
     """
-    return f" {document['solution']}"
+    if measure == "text":
+        return f"Problem:\n{item.problem}\nSolution:\n{item.solution or item.answer}"
+    return f" {getattr(item, measure)}" if measure in ("solution", "answer") else ""
 
 
-def answer(document: Document) -> str:
-    """Return what follows "Answer:", likewise."""
-    return f" {document['answer']}"
+def scored(document: Document) -> str:
+    """Return what `text_to_score` gave; lm-eval takes no field as it is."""
+    text: str = document["scored"]
+    return text
 
 
-def score_text(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Return the whole text's log-likelihood (nats) with its length (bytes).
+def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
+    """Return the scored text's log-likelihood (nats) with its length (bytes).
 
     What stands before a text (BOS, or what separates documents) is its context and costs nothing;
     its end isn't asked for. `heldout_bits_per_byte` of the trainer counts likewise.
     """
-    return {"bits_per_byte": (results[0][0], len(whole_text(document).encode()))}
-
-
-def score_solution(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Return the solution's log-likelihood (nats) with its length (bytes)."""
-    return {"bits_per_byte": (results[0][0], len(solution(document).encode()))}
-
-
-def score_answer(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Return the bare answer's log-likelihood (nats) with its length (bytes)."""
-    return {"bits_per_byte": (results[0][0], len(answer(document).encode()))}
+    return {"bits_per_byte": (results[0][0], len(document["scored"].encode()))}
 
 
 def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from pipeline.evaluation.data import read_items
+from pipeline.evaluation.likelihood import text_to_score
 from pipeline.evaluation.sets import SETS, Item
 from pipeline.evaluation.shots import make_prompt
 
@@ -36,6 +37,7 @@ def load_documents(
             "place": place,
             "by_letter": evaluation_set.by_letter,
             "prompt": make_prompt(item.question, evaluation_set.shots),
+            "scored": text_to_score(item, measure),
         }
         for place, item in spread(read_items(set_name, data), limit)
         if _has(item, measure)

@@ -12,27 +12,25 @@ Source: the 13-grams of GPT-3's appendix C, which others have taken over.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_read
-from pipeline.dataset.tokenizers import load_dataset_tokenizer
+from pipeline.dataset.texts import text_in
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.sets import SETS, Item
-from schemas.document import AlignedDocument, decode_document
+from schemas.document import decode_document
 
 NUM_WORDS, NUM_OF_LETTERS = 13, 3
 LIST_FILE = "overlap.jsonl"
 
 _WORDS = re.compile(r"[^\W_]+")
-_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,20 @@ class Questions:
     """The word sequences of items, to be looked for in texts."""
 
     def __init__(self, items: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
-        """Take (set, place, texts by part) of every item."""
-        self.num_hidden: dict[str, int] = {}
-        self._ids: dict[str, int] = {}
+        """Take (set, place, texts by part) of every item; `num_hidden` counts those without any."""
+        self.num_hidden = Counter[str]()
         self._found: dict[str, list[Question]] = {}
-        hashes = [np.array([np.iinfo(np.uint64).max], np.uint64)]  # so that any can be looked up
         for set_name, place, texts in items:
-            found = [self._add(set_name, place, *text) for text in texts.items()]
-            hashes += found
-            if not sum(map(len, found)):
-                self.num_hidden[set_name] = self.num_hidden.get(set_name, 0) + 1
-        self._hashes = np.unique(np.concatenate(hashes))
+            made = [
+                Question(set_name, place, part, " ".join(sequence))
+                for part, text in texts.items()
+                for sequence in _sequences(text)
+                if len(set(filter(str.isalpha, sequence))) >= NUM_OF_LETTERS
+            ]
+            for question in made:
+                self._found.setdefault(question.words, []).append(question)
+            if not made:
+                self.num_hidden[set_name] += 1
 
     def find(self, text: str) -> list[Question]:
         """Return the items of which 13 words in a row stand in a text, each once.
@@ -70,39 +71,17 @@ class Questions:
             >>> [question.place for question in questions.find(f"No: {words.upper()}!")]
             [7]
         """
-        words = split_words(text)
-        hashes = self._hash(words)
-        is_known = self._hashes[np.searchsorted(self._hashes, hashes)] == hashes
         found: dict[tuple[str, int], Question] = {}
-        # A hash may be another sequence's: the words decide.
-        for start in np.flatnonzero(is_known).tolist():
-            sequence = " ".join(words[start : start + NUM_WORDS])
-            for question in self._found.get(sequence, ()):
+        for sequence in _sequences(text):
+            for question in self._found.get(" ".join(sequence), ()):
                 found.setdefault((question.set, question.place), question)
         return list(found.values())
 
-    def _add(self, set_name: str, place: int, part: str, text: str) -> NDArray[np.uint64]:
-        """Take an item's part; return hashes of what it can be found by."""
-        words = split_words(text)
-        for word in words:
-            self._ids.setdefault(word, len(self._ids) + 1)
-        starts = []
-        for start in range(len(words) - NUM_WORDS + 1):
-            sequence = words[start : start + NUM_WORDS]
-            if len({word for word in sequence if word.isalpha()}) >= NUM_OF_LETTERS:
-                found = Question(set_name, place, part, " ".join(sequence))
-                self._found.setdefault(found.words, []).append(found)
-                starts.append(start)
-        return self._hash(words)[starts]
 
-    def _hash(self, words: Sequence[str]) -> NDArray[np.uint64]:
-        """Return a hash of every 13 words in a row, uint64 [max(words - 12, 0)]."""
-        num = max(len(words) - NUM_WORDS + 1, 0)
-        ids = np.array([self._ids.get(word, 0) for word in words], np.uint64)
-        hashes = np.zeros(num, np.uint64)
-        for offset in range(NUM_WORDS):  # wraps around, as hashes may
-            hashes = hashes * _BASE + ids[offset : offset + num]
-        return hashes
+def _sequences(text: str) -> Iterator[list[str]]:
+    words = split_words(text)
+    for start in range(len(words) - NUM_WORDS + 1):
+        yield words[start : start + NUM_WORDS]
 
 
 def split_words(text: str) -> list[str]:
@@ -144,21 +123,26 @@ def check_overlap(
     path = output / LIST_FILE
     seen: dict[str, set[int]] = {name: set() for name in items}
     documents: set[str] = set()
+    total, num_lost = count_read(dataset).totals["num_documents"], 0
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        for document_id, question in _search(dataset, questions):
-            seen[question.set].add(question.place)
-            documents.add(document_id)
-            line = {"document_id": document_id, **asdict(question)}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        for document_id, text in _texts(dataset, total):
+            num_lost += text is None
+            for question in questions.find((text or b"").decode()):
+                seen[question.set].add(question.place)
+                documents.add(document_id)
+                line = {"document_id": document_id, **asdict(question)}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
     temporary.replace(path)
     rows = [["set", "items", "found", "share", "can't be found"]]
     for name, made in items.items():
-        num, num_hidden = len(seen[name]), questions.num_hidden.get(name, 0)
+        num, num_hidden = len(seen[name]), questions.num_hidden[name]
         counts = [format_count(len(made)), format_count(num), format_share(num, len(made))]
         rows.append([SETS[name].title, *counts, format_count(num_hidden)])
     yield from format_table(rows, align="<>>>>")
-    total = count_read(dataset).totals["num_documents"]
+    if num_lost:
+        lost = f"{format_count(num_lost)} of {format_count(total)}"
+        yield f"not searched: {lost} documents (texts not kept, and not spelled by tokens)"
     held = f"{format_count(len(documents))} of {format_count(total)}"
     yield f"{held} documents hold one; wrote {path}"
     if documents:
@@ -188,23 +172,13 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
     return name, read_items(name, data)
 
 
-def _search(dataset: Dataset, questions: Questions) -> Iterator[tuple[str, Question]]:
-    total = count_read(dataset).totals["num_documents"]
+def _texts(dataset: Dataset, num_documents: int) -> Iterator[tuple[str, bytes | None]]:
+    """Yield id and text of every document; None where no side's tokens spell it."""
     # disable=None: no bar where stderr is no terminal.
-    with tqdm(total=total, unit=" documents", disable=None) as bar:
+    with tqdm(total=num_documents, unit=" documents", disable=None) as bar:
         for shard in range(len(dataset.manifest.shards)):
             index = dataset.read_index(shard, with_names=True)
             for _, sample in dataset.samples(shard, index):
                 document = decode_document(sample)
-                for question in questions.find(_text(dataset, document)):
-                    yield document.document_id, question
+                yield document.document_id, text_in(dataset, document)
                 bar.update()
-
-
-def _text(dataset: Dataset, document: AlignedDocument) -> str:
-    """Return a document's text, or what its student tokens spell where it was not kept."""
-    if document.text is not None:
-        return document.text.decode()
-    tokenizer = load_dataset_tokenizer(dataset.location, dataset.manifest.student)
-    pieces = (tokenizer.token_bytes(token_id) for token_id in document.student.input_ids.tolist())
-    return b"".join(piece or b" " for piece in pieces).decode(errors="replace")

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from pipeline.drawing.charts import NOT_DRAWN, Interval, can_draw, draw_svg, interval_chart
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.evaluation.differences import describe_differences
-from pipeline.evaluation.results import RESULTS_FILE, Results, Value, read_results
+from pipeline.evaluation.results import Results, Value, read_results, student_folders
 from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.summary import describe_results, describe_settings
 
@@ -44,7 +44,7 @@ def write_report(output: Path) -> Path:
         >>> write_report(Path("evaluated"))  # doctest: +SKIP
         PosixPath('evaluated/report.html')
     """
-    folders = sorted(path.parent for path in output.glob(f"*/{RESULTS_FILE}"))
+    folders = student_folders(output)
     students = [read_results(folder) for folder in folders]
     page = render_page(
         "Evaluation",
@@ -99,7 +99,7 @@ def _chance(results: Sequence[Results], name: str) -> float | None:
 
 
 def _values(results: Results) -> list[Element]:
-    settings = describe_settings(results)[0]
+    settings = "; ".join(describe_settings(results))
     return [
         tag("h3", results.student),
         tag("p", f"{results.source} (files {results.sha256[:12]}…): {settings}"),

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 RESULTS_FILE = "results.json"
 _Z = 1.959964  # of the normal distribution: 95 %
 
@@ -84,6 +86,11 @@ class Results:
         return made.values.get(metric) if made else None
 
 
+def student_folders(output: Path) -> list[Path]:
+    """Return the folders of all students with results in a folder."""
+    return sorted(path.parent for path in output.glob(f"*/{RESULTS_FILE}"))
+
+
 def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
     """Return what a student made of a set's items, none where it was not asked."""
     path = folder / "samples" / f"{name}.{measure}.jsonl"
@@ -104,14 +111,9 @@ def read_results(folder: Path) -> Results:
     """
     path = folder / RESULTS_FILE
     try:
-        body = json.loads(path.read_text("utf-8"))
-        body["measurements"] = {
-            name: {measure: _measurement(made) for measure, made in measures.items()}
-            for name, measures in body["measurements"].items()
-        }
-        return Results(**body)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no result of vocag evaluate ({error!r}): remove it") from error
+        return msgspec.json.decode(path.read_bytes(), type=Results)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is no result of vocag evaluate ({error}): remove it") from error
 
 
 def share(values: Sequence[float]) -> Value:
@@ -190,11 +192,6 @@ def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
         metric: makers.get(metric, share)([sample[metric] for sample in samples])
         for metric in samples[0]["metrics"]
     }
-
-
-def _measurement(body: Mapping[str, Any]) -> Measurement:
-    values = {name: Value(**value) for name, value in body["values"].items()}
-    return Measurement(**{**body, "values": values})
 
 
 def _known_mean(values: Sequence[float]) -> Value:

@@ -96,24 +96,17 @@ def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–")
 
 
 def describe_settings(results: Results) -> list[str]:
-    """Return how the student ran, as most of its measurements were made, then the exceptions.
+    """Return how the student ran; if not always in one way, with what was measured so.
 
     Example:
         >>> describe_settings(results)
-        ['dtype auto, device cpu, batch_size 1', 'batch_size 8: GSM8K text']
+        ['dtype auto, device cpu, batch_size 8']
     """
-    made_with = {
-        f"{SETS[name].title} {measure}": [f"{key} {value}" for key, value in made.settings.items()]
-        for name, measure, made in results.all()
-    }
-    usual = max(made_with.values(), key=list(made_with.values()).count)
-    others: dict[str, list[str]] = {}
-    for title, words in made_with.items():
-        if words != usual:
-            unlike = ", ".join(word for word in words if word not in usual)
-            others.setdefault(unlike, []).append(title)
-    shown = ", ".join(words for words in usual if not words.endswith(" "))
-    return [shown, *(f"{words}: {', '.join(titles)}" for words, titles in others.items())]
+    ways: dict[str, list[str]] = {}
+    for name, measure, made in results.all():
+        way = ", ".join(f"{key} {value}" for key, value in made.settings.items() if value)
+        ways.setdefault(way, []).append(f"{SETS[name].title} {measure}")
+    return list(ways) if len(ways) == 1 else [f"{way}: {', '.join(of)}" for way, of in ways.items()]
 
 
 def _notes(results: Results) -> list[str]:
@@ -126,4 +119,5 @@ def _notes(results: Results) -> list[str]:
     other = {SETS[name].title for name, _, made in results.all() if not made.data["as_harness"]}
     if other:
         lines.append(f"another file than math-evaluation-harness's: {', '.join(sorted(other))}")
-    return [f"note: {line}" for line in [*lines, *describe_settings(results)[1:]]]
+    settings = describe_settings(results)
+    return [f"note: {line}" for line in (*lines, *(settings if len(settings) > 1 else ()))]

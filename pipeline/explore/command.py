@@ -4,16 +4,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pipeline.drawing.printing import print_lines, use_colour
 from pipeline.packing.reading import Reading
 from vocag_cli.options import DatasetSource, Option, parse_command
 
 # What a command does is imported in its `lines`: help needs no numpy.
-if TYPE_CHECKING:
-    from pipeline.packing.opening import OpenedRun
-    from pipeline.packing.rules import PackingRules
 
 _EPILOG = """\
 examples:
@@ -25,10 +22,10 @@ examples:
       The first documents, student tokens above, teacher tokens below.
   vocag explore preview aligned --id train/17 --html preview.html
       One document as a page for a browser.
-  vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256 --replicas 16
+  vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256
       Rows, padding and steps per epoch, before anything is trained.
-  vocag explore plan mixture.toml --seq-length 2048 --figure mixture.svg
-      Tokens and epochs of each dataset in each stage of a mixture, with a picture.
+  vocag explore plan mixture.toml --seq-length 2048
+      Tokens and epochs of each dataset in each stage of a mixture.
   vocag explore plan aligned --seq-length 2048 --where "language == 'en' and score > 0.5"
       The same of some documents.
 """
@@ -115,8 +112,6 @@ class PlanOptions:
             spare).
         global_batch_size: rows per step.
         num_steps: of the run on a mixture (default: as many as it gives).
-        figure: draw a mixture's epochs to this file, .svg, .pdf or .png.
-        replicas: student replicas that share a step.
     """
 
     dataset: Annotated[Reading, Option(form="positional")]
@@ -124,32 +119,20 @@ class PlanOptions:
     teacher_seq_length: int | None = None
     global_batch_size: int = 1
     num_steps: int | None = None
-    figure: Path | None = None
-    replicas: int = 1
 
     def __post_init__(self) -> None:
-        """Check that replicas share a step evenly."""
-        if self.replicas < 1 or self.global_batch_size < 1:
-            raise ValueError(
-                f"--global-batch-size {self.global_batch_size} --replicas {self.replicas}: both "
-                "must be at least 1"
-            )
-        if self.global_batch_size % self.replicas:
-            raise ValueError(
-                f"--global-batch-size {self.global_batch_size} is no multiple of --replicas "
-                f"{self.replicas}: every replica must get as many rows of a step"
-            )
-        if self.num_steps is not None and self.num_steps < 1:
-            raise ValueError(f"--num-steps {self.num_steps}: it must be at least 1")
-        if self.figure is not None:
-            from pipeline.drawing.charts import require_drawable
-
-            require_drawable(self.figure)
+        """Check the counts."""
+        for option, count in (
+            ("--global-batch-size", self.global_batch_size),
+            ("--num-steps", self.num_steps),
+        ):
+            if count is not None and count < 1:
+                raise ValueError(f"{option} {count}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and draw the picture where one is wanted."""
+        """Yield what to print."""
         from pipeline.explore.info import describe_plan
-        from pipeline.explore.mixture import plan_dataset
+        from pipeline.explore.mixture import describe_mixture, plan_dataset, plan_mixture_rows
         from pipeline.packing.opening import open_run
         from pipeline.packing.rules import PackingRules
 
@@ -160,26 +143,16 @@ class PlanOptions:
             teacher_seq_length=self.teacher_seq_length,
         )
         if opened.mixture.names:
-            yield from self._mixture(opened, rules)
+            num_rows = None if self.num_steps is None else self.num_steps * self.global_batch_size
+            planned = plan_mixture_rows(opened, rules, num_rows=num_rows)
+            yield from describe_mixture(planned, global_batch_size=self.global_batch_size)
             return
-        for option, value in (("--num-steps", self.num_steps), ("--figure", self.figure)):
-            if value is not None:
-                raise ValueError(f"{option} {value} is for mixtures: {self.dataset.path} is none")
-        yield from describe_plan(
-            plan_dataset(opened.datasets[0], rules),
-            global_batch_size=self.global_batch_size,
-            num_replicas=self.replicas,
-        )
-
-    def _mixture(self, opened: "OpenedRun", rules: "PackingRules") -> Iterator[str]:
-        from pipeline.explore.mixture import describe_mixture, draw_mixture, plan_mixture_rows
-
-        num_rows = None if self.num_steps is None else self.num_steps * self.global_batch_size
-        planned = plan_mixture_rows(opened, rules, num_rows=num_rows)
-        yield from describe_mixture(planned, global_batch_size=self.global_batch_size)
-        if self.figure is not None:
-            draw_mixture(planned, self.figure)
-            yield f"wrote {self.figure}"
+        if self.num_steps is not None:
+            raise ValueError(
+                f"--num-steps {self.num_steps} is for mixtures: {self.dataset.path} is none"
+            )
+        plan = plan_dataset(opened.datasets[0], rules)
+        yield from describe_plan(plan, global_batch_size=self.global_batch_size)
 
 
 _COMMANDS: dict[str, type[InfoOptions | PreviewOptions | PlanOptions]] = {

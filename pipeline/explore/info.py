@@ -10,18 +10,18 @@ from pipeline.dataset.groups import count_by, count_read
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
+    format_plural,
     format_ratio,
     format_share,
     format_short,
     format_table,
     printable,
 )
-from pipeline.drawing.group_table import table_of_groups
 from pipeline.packing.plan import RowPlan
 from schemas.manifest import Manifest
 
 BAR_COLUMNS = 32
-MAX_SHARDS = 20
+MAX_SHARDS = MAX_GROUPS = 20
 
 
 def describe_dataset(dataset: Dataset) -> Iterator[str]:
@@ -51,21 +51,30 @@ def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
     Raises:
         ValueError: no such field of metadata.
     """
-    rows, remark = table_of_groups(name, count_by(dataset, name))
-    cells = [[printable(cell) for cell in row] for row in rows]
-    yield from format_table(cells, align="<" + ">" * (len(cells[0]) - 1))
-    if remark:
-        yield remark
+    groups = count_by(dataset, name)  # those with the most tokens first
+    all_tokens = sum(group.num_student_tokens for group in groups)
+    heading = "documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"
+    rows = [[printable(name), *heading]]
+    for group in groups[:MAX_GROUPS]:
+        rows.append(
+            [
+                "(none)" if group.value is None else printable(str(group.value)),
+                format_count(group.num_documents),
+                format_count(group.num_student_tokens),
+                format_share(group.num_student_tokens, all_tokens),
+                format_count(group.num_teacher_tokens),
+                format_share(group.num_unmapped, group.num_student_tokens),
+                f"{group.byte_iou:.4f}",
+            ]
+        )
+    yield from format_table(rows, align="<" + ">" * len(heading))
+    if rest := groups[MAX_GROUPS:]:
+        tokens = format_count(sum(group.num_student_tokens for group in rest))
+        yield f"and {format_plural(len(rest), 'more value')} with {tokens} tokens"
 
 
-def describe_plan(plan: RowPlan, *, global_batch_size: int, num_replicas: int) -> Iterator[str]:
-    """Yield the lines of `explore plan`.
-
-    Args:
-        plan: the dataset's rows.
-        global_batch_size: rows per step.
-        num_replicas: student replicas that share a step.
-    """
+def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
+    """Yield the lines of `explore plan`, of steps of so many rows."""
     rules, num_rows = plan.rules, len(plan)
     student, teacher = (int(side.sum()) for side in plan.row_lengths())
     student_padding, teacher_padding = plan.padding()
@@ -96,9 +105,7 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int, num_replicas: int) -
                 f"{format_count(teacher - teacher_text)} teacher"
             ),
             "steps per epoch": (
-                f"{format_count(steps)} of {format_count(global_batch_size)} rows, "
-                f"{format_count(global_batch_size // num_replicas)} on each of "
-                f"{format_count(num_replicas)} replicas"
+                f"{format_count(steps)} of {format_plural(global_batch_size, 'row')}"
             ),
             "rows left out at an epoch's end": (
                 f"{format_count(dropped)} ({format_share(dropped, num_rows)})"

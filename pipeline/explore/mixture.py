@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.selection import require_documents
-from pipeline.drawing.charts import line_chart, write_figure
 from pipeline.drawing.formatting import (
     format_count,
     format_plural,
@@ -115,28 +113,6 @@ def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iter
         f"{format_plural(planned.num_rows, 'row')}, {format_short(tokens)} student tokens, {steps} "
         f"of {format_plural(global_batch_size, 'row')}{end}"
     )
-
-
-def draw_mixture(planned: PlannedMixture, output: Path) -> None:
-    """Write a picture: epochs of each dataset over the run's student tokens.
-
-    Raises:
-        ValueError: another ending, or no matplotlib.
-    """
-    plan, bounds = planned.plan, _bounds(planned)
-    counts = [plan.counts_before(row) for row in bounds]
-    chart = line_chart(
-        f"Epochs of {planned.mixture.path}",
-        [sum(plan.tokens_before(row)) for row in bounds],
-        {
-            source.name: [count[number] / source.num_rows for count in counts]
-            for number, source in enumerate(plan.sources)
-        },
-        x_label="student tokens of the run",
-        y_label="epochs read",
-        y_range=(0, None),
-    )
-    write_figure(chart, output)
 
 
 def _once_more(plan: MixturePlan) -> int:

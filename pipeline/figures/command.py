@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.printing import print_lines, use_colour
-from pipeline.figures.runs import compare_runs
 from vocag_cli.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
 
 # What measures is imported in `lines`: help needs no tokenizer.
@@ -31,8 +30,6 @@ examples:
       Fig. 3: IoU and IoS of equal chunks against alignment by token.
   vocag figures kept --student ./student --teacher ./teacher --text-file text.txt --output fig8.html
       Fig. 8: which tokens of a text the teacher keeps.
-  vocag figures runs runs/full runs/random runs/teacher --output selectors.svg
-      Runs of vocag train: held-out bits per byte by step.
 
 A tokenizer is a tokenizer.json, a SentencePiece model, a folder that holds one, or a Hugging Face
 repository; NAME=SOURCE names it in the figure.
@@ -207,31 +204,6 @@ class KeptOptions:
             yield f"wrote {self.output}"
 
 
-@dataclass(frozen=True)
-class RunsOptions:
-    """Runs of vocag train, compared.
-
-    Attributes:
-        runs: folders that vocag train has written.
-        heldout: name of the held-out set, where the runs have several.
-        output: also draw it: .svg, .pdf or .png.
-    """
-
-    runs: Annotated[tuple[Path, ...], Option("RUN", form="positional")]
-    heldout: Annotated[str, Option("NAME")] = ""
-    output: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the figure can be written."""
-        require_drawable(self.output)
-
-    def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the figure where one is wanted."""
-        yield from compare_runs(self.runs, self.output, heldout=self.heldout)
-        if self.output is not None:
-            yield f"wrote {self.output}"
-
-
 class _Figure(Protocol):
     def lines(self) -> Iterator[str]: ...
 
@@ -241,7 +213,6 @@ _FIGURES: dict[str, type[_Figure]] = {
     "tokens": TokensOptions,
     "alignment": AlignmentOptions,
     "kept": KeptOptions,
-    "runs": RunsOptions,
 }
 
 

@@ -13,11 +13,10 @@ from torch import Tensor
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.dataset.conventions import name_tokens
-from pipeline.drawing.blocks import PreviewDocument, PreviewToken
+from pipeline.drawing.blocks import PreviewDocument, PreviewToken, lay_out
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.drawing.page_blocks import Mark, render_preview
 from pipeline.drawing.web_page import tag
-from pipeline.figures.tokens import lay_out
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
@@ -108,8 +107,9 @@ def score_text(
         loss_mask=student_mask,
         rule=SelectionRule(keep_fraction=keep_fraction),
     )
+    sides = (batch.student, batch.teacher, batch.teacher_spans)
     return KeptTokens(
-        document=lay_out("The text", data, batch),
+        document=lay_out("The text", data, *sides, num_text_bytes=len(data)),
         student_losses=student_losses[0].double().numpy(),
         guidance=guidance[0].double().numpy(),
         kept=selection.kept[0].numpy(),

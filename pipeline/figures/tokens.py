@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.alignment import align_batch
-from pipeline.batches import AlignedBatch, SourceDocument, TokenBatch
-from pipeline.drawing.blocks import PreviewDocument, ShownTokens, make_blocks, show_bytes
+from pipeline.batches import SourceDocument, TokenBatch
+from pipeline.drawing.blocks import PreviewDocument, lay_out, show_bytes
 from pipeline.drawing.formatting import format_count, format_plural, format_table
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.terminal_blocks import LEGEND, draw_document
@@ -54,7 +54,9 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
         for _, reason in aligned.failures:
             raise ValueError(f"{student} and {name} can't align this text: {reason}")
         tokens |= {student: aligned.student, name: aligned.teacher}
-        pairs.append(lay_out(f"student {student} above, teacher {name} below", data, aligned))
+        sides = (aligned.student, aligned.teacher, aligned.teacher_spans)
+        title = f"student {student} above, teacher {name} below"
+        pairs.append(lay_out(title, data, *sides, num_text_bytes=len(data)))
     return TokenizedText(data, tokens, tuple(pairs if teachers else ()))
 
 
@@ -88,26 +90,3 @@ def draw_text(result: TokenizedText) -> str:
     title = "One text, several tokenizers"
     text = tag("p", show_bytes(result.text), class_="mono")
     return render_preview(title, [tag("h1", title), text, tag("table", *counts)], result.pairs)
-
-
-def lay_out(title: str, text: bytes, aligned: AlignedBatch) -> PreviewDocument:
-    """Return one aligned text to be drawn.
-
-    Example:
-        >>> lay_out("student above, teacher below", b"the", aligned).num_student_tokens
-        1
-    """
-    spans = aligned.teacher_spans
-    student, teacher = (
-        ShownTokens.of_text(text, tokens.input_ids, tokens.byte_offsets)
-        for tokens in (aligned.student, aligned.teacher)
-    )
-    return PreviewDocument(
-        title=title,
-        place="",
-        num_student_tokens=len(aligned.student.input_ids),
-        num_teacher_tokens=len(aligned.teacher.input_ids),
-        num_unmapped=int((spans[:, 0] == spans[:, 1]).sum()),
-        num_text_bytes=len(text),
-        blocks=make_blocks(student, teacher, spans),
-    )

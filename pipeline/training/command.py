@@ -31,9 +31,6 @@ examples:
       --teacher models/teacher --heldout math=heldout/math code=heldout/code \\
       --evaluate-every 500 --export-every 500 --tensorboard --output runs/eight
 
-  # then compare
-  vocag figures runs runs/full runs/random runs/teacher --output selectors.svg
-
 methods, --method (docs/guidance.md has the equations):
 {_METHODS}
 

@@ -14,7 +14,6 @@ from pipeline.explore.command import InfoOptions, PlanOptions, PreviewOptions
 from pipeline.figures.command import (
     AlignmentOptions,
     KeptOptions,
-    RunsOptions,
     TokensOptions,
     VocabularyOptions,
 )
@@ -31,7 +30,7 @@ from vocag_cli.options import (
     read_options,
 )
 
-OF_FIGURES = (AlignmentOptions, KeptOptions, RunsOptions, TokensOptions, VocabularyOptions)
+OF_FIGURES = (AlignmentOptions, KeptOptions, TokensOptions, VocabularyOptions)
 OF_EXPLORE = (InfoOptions, PlanOptions, PreviewOptions)
 ALL = (AlignOptions, ScoreOptions, TrainConfig, ValidateOptions, *OF_FIGURES, *OF_EXPLORE)
 

@@ -16,7 +16,7 @@ from vocag_cli import COMMANDS, run_command
 ROOT = Path(__file__).parents[2]
 SUBCOMMANDS = (
     *("explore info", "explore preview", "explore plan", "figures vocabulary", "figures tokens"),
-    *("figures alignment", "figures kept", "figures runs"),
+    *("figures alignment", "figures kept"),
 )
 LARGE = {
     *("apache_beam", "awkward", "duckdb", "fsspec", "gigatoken", "huggingface_hub", "lm_eval"),

@@ -12,7 +12,7 @@ from pipeline.evaluation.data import read_items
 from pipeline.evaluation.overlap import NUM_WORDS, Questions, parts_of, split_words
 from pipeline.evaluation.overlap_command import main
 from pipeline.evaluation.sets import Item, math_500
-from tests.support.datasets import build_dataset, make_texts, remove_documents
+from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
 
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "1"]), max_size=40)
@@ -71,6 +71,16 @@ def test_a_dataset_with_test_questions_is_found_out(
     assert main([*command, "--output", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "overlap.jsonl").read_text("utf-8") == ""
     assert "0 of 12 documents hold one" in capsys.readouterr().out
+
+
+def test_documents_without_a_text_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = {"student": word_pieces(), "teacher": word_pieces()}
+    build_dataset(tmp_path / "aligned", make_texts(3), keep_text=False, **sides)
+    command = [str(tmp_path / "aligned"), "--data", TINY, "--output", str(tmp_path)]
+    assert main(command) == 0
+    assert "not searched: 3 of 3 documents" in capsys.readouterr().out
 
 
 LONG = "which of the following numbers is the smallest prime above one hundred"

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
-from pipeline.evaluation.likelihood import whole_text
+from pipeline.evaluation.likelihood import text_to_score
 from pipeline.evaluation.results import read_results
 from pipeline.models.hf_models import load_language_model
 from pipeline.packing.reading import Reading
@@ -56,7 +56,7 @@ def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_p
     found = read_results(tmp_path / "one").measurements["svamp"]["text"].values["bits_per_byte"]
 
     items = read_items("svamp", TINY)
-    texts = [(str(place), whole_text(vars(item))) for place, item in enumerate(items)]
+    texts = [(str(place), text_to_score(item, "text")) for place, item in enumerate(items)]
     build_dataset(tmp_path / "heldout", texts, student=own)
     config = TrainConfig(
         data=Reading(str(tmp_path / "heldout")),

@@ -112,7 +112,10 @@ def test_too_short_texts_are_refused() -> None:
         ),
         (["tokens", "", "--tokenizers", "x"], "the text is empty"),
         (["tokens", "a", "--tokenizers", "x", "--output", "a.svg"], "ending in .html"),
-        (["runs", "x", "--output", "a.gif"], "a.gif: name a file that ends in .svg, .pdf or .png"),
+        (
+            ["vocabulary", "--student", "a", "--teacher", "b", "--output", "a.gif"],
+            "a.gif: name a file that ends in .svg, .pdf or .png",
+        ),
         (["tokens", "a", "--tokenizers", "n=x", "n=y"], "several tokenizers are called n"),
         (["kept", "--student", "a", "--teacher", "b"], "give the text itself or --text-file"),
     ],
