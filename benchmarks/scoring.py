@@ -77,8 +77,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
 
     times = measure({"bare": lambda: _bare_pass(ready), "scoring": scoring}, options.rounds)
     report = Report()
-    work, rate = scored[-1].done.work, ready.engine.matmul_rate
-    reached = work.num_operations / times.seconds("scoring")
+    work = scored[-1].done.work
     num_documents = manifest.totals["num_documents"]
     print(f"SmolLM2-135M, {job.rule.dtype}, {options.device}, {torch.get_num_threads()} threads")
     report.say("documents", format_count(num_documents))
@@ -87,8 +86,6 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
         speed = format_short(num_tokens / times.seconds(name))
         report.say(f"{name}, tokens/s", f"{speed} ({times.show(name)})")
     report.say("padding", format_share(work.num_places - work.num_tokens, work.num_places))
-    share = format_share(reached, rate)
-    report.say("share of the measured matmul rate", f"{share} of {format_short(rate)}FLOP/s")
     report.check("against the bare model", times.ratio("bare", "scoring"), least=LEAST_SPEED)
     report.check("the same in CPU time", times.cpu_ratio("bare", "scoring"), least=LEAST_SPEED)
     num_bytes = sidecar.stat().st_size / num_tokens

@@ -85,13 +85,7 @@ def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
     """Return what the losses cost, of what their engine tells."""
     work = run.work
     if rule.engine is not None:
-        asked = ""
-        if work.num_requests:
-            asked = (
-                f"; {format_plural(work.num_requests, 'request')}, {work.num_retries} of them "
-                "asked again"
-            )
-        return [f"  engine          {describe_engine(rule)}{asked}"]
+        return [f"  engine          {describe_engine(rule)}"]
     padding = format_share(work.num_places - work.num_tokens, work.num_places)
     return [f"  padding         {padding}"]
 

@@ -72,9 +72,7 @@ def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_the
     assert main(served(world, server)) == 0
     shown = capsys.readouterr().out
     assert "1 servers answer: vllm 0.20.2" in shown
-    engine = r"engine +float32, by openai \(vllm 0.20.2, quantization none\); "
-    assert re.search(engine + r"\d+ requests, 0 of them asked again\n", shown)
-    assert "FLOP/s" not in shown.partition("1 servers")[2]
+    assert re.search(r"engine +float32, by openai \(vllm 0.20.2, quantization none\)\n", shown)
     assert before.items() < sidecars(world).items()
     losses = losses_by_engine(world)
     np.testing.assert_allclose(losses["openai"], losses["transformers"], rtol=1e-3, atol=1e-4)

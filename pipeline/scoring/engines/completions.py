@@ -14,6 +14,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from pipeline.scoring.engines.interface import EngineError
+
 # Of a log-probability above 0: what rounding a softmax may leave.
 _ROUNDING = 1e-4
 # vLLM's stand-in for minus infinity, which JSON lacks.
@@ -27,7 +29,7 @@ class NonsenseError(ValueError):
     """An answer that can't be one to what was asked."""
 
 
-class DisprovedError(NonsenseError):
+class DisprovedError(EngineError):
     """A server is not, or is no longer, what the job's scores are named after."""
 
 

@@ -2,25 +2,25 @@
 
 Every request is tried on one server after another until `attempts` are spent, with growing waits in
 between. A server that has failed rests a while, and must prove that it is still the same model
-before it is believed again. So must every server now and then, and before what it has answered is
-kept.
+before it is believed again; so must every server before what it has answered is kept. One that is
+disproved is asked no more.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 import orjson
 from tenacity import (
-    RetryCallState,
     Retrying,
-    retry_if_exception,
+    retry_if_exception_type,
     sleep_using_event,
     stop_after_attempt,
     wait_exponential,
@@ -30,13 +30,14 @@ from pipeline.scoring.engines.completions import DisprovedError, NonsenseError
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.settings import ServedSettings
 
+logger = logging.getLogger(__name__)
+
 Answer = TypeVar("Answer")
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the second attempt, and between any two at most; waits double."""
 
-PROOF_INTERVAL = 256
-"""Answers after which a server must prove again that it is what it was."""
+_REMEDY = "Shards that are scored stay: look after the servers and run the same command again"
 
 # What asking again can't help: the request itself is refused.
 _FINAL_STATUSES = (400, 401, 403, 413, 422)
@@ -45,11 +46,6 @@ _SHOWN = 200
 
 class PassingError(Exception):
     """A failure that asking again, or elsewhere, may help."""
-
-    def __init__(self, message: str, *, wait_seconds: float = 0.0) -> None:
-        """Hold what happened, and how long the server asked to wait."""
-        super().__init__(message)
-        self.wait_seconds = wait_seconds
 
 
 @dataclass(eq=False)
@@ -60,18 +56,15 @@ class Endpoint:
         url: without `/v1`.
         num_under_way: requests.
         num_failures: in a row.
-        num_unproved: answers since it last proved itself.
-        num_disproofs: how often it has failed to; answers from before one are void.
         rests_until: on the monotonic clock.
+        disproof: why it is asked no more, "" while it is.
     """
 
     url: str
     num_under_way: int = 0
     num_failures: int = 0
-    num_unproved: int = 0
-    num_disproofs: int = 0
     rests_until: float = 0.0
-    proof: threading.Lock = field(default_factory=threading.Lock)
+    disproof: str = ""
 
 
 class Endpoints:
@@ -79,8 +72,7 @@ class Endpoints:
 
     Attributes:
         settings: how they are asked.
-        num_requests: sent so far.
-        num_retries: of them, those that were asked again.
+        servers: all of them.
         prove: raises `DisprovedError` for a server that is another; None: all are believed.
     """
 
@@ -91,8 +83,6 @@ class Endpoints:
             EngineError: no URL of a server.
         """
         self.settings = settings
-        self.num_requests = 0
-        self.num_retries = 0
         self.servers = [Endpoint(base_url(url)) for url in settings.endpoint or ()]
         self.prove: Callable[[Endpoint], None] | None = None
         self._lock = threading.Lock()
@@ -103,15 +93,15 @@ class Endpoints:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
-    def vouch(self, server: Endpoint) -> str:
-        """Return why what a server has answered can't be kept, "" if it proves itself now."""
+    def vouch(self, server: Endpoint) -> bool:
+        """Say whether what a server has answered can be kept: whether it proves itself now."""
         assert self.prove is not None
-        try:
-            self.retry(self.prove, server)
-        except EngineError as error:
-            return str(error)
-        server.num_unproved = 0
-        return ""
+        if not server.disproof:
+            try:
+                self.retry(self.prove, server)
+            except EngineError as error:
+                server.disproof = str(error)
+        return not server.disproof
 
     def interrupt(self) -> None:
         """Let no request start until `resume`; what waits to ask again ends with `EngineError`."""
@@ -125,60 +115,55 @@ class Endpoints:
         """Ask servers until one has answered sensibly.
 
         Args:
-            ask: a server; raises `PassingError` or `NonsenseError` where asking again may help.
-            only: ask no other server, and this one no more if it is disproved.
+            ask: a server; raises `PassingError` or `NonsenseError` where asking again may help, and
+                `DisprovedError` where asking this server can't.
+            only: ask no other server.
 
         Raises:
-            EngineError: the attempts are spent, or asking again is of no use.
+            EngineError: the attempts are spent, no server is left, or asking again is of no use.
         """
-        last: Endpoint | None = None
-
-        def may_help(error: BaseException) -> bool:
-            if isinstance(error, DisprovedError):
-                return only is None
-            return isinstance(error, PassingError | NonsenseError)
-
+        last = only
         attempts = Retrying(
             stop=stop_after_attempt(self.settings.attempts),
-            wait=self._wait,
+            wait=wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT),
             sleep=sleep_using_event(self._interrupted),
-            retry=retry_if_exception(may_help),
+            retry=retry_if_exception_type((PassingError, NonsenseError)),
             reraise=True,
         )
         try:
             for attempt in attempts:
                 with attempt:
                     last = only or self._choose(last)
-                    self._count(retried=attempt.retry_state.attempt_number > 1)
-                    return self._ask(last, ask)
+                    return self._ask(last, ask, is_only=only is not None)
         except (PassingError, NonsenseError) as error:
             assert last is not None
-            cause = str(error)
-            if may_help(error):
-                every = ", ".join(server.url for server in ([only] if only else self.servers))
-                cause = (
-                    f"{last.url} gave no usable answer in {self.settings.attempts} attempts at "
-                    f"{every}; the last one: {error}"
-                )
+            asked = [only] if only else self.servers
             raise EngineError(
-                f"{cause}. Shards that are scored stay: look after the server and run the same "
-                "command again"
+                f"{last.url} gave no usable answer in {self.settings.attempts} attempts "
+                f"at {', '.join(server.url for server in asked)}; the last one: {error}. {_REMEDY}"
             ) from error
         raise AssertionError("tenacity ends by a value or an error")
 
-    def _ask(self, server: Endpoint, ask: Callable[[Endpoint], Answer]) -> Answer:
+    def _ask(self, server: Endpoint, ask: Callable[[Endpoint], Answer], *, is_only: bool) -> Answer:
+        if self._interrupted.is_set():
+            raise EngineError("the job was ended before all its requests were answered")
         with self._lock:
             server.num_under_way += 1
         try:
-            self._require_proof(server)
-            answer = ask(server)
-            with self._lock:
-                server.num_unproved += 1
-            return answer
-        except (PassingError, NonsenseError) as error:
+            # One that has failed may have come back as another model.
+            if server.num_failures and self.prove is not None:
+                self.prove(server)
+            server.num_failures = 0
+            return ask(server)
+        except DisprovedError as error:
+            server.disproof = str(error)
+            if is_only:
+                raise
+            logger.warning("%s is asked no more: %s", server.url, error)
+            raise PassingError(str(error)) from error
+        except (PassingError, NonsenseError):
             with self._lock:
                 server.num_failures += 1
-                server.num_disproofs += isinstance(error, DisprovedError)
                 rest = FIRST_WAIT * 2 ** min(server.num_failures, 20)
                 server.rests_until = time.monotonic() + min(LONGEST_WAIT, rest)
             raise
@@ -186,39 +171,15 @@ class Endpoints:
             with self._lock:
                 server.num_under_way -= 1
 
-    def _require_proof(self, server: Endpoint) -> None:
-        """Let a server prove itself if it is time; one thread asks, the others find it done."""
-
-        def is_time() -> bool:
-            return server.num_failures > 0 or server.num_unproved >= PROOF_INTERVAL
-
-        if not is_time():
-            return
-        with server.proof:
-            if is_time() and self.prove is not None:
-                self.prove(server)
-            server.num_failures = server.num_unproved = 0
-
     def _choose(self, last: Endpoint | None) -> Endpoint:
         """Return the least busy server, rather none that has just failed."""
+        left = [server for server in self.servers if not server.disproof]
+        if not left:
+            reasons = "; ".join(f"{server.url}: {server.disproof}" for server in self.servers)
+            raise EngineError(f"no server is left to ask ({reasons}). {_REMEDY}")
         with self._lock:
             now = time.monotonic()
-            return min(
-                self.servers, key=lambda s: (s.rests_until > now, s is last, s.num_under_way)
-            )
-
-    def _count(self, *, retried: bool) -> None:
-        if self._interrupted.is_set():
-            raise EngineError("the job was ended before all its requests were answered")
-        with self._lock:
-            self.num_requests += 1
-            self.num_retries += retried
-
-    def _wait(self, state: RetryCallState) -> float:
-        grown = wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT)(state)
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.wait_seconds if isinstance(error, PassingError) else 0.0
-        return max(float(grown), min(asked, LONGEST_WAIT))
+            return min(left, key=lambda s: (s.rests_until > now, s is last, s.num_under_way))
 
     def send(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return what a server answers, or has under a path; one attempt.
@@ -250,11 +211,7 @@ class Endpoints:
                 f"{_explain(response)}{key}"
             )
         if status != 200:
-            wait = response.headers.get("retry-after", "")
-            raise PassingError(
-                f"status {status}{_explain(response)}",
-                wait_seconds=float(wait) if wait.isdecimal() else 0.0,
-            )
+            raise PassingError(f"status {status}{_explain(response)}")
         try:
             return orjson.loads(response.content)
         except orjson.JSONDecodeError as error:

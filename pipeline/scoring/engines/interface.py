@@ -25,19 +25,12 @@ class Work:
     Attributes:
         num_tokens: places that hold a token, context tokens included.
         num_places: places computed, padding included.
-        num_operations: floating point operations that the tokens need, padding left out; 0 where
-            they are another program's.
         seconds: wall time.
-        num_requests: to servers.
-        num_retries: of them, those that were asked again.
     """
 
     num_tokens: int = 0
     num_places: int = 0
-    num_operations: float = 0.0
     seconds: float = 0.0
-    num_requests: int = 0
-    num_retries: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Return what both cost."""
@@ -90,10 +83,6 @@ class Engine(Protocol):
         Example:
             >>> teacher.score(tokens, rule.pieces(index)).losses
         """
-
-    @property
-    def matmul_rate(self) -> float:
-        """Operations a second of a plain product here; 0.0 where it is not ours."""
 
 
 @dataclass(frozen=True)

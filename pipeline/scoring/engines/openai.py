@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,21 +45,6 @@ from pipeline.scoring.sidecars import DocumentTokens
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The losses of a piece's targets, and who gave them.
-
-    Attributes:
-        losses: float32 [n].
-        server: that was asked.
-        num_disproofs: of the server, before it was asked.
-    """
-
-    losses: NDArray[np.float32]
-    server: Endpoint
-    num_disproofs: int
-
-
 class ServedEngine:
     """A served teacher that is ready to score.
 
@@ -69,8 +53,6 @@ class ServedEngine:
         vocab_size: of the dataset's teacher tokenizer.
         handshake: what all servers were held against.
     """
-
-    matmul_rate = 0.0
 
     def __init__(
         self,
@@ -104,24 +86,27 @@ class ServedEngine:
         """
         start = time.perf_counter()
         self._endpoints.resume()
-        work = Work(
-            num_requests=-self._endpoints.num_requests, num_retries=-self._endpoints.num_retries
-        )
         losses = np.full(len(tokens.input_ids), np.nan, np.float32)
-        asked: list[tuple[Line, str]] = []
+        left: list[tuple[Line, str]] = []
         for number in range(len(pieces)):
             document = int(pieces.document[number])
             line = line_of(tokens, pieces, number, self.rule)
             if len(line.targets):
-                asked.append((line, json.dumps(names[document]) if names else str(document)))
-        for line, answer in self._ask_until_vouched(asked, advance):
-            losses[line.targets] = answer
-            work.num_tokens += len(line.input_ids)
-        work.num_places = work.num_tokens
-        work.num_requests += self._endpoints.num_requests
-        work.num_retries += self._endpoints.num_retries
-        work.seconds = time.perf_counter() - start
-        return ScoredDocuments(losses, work)
+                left.append((line, json.dumps(names[document]) if names else str(document)))
+        num_tokens = sum(len(line.input_ids) for line, _ in left)
+        while left:
+            given = self._ask_all(left, advance)
+            # Which of a server's answers were right before it went wrong, nobody knows.
+            asked = {server for _, server in given}
+            void = {server for server in asked if not self._endpoints.vouch(server)}
+            for (line, _), (answer, server) in zip(left, given, strict=True):
+                if server not in void:
+                    losses[line.targets] = answer
+            left = [one for one, (_, server) in zip(left, given, strict=True) if server in void]
+            advance = int  # what is asked again was counted
+            for server in void:
+                logger.warning("what %s gave is asked again: %s", server.url, server.disproof)
+        return ScoredDocuments(losses, Work(num_tokens, num_tokens, time.perf_counter() - start))
 
     def prove(self, server: Endpoint) -> None:
         """Check that a server is the first one's program, and gives the probe the same losses.
@@ -135,39 +120,10 @@ class ServedEngine:
         now = shake_hands(self._endpoints, server, self._probe, length=length)
         require_same_teacher(self.handshake, now, server.url)
 
-    def _ask_until_vouched(
-        self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
-    ) -> Iterator[tuple[Line, NDArray[np.float32]]]:
-        """Yield each piece with losses that can be kept; pieces whose can't are asked again."""
-        left, reasons = list(asked), ""
-        for _ in range(self._endpoints.settings.attempts):
-            given = self._ask_all(left, advance)
-            failures = {
-                server: self._endpoints.vouch(server)
-                for server in {answer.server for answer in given}
-            }
-            void = []
-            for one, answer in zip(left, given, strict=True):
-                server = answer.server
-                if failures[server] or answer.num_disproofs != server.num_disproofs:
-                    void.append(one)
-                else:
-                    yield one[0], answer.losses
-            if not void:
-                return
-            left, advance = void, int  # they were counted
-            reasons = "; ".join(filter(None, failures.values())) or "it has recovered since"
-            logger.warning("%d pieces are asked again: %s", len(left), reasons)
-        raise EngineError(
-            f"{len(left)} pieces were answered by a server that did not give a plain text the same "
-            f"losses before and after, so that they can't be kept ({reasons}): look after the "
-            "servers and run the same command again"
-        )
-
     def _ask_all(
         self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
-    ) -> list[_Given]:
-        """Return what the servers give each piece, whether or not it can be kept."""
+    ) -> list[tuple[NDArray[np.float32], Endpoint]]:
+        """Return what the servers give each piece, and which did, whether or not it can be kept."""
         settings = self._endpoints.settings
         pool = ThreadPoolExecutor(settings.concurrency * len(self._endpoints.servers))
         given = []
@@ -183,13 +139,12 @@ class ServedEngine:
             pool.shutdown(cancel_futures=True)
         return given
 
-    def _score_line(self, line: Line, name: str) -> _Given:
+    def _score_line(self, line: Line, name: str) -> tuple[NDArray[np.float32], Endpoint]:
         """Return what a server gives a piece; runs in a thread of its own."""
 
-        def ask(server: Endpoint) -> _Given:
-            num_disproofs = server.num_disproofs
+        def ask(server: Endpoint) -> tuple[NDArray[np.float32], Endpoint]:
             losses = ask_losses(self._endpoints, server, line.input_ids.tolist())
-            return _Given(losses[line.places], server, num_disproofs)
+            return losses[line.places], server
 
         try:
             return self._endpoints.retry(ask)

@@ -18,14 +18,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.benchmark import Timer
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
@@ -36,7 +33,6 @@ from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.batches import PieceBatch, make_batch, plan_batches
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
-from pipeline.scoring.engines.operations import operations_per_token
 from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
 
@@ -45,7 +41,6 @@ __all__ = ["DocumentTokens", "Scorer", "default_device", "load_scorer"]
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DEFAULTS = TransformersSettings()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_MATMUL_SECONDS = 0.3
 
 
 class Scorer:
@@ -77,7 +72,6 @@ class Scorer:
         self._device = self._layer.weight.device
         default = CPU_BATCH_TOKENS if self._device.type == "cpu" else ACCELERATOR_BATCH_TOKENS
         self._batch_tokens = batch_tokens or default
-        self._operations = operations_per_token(model)
 
     @property
     def vocab_size(self) -> int:
@@ -108,10 +102,8 @@ class Scorer:
         for numbers in plan_batches(self._lengths(pieces), self._batch_tokens):
             batch = make_batch(tokens, pieces, numbers, self.rule)
             parts.append((batch.targets, self._forward(batch)))
-            lengths = batch.lengths
-            work.num_tokens += int(lengths.sum())
+            work.num_tokens += int(batch.lengths.sum())
             work.num_places += batch.input_ids.size
-            work.num_operations += self._operations(lengths)
             advance(int(np.sum(pieces.stop[numbers] - pieces.start[numbers])))
         for targets, values in parts:
             losses[targets] = values.cpu().numpy()
@@ -119,19 +111,6 @@ class Scorer:
         _require_finite(losses, tokens, targets, names)
         work.seconds = time.perf_counter() - start
         return ScoredDocuments(losses, work)
-
-    @cached_property
-    def matmul_rate(self) -> float:
-        """Floating point operations a second of a product shaped like this model's."""
-        hidden = int(self._layer.weight.shape[1])
-        kind: dict[str, Any] = {"dtype": self._model.dtype, "device": self._device}
-        factors = {
-            "left": torch.ones(self._batch_tokens, hidden, **kind),
-            "right": torch.ones(4 * hidden, hidden, **kind),
-        }
-        timer = Timer("left @ right.T", globals=factors, num_threads=torch.get_num_threads())
-        fastest = min(timer.blocked_autorange(min_run_time=_MATMUL_SECONDS).times)
-        return 2.0 * self._batch_tokens * hidden * 4 * hidden / fastest
 
     def _lengths(self, pieces: Pieces) -> NDArray[np.int64]:
         lengths: NDArray[np.int64] = pieces.stop - pieces.start

@@ -141,13 +141,3 @@ def test_a_teacher_that_guesses_is_refused(data):
 
 def re_number(value):
     return f"{value:.2f}".replace(".", r"\.")
-
-
-def test_work_counts_the_operations_of_the_tokens(model, data):
-    index, tokens = data
-    work = Scorer(model, rows()).score(tokens, rows().pieces(index)).work
-    matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1) - VOCAB * 32
-    assert work.num_operations > 2 * matrices * work.num_tokens
-    assert work.num_operations < 2.5 * matrices * work.num_tokens
-    assert work.seconds > 0
-    assert Scorer(model, rows()).matmul_rate > 1e6

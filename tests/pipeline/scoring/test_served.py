@@ -14,16 +14,18 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.completions import NonsenseError, read_losses
 from pipeline.scoring.engines.endpoints import base_url
 from pipeline.scoring.engines.handshake import Handshake
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.openai import ServedEngine, connect
 from pipeline.scoring.engines.settings import ServedSettings
 from pipeline.scoring.engines.transformers import load_scorer
-from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
+from pipeline.scoring.sidecars import ShardToScore
 from tests.support.completions_server import (
     MODEL,
     CompletionsServer,
+    Fault,
     constant,
     off,
     right,
@@ -32,12 +34,7 @@ from tests.support.completions_server import (
 )
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
-from tests.support.scored_data import SEQ_LENGTH, retrain, write_world
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_world(tmp_path_factory.mktemp("world"))
+from tests.support.scored_data import SEQ_LENGTH
 
 
 @pytest.fixture
@@ -67,26 +64,45 @@ def ask(
     return connect(settings_of(*servers, **more), rule_of(world), dataset=dataset, known=known)
 
 
-def score(
-    engine: Any, world: Path, rule: ContextRule, shard: int = 0
-) -> tuple[np.ndarray[Any, Any], DocumentTokens]:
-    own = ShardToScore.open(select_documents(open_dataset(world / "data")), shard, rule)
-    tokens = own.read_tokens()
-    return engine.score(tokens, own.pieces, names=own.index.document_id).losses, tokens
+def score(engine: Any, world: Path) -> np.ndarray[Any, Any]:
+    """Return the losses of the first shard."""
+    own = ShardToScore.open(select_documents(open_dataset(world / "data")), 0, engine.rule)
+    losses: np.ndarray[Any, Any] = engine.score(
+        own.read_tokens(), own.pieces, names=own.index.document_id
+    ).losses
+    return losses
 
 
-def own_losses(world: Path, rule: ContextRule) -> np.ndarray[Any, Any]:
-    return score(load_scorer(str(world / "teacher"), rule, dtype="float32"), world, rule)[0]
-
-
-def test_a_served_model_gives_its_own_losses(world: Path, server: CompletionsServer) -> None:
+@pytest.fixture(scope="module")
+def own(world: Path) -> np.ndarray[Any, Any]:
+    """The losses of the same model here."""
     rule = rule_of(world)
+    return score(load_scorer(str(world / "teacher"), rule, dtype="float32"), world)
+
+
+def require_own(found: np.ndarray[Any, Any], own: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(found, own, rtol=0, atol=2e-5)
+
+
+def test_a_served_model_gives_its_own_losses(
+    world: Path, server: CompletionsServer, own: np.ndarray[Any, Any]
+) -> None:
     engine = ask(world, server)
-    losses, _ = score(engine, world, rule)
+    require_own(score(engine, world), own)
     assert (engine.handshake.program, engine.handshake.version) == ("vllm", "0.20.2")
-    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
-    assert len(losses) > 500
+    assert len(own) > 500
     assert all(isinstance(body["prompt"], list) for body in server.bodies), "token ids, not text"
+
+
+def changed(place: int, entry: dict[str, Any] | None = None, **value: float) -> Fault:
+    """Return a fault of one place: another entry, or another value of its own."""
+
+    def fault(answer: dict[str, Any]) -> dict[str, Any]:
+        places = answer["choices"][0]["prompt_logprobs"]
+        places[place] = entry or dict.fromkeys(places[place], value)
+        return answer
+
+    return fault
 
 
 def wrong_length(answer: dict[str, Any]) -> dict[str, Any]:
@@ -94,66 +110,52 @@ def wrong_length(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def positive(answer: dict[str, Any]) -> dict[str, Any]:
-    for entry in answer["choices"][0]["prompt_logprobs"][3].values():
-        entry["logprob"] = 0.5
-    return answer
-
-
-def nan(answer: dict[str, Any]) -> dict[str, Any]:
-    for entry in answer["choices"][0]["prompt_logprobs"][3].values():
-        entry["logprob"] = float("nan")
-    return answer
-
-
-def infinite(answer: dict[str, Any]) -> dict[str, Any]:
-    for entry in answer["choices"][0]["prompt_logprobs"][3].values():
-        entry["logprob"] = -9999.0  # what vLLM writes
-    return answer
-
-
-def other_tokens(answer: dict[str, Any]) -> dict[str, Any]:
-    answer["choices"][0]["prompt_logprobs"][2] = {"479000": {"logprob": -1.0}}
-    return answer
-
-
-FAULTS = {
-    "no JSON": nan,
-    "has the positive log-probability 0.5": positive,
-    "place 3 has -9999.0, which stands for an infinite loss": infinite,
+NONSENSE: dict[str, Fault] = {
+    "place 3 has the positive log-probability 0.5": changed(3, logprob=0.5),
+    "place 3 has -9999.0, which stands for an inf": changed(3, logprob=-9999.0),  # vLLM's
     r"\d+ prompt_logprobs of \d+ tokens": wrong_length,
-    "place 2 has no log-probability of token": other_tokens,
+    "place 2 has no log-probability of token": changed(2, {"479000": {"logprob": -1.0}}),
     'an answer of model "another"': lambda answer: answer | {"model": "another"},
+    "it read 7 tokens where": lambda answer: answer | {"usage": {"prompt_tokens": 7}},
+    "missing required field `choices`": lambda answer: {"model": MODEL},
+}
+BROKEN: dict[str, Fault] = {
+    "no JSON": changed(3, logprob=float("nan")),
     "status 503: as ordered": lambda answer: 503,
     "status 429: as ordered": lambda answer: 429,
     "RemoteProtocolError|ReadError": lambda answer: None,
-    "missing required field `choices`": lambda answer: {"model": MODEL},
 }
 
 
-@pytest.mark.parametrize("message", FAULTS)
-def test_a_fault_that_passes_changes_nothing(
-    world: Path, server: CompletionsServer, message: str
+@pytest.mark.parametrize("message", NONSENSE)
+def test_an_answer_that_can_t_be_one_is_named(message: str) -> None:
+    places = [None, *({str(n): {"logprob": -float(n)}} for n in range(1, 6))]
+    answer = {"model": MODEL, "choices": [{"prompt_logprobs": places}]}
+    assert read_losses(answer, MODEL, range(6))[1:].tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(NonsenseError, match=message):
+        read_losses(NONSENSE[message](answer), MODEL, range(6))
+
+
+def test_faults_that_pass_change_nothing(
+    world: Path, server: CompletionsServer, own: np.ndarray[Any, Any]
 ) -> None:
-    rule = rule_of(world)
-    engine = ask(world, server)
-    server.faults = [FAULTS[message]] * 3
-    losses, _ = score(engine, world, rule)
+    engine = ask(world, server, attempts=40)
+    server.faults = [*NONSENSE.values(), *BROKEN.values()] * 2
+    require_own(score(engine, world), own)
     assert not server.faults
-    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("message", FAULTS)
+@pytest.mark.parametrize("message", [*BROKEN, r"\d+ prompt_logprobs of \d+ tokens"])
 def test_a_fault_that_stays_ends_with_what_it_is(
     world: Path, server: CompletionsServer, message: str
 ) -> None:
     engine = ask(world, server, attempts=3)
-    server.faults = [FAULTS[message]] * 10_000
+    server.faults = [(NONSENSE | BROKEN)[message]] * 10_000
     with pytest.raises(
         EngineError,
         match=rf'document ".*": http://127.*gave no usable answer in 3 attempts.*({message})',
     ):
-        score(engine, world, rule_of(world))
+        score(engine, world)
 
 
 def test_a_request_that_is_refused_is_not_asked_again(
@@ -163,120 +165,81 @@ def test_a_request_that_is_refused_is_not_asked_again(
     before = len(server.bodies)
     server.faults = [lambda answer: 400] * 1000
     with pytest.raises(EngineError, match="refuses the request with status 400: as ordered"):
-        score(engine, world, rule_of(world))
+        score(engine, world)
     assert len(server.bodies) - before < 100
     server.faults = []
-    assert len(score(engine, world, rule_of(world))[0]), "an engine can be asked again"
+    assert len(score(engine, world)), "an engine can be asked again"
 
 
 def test_two_servers_share_the_work_and_one_that_dies_is_left_out(
-    world: Path, server: CompletionsServer
+    world: Path, server: CompletionsServer, own: np.ndarray[Any, Any]
 ) -> None:
-    rule = rule_of(world)
     with serve(world / "teacher") as second:
         engine = ask(world, server, second)
         counted = len(server.bodies), len(second.bodies)
-        losses, _ = score(engine, world, rule)
+        losses = score(engine, world)
         shares = len(server.bodies) - counted[0], len(second.bodies) - counted[1]
     assert min(shares) > 0
-    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
-    again, _ = score(engine, world, rule)  # the second is gone
+    require_own(losses, own)
+    again = score(engine, world)  # the second is gone
     np.testing.assert_array_equal(again, losses)
 
 
-def test_servers_of_different_models_are_refused(
-    world: Path, server: CompletionsServer, tmp_path: Path
+@pytest.mark.parametrize("change", ["model", "version"])
+def test_servers_that_differ_are_refused_whenever_they_show(
+    world: Path, server: CompletionsServer, tmp_path: Path, change: str
 ) -> None:
+    """Beside the first one, in a worker that comes later, and when one comes back."""
     write_model(tmp_path / "other", byte_level(480), seed=9)
-    refusal = pytest.raises(EngineError, match=r"it serves another model or quantization")
-    with serve(tmp_path / "other") as second, refusal:
-        ask(world, server, second, attempts=2)
-
-
-def test_a_server_that_comes_back_with_another_model_is_not_believed(
-    world: Path, server: CompletionsServer, tmp_path: Path
-) -> None:
+    folder, version, message = {
+        "model": (tmp_path / "other", "0.20.2", "it serves another model or quantization"),
+        "version": (world / "teacher", "0.21.0", "is vllm 0.21.0, the job's scores are of vllm"),
+    }[change]
     engine = ask(world, server, attempts=3)
-    write_model(tmp_path / "other", byte_level(480), seed=9)
-    with serve(tmp_path / "other") as second:
+    assert ask(world, server, known=engine.handshake).handshake is engine.handshake
+    with serve(folder, version=version) as second:
+        with pytest.raises(EngineError, match=message):
+            ask(world, server, second, attempts=2)
+        with pytest.raises(EngineError, match=message):
+            ask(world, second, known=engine.handshake)
         server.faults = [lambda answer: 503]
-        server.model = second.model
-        with pytest.raises(EngineError, match=r"it serves another model or quantization"):
-            score(engine, world, rule_of(world))
+        server.model, server.version = second.model, second.version
+        with pytest.raises(EngineError, match=message):
+            score(engine, world)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "num_right", "message"),
     [
-        (zeros, r"all \d+ log-probabilities are 0"),
-        (constant, r"all \d+ log-probabilities are -2\.5"),
-        (off, r"a plain text losses that differ by 3\.00 nats a token from those the job started"),
+        (zeros, 0, r"all \d+ log-probabilities are 0"),
+        (constant, 7, r"all \d+ log-probabilities are -2\.5"),
+        (off, 0, r"a plain text losses that differ by 3\.00 nats a token from those the job start"),
+        (off, 30, r"a plain text losses that differ by 3\.00 nats a token from those the job"),
     ],
 )
-@pytest.mark.parametrize("num_right", [0, 7, 30])
 def test_a_server_that_goes_wrong_after_the_handshake_is_not_believed(
-    world: Path, server: CompletionsServer, wrong: Any, message: str, num_right: int
+    world: Path, server: CompletionsServer, wrong: Any, num_right: int, message: str
 ) -> None:
     engine = ask(world, server, attempts=2)
     server.faults = [right] * num_right + [wrong] * 10_000
     with pytest.raises(EngineError, match=message):
-        score(engine, world, rule_of(world))
+        score(engine, world)
 
 
 def test_what_a_server_gave_before_it_went_wrong_is_asked_of_another(
-    world: Path, server: CompletionsServer, caplog: pytest.LogCaptureFixture
+    world: Path,
+    server: CompletionsServer,
+    caplog: pytest.LogCaptureFixture,
+    own: np.ndarray[Any, Any],
 ) -> None:
     """It is found out at the end alone: which of its answers were right, nobody knows."""
-    rule = rule_of(world)
     with serve(world / "teacher") as second:
         engine = ask(world, server, second)
         second.faults = [right] * 3 + [off] * 10_000
-        losses, _ = score(engine, world, rule)
+        losses = score(engine, world)
         assert len(second.faults) < 10_000
-    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
-    assert f"pieces are asked again: {second.url} gives a plain text losses" in caplog.text
-
-
-def test_a_server_that_is_wrong_for_a_while_is_found_out_at_intervals(
-    world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rule = rule_of(world)
-    engine = ask(world, server)
-    monkeypatch.setattr("pipeline.scoring.engines.endpoints.PROOF_INTERVAL", 4)
-    server.faults = [right] * 6 + [off] * 12
-    losses, _ = score(engine, world, rule)
-    assert not server.faults
-    np.testing.assert_allclose(losses, own_losses(world, rule), rtol=0, atol=2e-5)
-
-
-def test_a_worker_holds_servers_against_the_losses_that_the_job_started_with(
-    world: Path, server: CompletionsServer
-) -> None:
-    known = ask(world, server).handshake
-    assert ask(world, server, known=known).handshake is known
-    server.faults = [off] * 10_000
-    with pytest.raises(EngineError, match=r"differ by 3\.00 nats a token from those the job"):
-        ask(world, server, known=known)
-
-
-def test_servers_of_two_versions_are_refused(world: Path, server: CompletionsServer) -> None:
-    refusal = r"is vllm 0.21.0, the job's scores are of vllm 0.20.2: their losses are not mixed"
-    known = ask(world, server).handshake
-    with serve(world / "teacher", version="0.21.0") as second:
-        with pytest.raises(EngineError, match=refusal):
-            ask(world, server, second)
-        with pytest.raises(EngineError, match=refusal):
-            ask(world, second, known=known)  # a worker that comes later than the launcher
-
-
-def test_a_server_that_comes_back_in_another_version_is_not_believed(
-    world: Path, server: CompletionsServer
-) -> None:
-    engine = ask(world, server, attempts=3)
-    server.faults = [lambda answer: 503]
-    server.version = "0.21.0"
-    with pytest.raises(EngineError, match=r"is vllm 0.21.0, the job's scores are of vllm 0.20.2"):
-        score(engine, world, rule_of(world))
+    require_own(losses, own)
+    assert f"what {second.url} gave is asked again: {second.url} gives a plain" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -325,13 +288,3 @@ def test_another_name_and_no_server_at_all_are_refused(
         connect(gone, rule_of(world), dataset=open_dataset(world / "data"))
     with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
         base_url("gpu-7:8000")
-
-
-def test_retrained_weights_are_another_model(world: Path, tmp_path: Path) -> None:
-    """What the tolerance between servers is for: it lets rounding pass and no other weights."""
-    write_model(tmp_path / "m", byte_level(480), seed=1)
-    retrain(tmp_path / "m")
-    with serve(world / "teacher") as first, serve(tmp_path / "m") as second:
-        engine, other = ask(world, first).handshake, ask(world, second).handshake
-        rounded = np.nanmean(np.abs(np.subtract(engine.losses, other.losses)))
-    assert 0 < rounded < 0.1, "a hundredth of one layer is within what kernels may differ by"
