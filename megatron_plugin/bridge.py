@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -142,8 +142,12 @@ class StudentBridge:
         names = f"teacher replica {', '.join(map(str, self._served_by))}"
         return _peer("the teacher", f"student replica {self._replica} {what} {names};")
 
-    def request(self, rows: TeacherRows) -> PendingReply:
-        """Ask for losses; returns at once."""
+    def request(self, rows: TeacherRows) -> Callable[[], Tensor]:
+        """Ask for losses; return at once what waits for them.
+
+        They are float32 [rows, teacher_seq_length], in nats; waiting for a teacher that is gone or
+        silent for too long raises `BridgeError`.
+        """
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
         for part, link in enumerate(self._links):
@@ -156,8 +160,14 @@ class StudentBridge:
                 self._sends.append((link.send(payload, _REQUEST), payload))
                 reply = torch.empty(num_rows, places)
                 replies.append((link.receive(reply, _REPLY), reply))
-        waited = f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"
-        return PendingReply(replies, self._timeout, self._peer(waited))
+
+        def wait() -> Tensor:
+            with self._peer(f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"):
+                for work, _ in replies:
+                    work.wait(self._timeout)
+            return torch.cat([losses for _, losses in replies])
+
+        return wait
 
     def close(self) -> None:
         """Tell the teachers that no request follows."""
@@ -165,26 +175,6 @@ class StudentBridge:
             with self._peer("said good-bye to"):
                 header = torch.tensor([_STOP, 0, 0, 0])
                 link.send(header, _HEADER).wait(self._timeout)
-
-
-@dataclass(frozen=True)
-class PendingReply:
-    """A request that is under way, each teacher replica's part by itself."""
-
-    parts: list[tuple[dist.Work, Tensor]]
-    timeout: timedelta
-    peer: AbstractContextManager[None]
-
-    def wait(self) -> Tensor:
-        """Return the reply, float32 [rows, teacher_seq_length], nats.
-
-        Raises:
-            BridgeError: the teacher is gone or silent for too long.
-        """
-        with self.peer:
-            for work, _ in self.parts:
-                work.wait(self.timeout)
-        return torch.cat([losses for _, losses in self.parts])
 
 
 class TeacherBridge:

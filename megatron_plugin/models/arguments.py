@@ -16,10 +16,7 @@ _OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their
 def installed_arguments(given: Sequence[str] = ()) -> list[str]:
     """Return arguments for what is not installed here, and for what packed rows need.
 
-    They go before the user's own arguments, which win.
-
-    Args:
-        given: the user's own.
+    They go before the user's own, the `given` ones, which win.
     """
     arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
     arguments += ["--dataloader-type", "external"]

@@ -66,12 +66,7 @@ def build_frozen_model(
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
-    Its parallelism is what `parallel_state` is initialised with.
-
-    Args:
-        weights: of the model.
-        dtype: of weights and activations.
-        device: of the model.
+    Its parallelism is what `parallel_state` is initialised with; activations have its `dtype`, too.
     """
     shape = weights.shape
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()

@@ -72,14 +72,7 @@ class StudentData:
     def training_batches(
         self, args: Namespace, num_samples: int, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch]:
-        """Return micro-batches from where the run stands to its last sample.
-
-        Args:
-            args: Megatron's.
-            num_samples: of the run.
-            bridge: of a leader to the teacher's world; None on other ranks.
-            vp_stage: of the model chunk that reads them.
-        """
+        """Return a model chunk's micro-batches, from where the run stands to its last sample."""
         batches = _load_micro_batches(
             self.training_rows(args),
             args.micro_batch_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import islice
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions
-from megatron_plugin.bridge import START_TIMEOUT, Pairing, PendingReply, StudentBridge
+from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.upstream import parallel_state
@@ -93,7 +93,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._guide = guide
         self._group = group
         self._lookahead = lookahead
-        self._asked: deque[tuple[list[MicroBatch], PendingReply | None]] = deque()
+        self._asked: deque[tuple[list[MicroBatch], Callable[[], Tensor] | None]] = deque()
         self._ready: deque[MicroBatch] = deque()
 
     def __next__(self) -> MicroBatch:
@@ -116,7 +116,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         while self._asked:
             _, pending = self._asked.popleft()
             if pending is not None:
-                pending.wait()
+                pending()
 
     def _ask(self, num_steps: int) -> None:
         while len(self._asked) < num_steps:
@@ -126,14 +126,14 @@ class GuidedBatches(Iterator[MicroBatch]):
             pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
             self._asked.append((step, pending))
 
-    def _receive(self, step: list[MicroBatch], pending: PendingReply | None) -> Tensor:
+    def _receive(self, step: list[MicroBatch], pending: Callable[[], Tensor] | None) -> Tensor:
         """Return the losses of a step's rows, on all ranks of the group."""
         device = step[0].tokens.device
         if pending is None:
             places = step[0].rows["teacher_input_ids"].shape[1]
             losses = torch.empty(sum(len(batch.tokens) for batch in step), places, device=device)
         else:
-            losses = pending.wait().to(device)
+            losses = pending().to(device)
         if self._group.size() > 1:
             dist.broadcast(losses, dist.get_global_rank(self._group, 0), group=self._group)
         return losses

@@ -82,10 +82,7 @@ class StudentRun:
         self.datasets.is_distributed = True  # type: ignore[attr-defined]
 
     def configure(self, args: Namespace) -> Any:
-        """Check the arguments and return the configuration for `pretrain`.
-
-        Args:
-            args: Megatron's, validated.
+        """Check Megatron's validated arguments; return the configuration for `pretrain`.
 
         Raises:
             ValueError: what can't work, with the remedy.

@@ -33,9 +33,6 @@ class RunIdentity:
 def read_checkpoint(args: Namespace) -> Namespace | None:
     """Return the arguments of the run that Megatron will load a checkpoint of; None of a new run.
 
-    Args:
-        args: Megatron's.
-
     Raises:
         WeightsError: a checkpoint that isn't complete.
     """

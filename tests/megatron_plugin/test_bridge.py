@@ -50,7 +50,7 @@ def ask(store, pairing, replica, num_steps):
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
     for each, answer in zip(rows, pending, strict=True):
-        assert torch.equal(answer.wait(), each.input_ids.float())
+        assert torch.equal(answer(), each.input_ids.float())
     bridge.close()
 
 
@@ -68,24 +68,6 @@ def test_replies_come_to_their_requests(students, teachers):
     assert sizes == [[[4 // sharing] * together] * 3] * teachers
 
 
-def test_a_pair_connects_without_the_others(monkeypatch):
-    """Of four students and two teachers, whom nobody else waits for."""
-    monkeypatch.setattr(bridges, "START_TIMEOUT", timedelta(minutes=5))
-    store = dist.HashStore()
-    with ThreadPoolExecutor(2) as pool:
-        for student, teacher in ((0, 0), (3, 1)):
-            ends = [
-                pool.submit(bridges._Link, store, student=student, teacher=teacher, end=end)
-                for end in ("student", "teacher")
-            ]
-            links = [end.result(timeout=300) for end in ends]
-            message, found = torch.tensor([student]), torch.tensor([-1])
-            works = [links[0].send(message, 1), links[1].receive(found, 1)]
-            for work in works:
-                work.wait(timedelta(minutes=5))
-            assert found.tolist() == [student]
-
-
 def test_a_silent_teacher_is_an_error(monkeypatch):
     monkeypatch.setattr(bridges, "_GRACE_SECONDS", 0.0)
     store, pairing = dist.HashStore(), Pairing(1, 1)
@@ -100,7 +82,7 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
         silent = pool.submit(stay_silent)
         bridge = StudentBridge(store, pairing, replica=0, timeout=timedelta(seconds=1))
         with pytest.raises(BridgeError, match="the teacher doesn't answer over the bridge"):
-            bridge.request(make_rows(0, 2)).wait()
+            bridge.request(make_rows(0, 2))()
         done.set()
         silent.result(timeout=300)
 
@@ -120,7 +102,7 @@ class _Recorder:
 
     def request(self, rows):
         self.asked.append(len(rows))
-        return self
+        return self.wait
 
     def wait(self):
         self.answered.append(len(self.asked))

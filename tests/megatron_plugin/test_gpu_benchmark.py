@@ -1,6 +1,5 @@
 """The GPU benchmark's commands, as far as they can be checked without a GPU."""
 
-import json
 import os
 import subprocess
 from argparse import ArgumentParser
@@ -11,10 +10,8 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from beam_jobs.score.options import parse_options
-from benchmarks.megatron_gpu import print_table
 from megatron_plugin.arguments import add_arguments, read_options
 from tests.megatron_plugin.launch import ROOT
-from tests.support.datasets import build_dataset
 
 SCRIPT = ROOT / "benchmarks/megatron_gpu.sh"
 TRAINER = "megatron_plugin.pretrain_gpt"
@@ -76,21 +73,3 @@ def test_losses_are_scored_before_they_are_read(commands):
     assert scored < read
     argv = commands[scored]
     assert parse_options(argv[argv.index("beam_jobs.score") + 1 :]).seq_length == 2048
-
-
-def test_the_table_has_the_runs_that_left_a_log(tmp_path, capsys):
-    build_dataset(tmp_path / "aligned")
-    (tmp_path / "matmul.json").write_text(json.dumps({"flops": 1e15, "gpu": "a GPU"}))
-    for name in ("student", "teacher"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"vocab_size": 10, "hidden_size": 10}')
-        (tmp_path / name / "model.safetensors").write_bytes(bytes(2 * 1100))
-    lines = [f"per iteration (ms): {ms}.0 | max allocated: 2048.0" for ms in (900, 800, 700, 500)]
-    for run in ("plain", "two_worlds"):
-        (tmp_path / f"{run}.log").write_text("\n".join(lines))
-    print_table(tmp_path, 2)
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert rows[1:] == [
-        "| plain | 1 | 0.50 | 262,144 | 0% | 2 |",
-        "| two_worlds | 2 | 0.50 | 262,144 | 0% | 2 |",
-    ]

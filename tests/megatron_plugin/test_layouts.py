@@ -34,27 +34,17 @@ RECOMPUTED = {
     "recompute_method": "uniform",
     "recompute_num_layers": 1,
 }
-# (tensor, pipeline, replicas) of the teacher's own world; it sees no more of the student's layout
-# than its replicas.
+# (tensor, pipeline, replicas) of the teacher's own world.
 TEACHERS = {"one": (1, 1, 1), "pipeline": (1, 2, 1), "tensor": (2, 1, 1), "replicas": (1, 1, 2)}
-# Student ranks and arguments; the teacher, or None where it is colocated.
+# Student ranks and arguments; the teacher, or None where it is colocated. Neither world sees more
+# of the other than its replicas, so that each has its layouts, not each pair of them.
 LAYOUTS = {
     "one-colocated": (1, RECOMPUTED, None),
-    "one-one": (1, ONE, "one"),
-    "one-pipeline": (1, ONE, "pipeline"),
-    "one-tensor": (1, ONE, "tensor"),
     "one-replicas": (1, ONE, "replicas"),
-    "pipeline-colocated": (2, PIPELINE, None),
-    "pipeline-one": (2, PIPELINE, "one"),
-    "tensor-colocated": (2, TENSOR, None),
-    "tensor-one": (2, TENSOR, "one"),
-    "replicas-colocated": (2, ONE, None),
+    "pipeline-tensor": (2, PIPELINE, "tensor"),
+    "tensor-pipeline": (2, TENSOR, "pipeline"),
     "replicas-one": (2, ONE, "one"),
-    "replicas-replicas": (2, ONE, "replicas"),
     "interleaved-one": (2, INTERLEAVED, "one"),
-    "sequence-colocated": (2, SEQUENCE, None),
-    "context-colocated": (2, CONTEXT, None),
-    "context-one": (2, CONTEXT, "one"),
     "context-pipeline-colocated": (4, {**CONTEXT, **PIPELINE}, None),
     "context-pipeline-one": (4, {**CONTEXT, **PIPELINE}, "one"),
     "context-sequence-colocated": (4, {**CONTEXT, **SEQUENCE}, None),
@@ -80,13 +70,7 @@ def test_first_gradients_are_those_of_one_process(tmp_path, inputs, layout):
 
 # Ranks, arguments, and what the reference does alike.
 CHOICES = {
-    "of all replicas": (2, {"vocag_scope": "group"}, {"rows_per_choice": 2 * MICRO_BATCH}),
     # Of two replicas' teacher tokens, padding left out, which a teacher scores as well.
-    "by averages": (
-        2,
-        {"vocag_scope": "group", "vocag_unmapped": "mean"},
-        {"rows_per_choice": 2 * MICRO_BATCH, "unmapped": "mean"},
-    ),
     "by averages of parts of rows": (
         4,
         {"vocag_scope": "group", "vocag_unmapped": "mean", **CONTEXT},
@@ -126,11 +110,11 @@ def test_the_reference_is_the_plain_trainers_step(inputs):
 def test_a_distributed_optimizer_takes_the_same_steps(inputs):
     overlaps = {"overlap_grad_reduce": "", "overlap_param_gather": ""}
     whole, shared = (
-        train(inputs, 2, train_iters=4, **options)
+        train(inputs, 2, train_iters=3, **options)
         for options in ({}, {"use_distributed_optimizer": "", **overlaps})
     )
     expected, found = guided_losses(whole), guided_losses(shared)
-    assert expected[3] < expected[0] - 0.01
+    assert expected[2] < expected[0] - 0.01
     assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -147,9 +131,7 @@ def test_bf16_starts_from_the_same_losses(inputs):
     assert second < first
 
 
-@pytest.mark.parametrize(
-    ("tensor", "pipeline", "expert"), [(1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2)]
-)
+@pytest.mark.parametrize(("tensor", "pipeline", "expert"), [(2, 2, 1), (2, 1, 2)])
 def test_weights_and_losses_are_those_of_transformers(tmp_path, tensor, pipeline, expert):
     families = [name for name in FAMILIES if expert == 1 or name.startswith("qwen3_moe")]
     for family in families:
