@@ -1,4 +1,4 @@
-"""How commands print: line by line, an error as one line, colours where someone looks."""
+"""How commands print: line by line, and an error as one line."""
 
 import os
 import sys
@@ -30,8 +30,3 @@ def print_lines(name: str, make: Callable[[], Iterable[str]]) -> int:
         print(f"{name}: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0
-
-
-def use_colour() -> bool:
-    """Say whether lines may have colours: on a terminal, unless NO_COLOR is set."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,14 +1,12 @@
 """Draw previews in a terminal: student tokens above, teacher tokens below, block by block."""
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import wcwidth
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
 from pipeline.drawing.formatting import format_count, printable
 
-_STUDENT, _TEACHER, _UNMAPPED, _BYTES, _SOFT = "34", "33", "1;31", "35", "2"
 _LABELS = ("student  ", "teacher  ")
 _SEPARATOR = "|"
 _GAP = "  "
@@ -19,24 +17,17 @@ LEGEND = (
 )
 
 
-def draw_document(document: PreviewDocument, *, width: int, colour: bool) -> Iterator[str]:
-    """Yield the lines of one document.
-
-    Args:
-        document: what to draw.
-        width: columns of the terminal.
-        colour: whether to use ANSI colours.
-    """
-    yield _paint(printable(document.title), "1", colour)
-    yield _paint(printable(document.facts), _SOFT, colour)
-    drawn = [_draw_block(block, colour) for block in document.blocks]
-    for line in _wrap(drawn, width - len(_LABELS[0])):
-        for side, (label, code) in enumerate(zip(_LABELS, (_STUDENT, _TEACHER), strict=True)):
-            yield (_paint(label, code, colour) + _GAP.join(b.sides[side] for b in line)).rstrip()
+def draw_document(document: PreviewDocument, *, width: int) -> Iterator[str]:
+    """Yield the lines of one document, for a terminal of so many columns."""
+    yield printable(document.title)
+    yield printable(document.facts)
+    for line in _wrap(map(_draw_block, document.blocks), width - len(_LABELS[0])):
+        for label, side in zip(_LABELS, zip(*line, strict=True), strict=True):
+            yield (label + _GAP.join(side)).rstrip()
         yield ""
     if document.num_shown < document.num_student_tokens:
         rest = format_count(document.num_student_tokens - document.num_shown)
-        yield _paint(f"… {rest} more student tokens (--max-tokens shows more)", _SOFT, colour)
+        yield f"… {rest} more student tokens (--max-tokens shows more)"
         yield ""
 
 
@@ -50,11 +41,8 @@ def display_width(text: str) -> int:
     return wcwidth.width(text)
 
 
-class _Drawn(NamedTuple):
-    """A block's two lines, equally wide."""
-
-    sides: tuple[str, str]
-    width: int
+_Drawn = tuple[str, str]
+"""A block's two lines, equally wide."""
 
 
 def _wrap(blocks: Iterable[_Drawn], width: int) -> Iterator[list[_Drawn]]:
@@ -62,33 +50,24 @@ def _wrap(blocks: Iterable[_Drawn], width: int) -> Iterator[list[_Drawn]]:
     line: list[_Drawn] = []
     used = 0
     for block in blocks:
-        if line and used + block.width > width:
+        own = display_width(block[0])
+        if line and used + own > width:
             yield line
             line, used = [], 0
         line.append(block)
-        used += block.width + len(_GAP)
+        used += own + len(_GAP)
     if line:
         yield line
 
 
-def _draw_block(block: Block, colour: bool) -> _Drawn:
-    top, over = _draw_side(block.student, _STUDENT, colour)
-    bottom, under = _draw_side(block.teacher, _TEACHER, colour)
+def _draw_block(block: Block) -> _Drawn:
+    top, bottom = (
+        _SEPARATOR.join(map(_draw_token, side)) for side in (block.student, block.teacher)
+    )
+    over, under = display_width(top), display_width(bottom)
     width = max(over, under)
-    return _Drawn((top + " " * (width - over), bottom + " " * (width - under)), width)
+    return top + " " * (width - over), bottom + " " * (width - under)
 
 
-def _draw_side(tokens: tuple[PreviewToken, ...], side_colour: str, colour: bool) -> tuple[str, int]:
-    """Return one side's tokens and how many columns they take."""
-    parts, width = [], max(len(tokens) - 1, 0) * len(_SEPARATOR)
-    for token in tokens:
-        text, code = token.text, _BYTES if token.is_bytes else side_colour
-        if token.mapped[0] == token.mapped[1]:
-            text, code = f"{text}!", _UNMAPPED
-        width += display_width(text)
-        parts.append(_paint(text, code, colour))
-    return _paint(_SEPARATOR, _SOFT, colour).join(parts), width
-
-
-def _paint(text: str, code: str, colour: bool) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if colour and text else text
+def _draw_token(token: PreviewToken) -> str:
+    return token.text if token.mapped[0] < token.mapped[1] else f"{token.text}!"

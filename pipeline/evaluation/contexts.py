@@ -48,30 +48,22 @@ def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room
     documents = tuple(dict.fromkeys(instance.doc_id for instance in instances))
     if task.OUTPUT_TYPE == "generate_until":
         longest = max(len(model.tok_encode(instance.args[0])) for instance in instances)
-        return _room_for_answers(documents, longest, model.max_length, max_answer_tokens)
+        left = model.max_length - longest
+        why = f"the longest prompt has {longest} tokens, the context {model.max_length}"
+        if left >= max_answer_tokens:
+            return Room(documents, answer_tokens=max_answer_tokens)
+        if left >= MIN_ANSWER_TOKENS:
+            note = f"answers of at most {left} tokens, not {max_answer_tokens}: {why}"
+            return Room(documents, answer_tokens=left, note=note)
+        note = f"not asked: {why}: that leaves {max(left, 0)} for an answer, "
+        return Room((), len(documents), note=f"{note}{MIN_ANSWER_TOKENS} are the least")
+    # One more, where a model puts a token before an empty context.
     too_long = {
         instance.doc_id
         for instance in instances
-        # One more, where a model puts a token before an empty context.
         if len(model.tok_encode("".join(instance.args))) + 1 > model.max_length
     }
-    if not too_long:
-        return Room(documents)
     note = f"{len(too_long)} of {len(documents)} items are longer than its context"
     note += f" of {model.max_length} tokens and left out"
     fitting = tuple(document for document in documents if document not in too_long)
-    return Room(fitting, len(too_long), note=note)
-
-
-def _room_for_answers(
-    documents: tuple[int, ...], longest: int, max_length: int, max_answer_tokens: int
-) -> Room:
-    left = max_length - longest
-    if left >= max_answer_tokens:
-        return Room(documents, answer_tokens=max_answer_tokens)
-    why = f"the longest prompt has {longest} tokens, the context {max_length}"
-    if left >= MIN_ANSWER_TOKENS:
-        note = f"answers of at most {left} tokens, not {max_answer_tokens}: {why}"
-        return Room(documents, answer_tokens=left, note=note)
-    note = f"not asked: {why}: that leaves {max(left, 0)} for an answer, "
-    return Room((), len(documents), note=f"{note}{MIN_ANSWER_TOKENS} are the least")
+    return Room(fitting, len(too_long), note=note if too_long else "")

@@ -46,20 +46,16 @@ def is_equal(answer: str, reference: str) -> bool:
     """
     if answer.lower() == reference.lower():
         return bool(reference)
-    answer, reference = plain_spelling(answer), plain_spelling(reference)
+    return _is_same(plain_spelling(answer), plain_spelling(reference), scales=(0.01, 1, 100))
+
+
+def _is_same(answer: str, reference: str, scales: Sequence[float] = (1,)) -> bool:
+    """Compare two plain spellings, or parts of them."""
     number, wanted = _number(answer), _number(reference)
     if number is not None and wanted is not None:
-        return any(_is_close(number, value) for value in (wanted / 100, wanted, 100 * wanted))
-    return _is_same(answer, reference)
-
-
-def _is_same(answer: str, reference: str) -> bool:
-    """Compare two plain spellings, or parts of them."""
+        return any(_is_close(number, scale * wanted) for scale in scales)
     if answer.lower() == reference.lower():
         return bool(reference)
-    number, wanted = _number(answer), _number(reference)
-    if number is not None and wanted is not None:
-        return _is_close(number, wanted)
     if _IN_BASE.fullmatch(answer) or _IN_BASE.fullmatch(reference):
         return False  # math-verify would take 204_5 for 204
     one, other = _split(answer), _split(reference)

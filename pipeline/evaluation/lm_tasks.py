@@ -12,8 +12,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.likelihood import text_to_score
-from pipeline.evaluation.sets import SETS, Item
-from pipeline.evaluation.shots import make_prompt
+from pipeline.evaluation.sets import SETS, Item, make_prompt
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
 

@@ -2,7 +2,8 @@
 
 Questions are worded as math-evaluation-harness words them, whose numbers the paper reports. A byte
 more or less in a prompt moves a small model's answer, so its oddities stay: it lists the options of
-MathQA with its commas and those of SAT without.
+MathQA with its commas and those of SAT without. The worked examples before a question (`shots/`)
+are its own files (commit db77bc6), which come with its licence.
 """
 
 import re
@@ -10,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-from pipeline.evaluation.shots import ShotsName
+from typing import Any, Literal
 
 Row = Mapping[str, Any]
+ShotsName = Literal["gsm8k", "minerva_math", "mathqa", "mmlu_stem"]
 
 _CHOOSE = "What of the following is the right choice? Explain your answer."
 _LETTERS = "ABCDE"
@@ -103,6 +103,32 @@ def math_500() -> tuple[int, ...]:
     """Return the places of the 500 in MATH's test set that OpenAI's PRM800K left for testing."""
     text = files("pipeline.evaluation").joinpath("math500.txt").read_text("utf-8")
     return tuple(map(int, text.split()))
+
+
+@cache
+def load_shots(name: ShotsName) -> str:
+    """Return a set's worked examples.
+
+    Example:
+        >>> load_shots("gsm8k").count("The answer is")
+        8
+    """
+    file = files("pipeline.evaluation").joinpath("shots", f"{name}.md")
+    return file.read_text("utf-8").strip()
+
+
+def make_prompt(question: str, name: ShotsName) -> str:
+    r"""Return what a model is asked to continue.
+
+    Source: `load_prompt` and `construct_prompt` of math-evaluation-harness.
+
+    Example:
+        >>> make_prompt("1 + 1?", "gsm8k").rpartition("\n\n\n")[2]
+        'Question: 1 + 1?\nAnswer:'
+    """
+    if name == "gsm8k":
+        return f"{load_shots(name)}\n\n\nQuestion: {question}\nAnswer:"
+    return f"{load_shots(name)}\n\n\nProblem:\n{question}\nSolution:"
 
 
 def _gsm8k(row: Row) -> Item:

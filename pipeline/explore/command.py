@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.drawing.printing import print_lines, use_colour
+from pipeline.drawing.printing import print_lines
 from pipeline.packing.reading import Reading
 from vocag_cli.options import DatasetSource, Option, parse_command
 
@@ -97,7 +97,7 @@ class PreviewOptions:
             return
         width = shutil.get_terminal_size((100, 24)).columns
         for document in documents:
-            yield from draw_document(document, width=width, colour=use_colour())
+            yield from draw_document(document, width=width)
         yield LEGEND
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import isnan, nan
 
+import numpy as np
+
 from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics, count_lengths
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_by, count_read
@@ -13,7 +15,6 @@ from pipeline.drawing.formatting import (
     format_plural,
     format_ratio,
     format_share,
-    format_short,
     format_table,
     printable,
 )
@@ -21,7 +22,7 @@ from pipeline.packing.plan import RowPlan
 from schemas.manifest import Manifest
 
 BAR_COLUMNS = 32
-MAX_SHARDS = MAX_GROUPS = 20
+MAX_GROUPS = 20
 
 
 def describe_dataset(dataset: Dataset) -> Iterator[str]:
@@ -41,8 +42,6 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
     yield from _lengths(statistics)
     yield ""
     yield from _dead_letters(manifest)
-    yield ""
-    yield from _shards(manifest)
 
 
 def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
@@ -86,10 +85,6 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
             "student tokens of text": format_count(student_text),
             "student tokens per row": format_count(rules.seq_length),
             "teacher tokens per row": format_count(rules.teacher_seq_length),
-            "packing efficiency": (
-                f"student {format_share(student, num_rows * rules.seq_length)}, "
-                f"teacher {format_share(teacher, num_rows * rules.teacher_seq_length)}"
-            ),
             "padding": (
                 f"student {format_share(student_padding, 1)}, "
                 f"teacher {format_share(teacher_padding, 1)}"
@@ -110,7 +105,6 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
             "rows left out at an epoch's end": (
                 f"{format_count(dropped)} ({format_share(dropped, num_rows)})"
             ),
-            "student tokens per step": format_short(global_batch_size * rules.seq_length),
         }
     )
 
@@ -131,6 +125,7 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
         "teacher / student tokens": format_ratio(teacher, student),
         **_quality(manifest, statistics),
         "on disk": f"{format_bytes(stored)}, {format_ratio(stored, student)} B per student token",
+        "shards": format_count(len(manifest.shards)),
     }
 
 
@@ -196,20 +191,13 @@ def _name(token_id: int | None) -> str:
 
 
 def _lengths(statistics: AlignmentStatistics) -> list[str]:
-    """Return a histogram of document lengths by octave."""
+    """Return a histogram of document lengths."""
     student, teacher = statistics.student_length_counts, statistics.teacher_length_counts
-    octaves: dict[int, list[int]] = {}
-    for edge, *counts in zip(LENGTH_EDGES, student.tolist(), teacher.tolist(), strict=True):
-        low = 1 << (edge.bit_length() - 1) if edge else 0
-        row = octaves.setdefault(low, [0, 0])
-        row[0], row[1] = row[0] + counts[0], row[1] + counts[1]
-    used = [low for low, counts in octaves.items() if any(counts)]
-    top = max((counts[0] for counts in octaves.values()), default=0)
+    used, top = np.flatnonzero(student + teacher), max(student.max(), 1)
     rows = [["tokens from", "documents by student", "by teacher", ""]]
-    for low in (low for low in octaves if used and used[0] <= low <= used[-1]):
-        by_student, by_teacher = octaves[low]
-        bar = "█" * round(BAR_COLUMNS * by_student / max(top, 1))
-        rows.append([format_count(low), format_count(by_student), format_count(by_teacher), bar])
+    for place in range(used[0], used[-1] + 1) if len(used) else ():
+        counts = (LENGTH_EDGES[place], int(student[place]), int(teacher[place]))
+        rows.append([*map(format_count, counts), "█" * round(BAR_COLUMNS * student[place] / top)])
     return format_table(rows, align=">>><")
 
 
@@ -223,20 +211,3 @@ def _dead_letters(manifest: Manifest) -> Iterator[str]:
     for reason, count in sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0])):
         rows.append([printable(reason), format_count(count)])
     yield from format_table(rows, align="<>")
-
-
-def _shards(manifest: Manifest) -> Iterator[str]:
-    rows = [["shard", "documents", "student tokens", "teacher tokens", "size"]]
-    for shard in manifest.shards[:MAX_SHARDS]:
-        rows.append(
-            [
-                printable(shard.file),
-                format_count(shard.num_documents),
-                format_count(shard.num_student_tokens),
-                format_count(shard.num_teacher_tokens),
-                format_bytes(shard.num_bytes),
-            ]
-        )
-    yield from format_table(rows, align="<>>>>")
-    if len(manifest.shards) > MAX_SHARDS:
-        yield f"… {format_count(len(manifest.shards) - MAX_SHARDS)} more shards"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pipeline.drawing.charts import require_drawable, write_figure
-from pipeline.drawing.printing import print_lines, use_colour
-from vocag_cli.options import ModelSource, Option, TokenizerSource, TokenName, parse_command
+from pipeline.drawing.printing import print_lines
+from vocag_cli.options import ModelSource, Option, TokenizerSource, parse_command
 
 # What measures is imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class TokensOptions:
 
         result = tokenize_text(self.text, _load_all(self.tokenizers))
         width = shutil.get_terminal_size((100, 24)).columns
-        yield from describe_text(result, width=width, colour=use_colour())
+        yield from describe_text(result, width=width)
         if self.output is not None:
             self.output.write_text(draw_text(result), "utf-8")
             yield f"wrote {self.output}"
@@ -150,15 +150,10 @@ class KeptOptions:
     """Fig. 8: tokens that a teacher keeps.
 
     Attributes:
-        student: a causal language model: folder, Hugging Face repository or .gguf file.
+        student: a causal language model with its tokenizer: folder or Hugging Face repository.
         teacher: likewise.
-        student_tokenizer: where it isn't beside the model (.gguf).
-        teacher_tokenizer: likewise.
         text: the text itself; or --text-file.
         text_file: read the text from a file.
-        student_bos: token that stands before the student's text, its id, or none (default: its
-            tokenizer's).
-        teacher_context: token that stands before the teacher's text, likewise.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: of the teacher's losses over a span.
         output: also write .html.
@@ -166,12 +161,8 @@ class KeptOptions:
 
     student: ModelSource
     teacher: ModelSource
-    student_tokenizer: TokenizerSource | None = None
-    teacher_tokenizer: TokenizerSource | None = None
     text: Text | None = None
     text_file: Path | None = None
-    student_bos: TokenName | None = None
-    teacher_context: TokenName | None = None
     keep_fraction: float = 0.4
     aggregation: Literal["mean", "max", "sum"] = "max"
     output: Path | None = None
@@ -191,12 +182,10 @@ class KeptOptions:
         student, teacher = _split_name(self.student), _split_name(self.teacher)
         tokens = kept.score_text(
             text,
-            student=(student[1], _load(self.student_tokenizer or self.student)),
-            teacher=(teacher[1], _load(self.teacher_tokenizer or self.teacher)),
+            student=(student[1], _load(self.student)),
+            teacher=(teacher[1], _load(self.teacher)),
             keep_fraction=self.keep_fraction,
             aggregation=self.aggregation,
-            student_bos=self.student_bos,
-            teacher_context=self.teacher_context,
         )
         yield from kept.describe_kept(tokens)
         if self.output is not None:

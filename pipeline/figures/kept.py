@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.dataset.conventions import name_tokens
 from pipeline.drawing.blocks import PreviewDocument, PreviewToken, lay_out
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.drawing.page_blocks import Mark, render_preview
@@ -63,24 +62,19 @@ def score_text(
     teacher: tuple[str, Tokenizer],
     keep_fraction: float = 0.4,
     aggregation: str = "max",
-    student_bos: str | None = None,
-    teacher_context: str | None = None,
 ) -> KeptTokens:
     """Score a text with both models and choose the tokens that count.
 
     Args:
         text: at most as long as the models' context.
-        student: its model (folder, repository or .gguf file) and its tokenizer.
+        student: its model (folder or repository) and its tokenizer, which says what stands before a
+            text.
         teacher: likewise.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: Φ.
-        student_bos: stands before the student's text: a token, its id, or "none"; None: what its
-            tokenizer says, see `TokenizerRecord.around_text`.
-        teacher_context: stands before the teacher's text, likewise.
 
     Raises:
-        ValueError: an unknown token, an empty text, one that can't be tokenized, or is longer than
-            a context.
+        ValueError: an empty text, one that can't be tokenized, or is longer than a context.
 
     Example:
         >>> score_text("1 + 1 = 2", student=student, teacher=teacher).kept.sum()
@@ -93,8 +87,8 @@ def score_text(
         raise ValueError(f"the text can't be aligned: {reason}")
     if not len(batch.student.input_ids):
         raise ValueError("the text is empty")
-    student_losses, student_mask = _score(*student, batch.student.input_ids, student_bos)
-    teacher_losses, teacher_mask = _score(*teacher, batch.teacher.input_ids, teacher_context)
+    student_losses, student_mask = _score(*student, batch.student.input_ids)
+    teacher_losses, teacher_mask = _score(*teacher, batch.teacher.input_ids)
     guidance = aggregate_teacher_losses(
         teacher_losses,
         torch.from_numpy(batch.teacher_spans)[None],
@@ -145,13 +139,10 @@ def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
 
 
 @torch.inference_mode()
-def _score(
-    source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32], before: str | None
-) -> tuple[Tensor, Tensor]:
+def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
     """Return a model's losses of a text's tokens and where it has any, [1, T] each."""
     model = load_language_model(source, packed=False)
-    around = name_tokens(tokenizer.around_text, lambda: tokenizer, before=before)
-    context = around.first_token_id
+    context = tokenizer.around_text.first_token_id
     tokens = [*([] if context is None else [context]), *ids.tolist()]
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and len(tokens) > limit:

@@ -60,7 +60,7 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
     return TokenizedText(data, tokens, tuple(pairs if teachers else ()))
 
 
-def describe_text(result: TokenizedText, *, width: int, colour: bool) -> Iterator[str]:
+def describe_text(result: TokenizedText, *, width: int) -> Iterator[str]:
     """Yield the counts, the tokens and the alignments for the terminal."""
     yield f"{show_bytes(result.text)} ({format_plural(len(result.text), 'byte')})"
     yield ""
@@ -72,7 +72,7 @@ def describe_text(result: TokenizedText, *, width: int, colour: bool) -> Iterato
     yield from format_table(rows, align="<>><")
     for pair in result.pairs:
         yield ""
-        yield from draw_document(pair, width=width, colour=colour)
+        yield from draw_document(pair, width=width)
     yield LEGEND
 
 

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
 from pipeline.evaluation.data import read_items
-from pipeline.evaluation.sets import NINE, SETS, math_500
-from pipeline.evaluation.shots import ShotsName, load_shots, make_prompt
+from pipeline.evaluation.sets import NINE, SETS, ShotsName, load_shots, make_prompt, math_500
 
 TINY = Path(__file__).parents[2] / "data" / "evaluation"
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"
