@@ -13,6 +13,7 @@ from beam_jobs.errors import JobError, TooManyDeadLettersError
 from beam_jobs.shortages import explain_shortage
 
 RESUME = "run the same command again to resume"
+_BINDINGS = {"triton", "duckdb"}  # of a teacher, and of --where
 
 
 class Terminated(BaseException):
@@ -50,8 +51,8 @@ def skip_last_collection() -> None:
     """Spare this process Python's last collections when it ends.
 
     They would look at every object of Beam and of two vocabularies, 0.7 s in each process, and
-    whoever started workers waits for theirs. A process with triton, of a teacher's, collects: its
-    bindings (nanobind) print whatever is left as a leak, page after page.
+    whoever started workers waits for theirs. A process with bindings by nanobind collects: they
+    print whatever is left as a leak, page after page.
     """
     atexit.register(_freeze_unless_bindings_complain)
 
@@ -75,7 +76,7 @@ def _say(message: str, status: int) -> int:
 
 
 def _freeze_unless_bindings_complain() -> None:
-    if "triton" not in sys.modules:
+    if not _BINDINGS & sys.modules.keys():
         gc.freeze()
 
 

@@ -3,9 +3,6 @@
 import itertools
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -29,7 +26,7 @@ from tests.support.corpus import (
     reference_dataset,
     write_corpus,
 )
-from tests.support.killing import killed_at
+from tests.support.killing import run_killed
 
 
 def run_folder(output: Path) -> Path:
@@ -84,26 +81,22 @@ def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "function", "call", "leaves_manifest"),
+    ("function", "call", "leaves_manifest"),
     [
-        ("align.blocks", "key_of", 200, False),  # while reading
-        ("align.buckets", "align_batch", 30, False),  # in the middle of a shard
-        ("storage", "publish", 7, False),  # some shards have their final names
-        ("align.steps", "encode_manifest", 1, False),  # all have, the manifest is missing
-        ("align.making", "close_run", 1, True),  # nothing is left but to clean up
-        ("storage", "remove_folder", 1, True),  # nothing is left but a summary
+        ("beam_jobs.align.blocks.key_of", 200, False),  # while reading
+        ("beam_jobs.align.buckets.align_batch", 30, False),  # in the middle of a shard
+        ("beam_jobs.storage.publish", 7, False),  # some shards have their final names
+        ("beam_jobs.align.steps.encode_manifest", 1, False),  # all have, no manifest
+        ("beam_jobs.align.making.close_run", 1, True),  # nothing is left but to clean up
+        ("beam_jobs.storage.remove_folder", 1, True),  # nothing is left but a summary
     ],
 )
 def test_a_killed_job_then_a_second_start(
-    tmp_path: Path, module: str, function: str, call: int, leaves_manifest: bool
+    tmp_path: Path, function: str, call: int, leaves_manifest: bool
 ) -> None:
     corpus, reference = reference_dataset()
     options = align_options(corpus, tmp_path)
-    script = killed_at("beam_jobs.align.__main__", module, function, call=call)
-    killed = subprocess.run(
-        [sys.executable, "-c", script, *command_line(options)], capture_output=True, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    run_killed("beam_jobs.align.__main__", command_line(options), [function], call=call)
     assert run_folder(tmp_path).is_dir()
     assert (tmp_path / "manifest.json").exists() == leaves_manifest
     align(options)

@@ -1,10 +1,8 @@
 """`align --input DATASET` gives what aligning the dataset's texts afresh gives, byte for byte."""
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,15 @@ from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.input_identity import InputChangedError
 from beam_jobs.align.inputs.parts import buckets_for, decode_task, plan_tasks
 from beam_jobs.align.inputs.reading import read_part
-from beam_jobs.align.options import AlignOptions
+from beam_jobs.align.options import AlignOptions, parse_options
 from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
 from tests.support.datasets import make_texts, remove_documents
 from tests.support.growing import QUIET, documents, grow, options, write_input
-from tests.support.killing import killed_at
+from tests.support.killing import run_killed
 from tests.support.shelf import SCHEME
 from tests.support.tokenizer_zoo import MISTRAL_DATA, shared, source
 
@@ -74,80 +73,42 @@ def tokenizer(name: str) -> str:
     return name if name == TEKKEN else str(source(name))
 
 
-def align_texts(root: Path, pair: Mapping[str, str], **made: Any) -> AlignOptions:
-    """Align texts by a pair of tokenizers; return the options."""
-    texts = write_texts(root / "texts.jsonl", make_texts(24))
-    made = {"input": (str(texts),), "shard_bytes": 1 << 14, "run": QUIET} | made
-    paths = {side: tokenizer(name) for side, name in pair.items()}
-    options = AlignOptions(output=str(root / "data"), **paths, **made)
-    align(options)
-    return options
-
-
-def assert_equal_afresh(root: Path, made: AlignOptions, anew: Mapping[str, str]) -> None:
-    """Align by other tokenizers, from the dataset that was made and from its texts."""
-    others = {side: tokenizer(name) for side, name in anew.items()}
-    align(from_dataset(Path(made.output), root / "new", **others))
-    align(replace(made, output=str(root / "fresh"), **others))
-    assert_same(root / "new", root / "fresh")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> AlignOptions:
-    root = tmp_path_factory.mktemp("made")
-    return align_texts(root, {"student": "llama_like", "teacher": "gpt2_like"})
-
-
 @pytest.mark.parametrize(
-    ("other", "side"),
+    ("old", "keep_text", "anew"),
     [
-        *[("qwen_like", "student"), ("gpt2_like", "student"), ("llama_like", "teacher")],
-        *[("unigram", "student"), ("sentencepiece_unigram", "teacher"), ("nfc", "teacher")],
-        ("word_pieces", "student"),
-        pytest.param("mistral_v1", "teacher", marks=pytest.mark.slow),
-        pytest.param(TEKKEN, "student", id="tekken", marks=pytest.mark.slow),
-        *[shared("llama2", "student"), shared("mistral", "student"), shared("qwen2_5", "teacher")],
+        ("llama_like", False, {"student": "word_pieces"}),
+        ("sentencepiece_bpe", False, {"teacher": "nfc"}),
+        ("word_pieces", True, {"student": "qwen_like", "teacher": "unigram"}),
+        pytest.param("gpt2_like", False, {"student": TEKKEN}, marks=pytest.mark.slow),
+        shared("llama2", False, {"student": "gpt2_like"}),
+        shared("deepseek_llm", False, {"teacher": "qwen2_5"}),
     ],
 )
 def test_equal_to_aligning_afresh(
-    tmp_path: Path, made: AlignOptions, other: str, side: str
+    tmp_path: Path, old: str, keep_text: bool, anew: dict[str, str]
 ) -> None:
-    """Whatever the new tokenizer is; texts are spelled by the old ones."""
-    assert_equal_afresh(tmp_path, made, {side: other})
+    """Whatever the tokenizers are; a text that the old ones don't spell must have been kept."""
+    texts = write_texts(tmp_path / "texts.jsonl", make_texts(24))
+    made = AlignOptions(
+        (str(texts),), str(tmp_path / "data"), tokenizer(old), tokenizer(old), run=QUIET,
+        keep_text=keep_text, shard_bytes=1 << 14,
+    )  # fmt: skip
+    align(made)
+    others = {side: tokenizer(name) for side, name in anew.items()}
+    align(from_dataset(tmp_path / "data", tmp_path / "new", **others))
+    align(replace(made, output=str(tmp_path / "fresh"), **others))
+    assert_same(tmp_path / "new", tmp_path / "fresh")
     assert len(open_dataset(tmp_path / "new").manifest.shards) > 1
 
 
-@pytest.mark.parametrize(
-    ("old", "keep_text"),
-    [
-        *[("llama_like", False), ("sentencepiece_bpe", False), ("gpt2_like", False)],
-        *[("word_pieces", True), ("nfc", True), ("qwen_like", True)],
-        pytest.param("mistral_v1", False, marks=pytest.mark.slow),
-        pytest.param(TEKKEN, False, id="tekken", marks=pytest.mark.slow),
-        *[shared(name, False) for name in ("llama2", "mistral", "deepseek_llm")],
-    ],
-)
-def test_texts_of_every_family_are_read_again(tmp_path: Path, old: str, keep_text: bool) -> None:
-    """Whatever the dataset was made with; a text that is not spelled must have been kept."""
-    made = align_texts(tmp_path, {"student": old, "teacher": old}, keep_text=keep_text)
-    assert_equal_afresh(tmp_path, made, {"teacher": "gpt2_like"})
-
-
-def test_without_removed_documents_it_is_what_aligning_the_rest_gives(tmp_path: Path) -> None:
-    grow(tmp_path / "old", "a", FIRST, **LARGE)
-    remove_documents(tmp_path / "old" / "aligned", *GONE)
-    grow(tmp_path / "rest", "a", [n for n in FIRST if n not in GONE], **LARGE)
-    old, new = tmp_path / "old/aligned", tmp_path / "new"
-    assert main(["--input", str(old), "--output", str(new)]) == 0
-    rest = tmp_path / "rest/aligned"
-    paths = {side: str(tmp_path / "old" / f"{side}.json") for side in ("student", "teacher")}
-    manifest = json.loads((rest / "manifest.json").read_text("utf-8"))
-    for side, path in paths.items():
-        manifest[side]["source"] = path  # the same file elsewhere
-    (rest / "manifest.json").write_text(json.dumps(manifest), "utf-8")
-    for found in (rest, new):  # the card names the files
-        (found / "README.md").unlink()
-    assert_same(new, rest)
+def test_without_removed_documents_it_is_what_aligning_the_rest_gives(
+    tmp_path: Path, grown: tuple[Path, Path]
+) -> None:
+    old, new = grown
+    inputs = write_input(tmp_path / "in/rest.jsonl", [n for n in FIRST if n not in GONE], repeat=40)
+    size = {"shard_bytes": LARGE["shard_bytes"]}
+    align(options(old.parent, inputs, output=str(tmp_path / "rest"), **size))
+    assert_same(new, tmp_path / "rest")
     assert len(open_dataset(new).manifest.shards) > 2
     assert validate_dataset(str(new)).findings == ()
     assert b'"e40"' not in b"".join(path.read_bytes() for path in new.glob("*.tar"))
@@ -335,13 +296,11 @@ def test_dry_run_and_overlap(tmp_path: Path) -> None:
     listing = tmp_path / "overlap.jsonl"
     line = {"document_id": "w3", "words": "a b", "set": "gsm8k", "place": "17"}
     listing.write_text(json.dumps(line) + "\n", "utf-8")
-    wanted = from_dataset(
-        tmp_path / "aligned", tmp_path / "new", exclude_overlap=str(listing), where="source = 'w'"
-    )
+    chosen = {"exclude_overlap": str(listing), "where": "source = 'w'"}
+    wanted = from_dataset(tmp_path / "aligned", tmp_path / "new", **chosen)
     said = describe(wanted)
     assert "1 file (1 dataset)" in said
     assert "source string" in said
-    assert not (tmp_path / "new").exists()
     assert align(wanted).dead_letters.by_reason == {"overlap": 1}
     assert documents(tmp_path / "new").keys() == {"w0", "w6"}
 
@@ -354,26 +313,21 @@ def test_dry_run_and_overlap(tmp_path: Path) -> None:
         (["--text-template", "{a}"], "--text-template {a}: --input {data} is a dataset, whose"),
         (["--metadata", "a"], "--metadata a: --input {data} is a dataset, whose"),
         (["--format", "jsonl"], "--format jsonl: --input {data} is a dataset; leave it out"),
-        (["--input", "{root}/in/a.jsonl"], "{data} is a dataset, which is read alone"),
+        (["--input", "a.jsonl"], "{data} is a dataset, which is read alone"),
         (["--output", "{data}"], "can't be written over itself"),
         (["--output", "{data}/new"], "can't be written over itself"),
         (["--where", "price > 3"], "where price > 3:"),
     ],
 )
 def test_what_makes_no_sense_for_a_dataset_is_refused(
-    tmp_path: Path, arguments: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, grown: tuple[Path, Path], arguments: list[str], refusal: str
 ) -> None:
-    grow(tmp_path, "a", FIRST[:3])
-    data = tmp_path / "aligned"
-    before = content(data)
-    names = {"{data}": str(data), "{root}": str(tmp_path)}
-    for name, path in names.items():
-        arguments = [argument.replace(name, path) for argument in arguments]
-        refusal = refusal.replace(name, path)
-    assert main(["--input", str(data), "--output", str(tmp_path / "new"), *arguments]) == 2
-    assert refusal in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-    assert content(data) == before
+    data, _ = map(str, grown)
+    arguments = [argument.replace("{data}", data) for argument in arguments]
+    given = ["--input", data, "--output", str(tmp_path / "new"), *arguments]
+    with pytest.raises(ValueError, match=re.escape(refusal.replace("{data}", data))):
+        align(parse_options(given))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_needs_a_dataset_is_refused_without_one(tmp_path: Path) -> None:
@@ -406,28 +360,30 @@ def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> Non
     assert_same(tmp_path / "by-url", tmp_path / "part")
 
 
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A dataset without some of its documents, and what is made of it."""
+    root = tmp_path_factory.mktemp("grown")
+    grow(root, "a", FIRST, **LARGE)
+    remove_documents(root / "aligned", *GONE)
+    align(from_dataset(root / "aligned", root / "new"))
+    return root / "aligned", root / "new"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "function", "call"),
-    [
-        ("align.steps", "read_part", 1),
-        ("align.buckets", "shard_record", 3),
-        ("align.steps", "make_manifest", 1),
-    ],
+    ("function", "call"),
+    [("steps.read_part", 1), ("buckets.shard_record", 3), ("steps.make_manifest", 1)],
 )
 def test_killed_anywhere_and_run_again(
-    tmp_path: Path, module: str, function: str, call: int
+    tmp_path: Path, grown: tuple[Path, Path], function: str, call: int
 ) -> None:
-    grow(tmp_path, "a", FIRST, **LARGE)
-    remove_documents(tmp_path / "aligned", *GONE)
-    data = str(tmp_path / "aligned")
-    align(from_dataset(tmp_path / "aligned", tmp_path / "whole"))
-    code = killed_at("beam_jobs.align.__main__", module, function, call=call)
-    arguments = ["--input", data, "--output", str(tmp_path / "new"), "--quiet"]
-    killed = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    data, whole = grown
+    arguments = ["--input", str(data), "--output", str(tmp_path / "new"), "--quiet"]
+    functions = [f"beam_jobs.align.{function}"]
+    run_killed("beam_jobs.align.__main__", arguments, functions, call=call)
     assert main(arguments) == 0
-    assert_same(tmp_path / "new", tmp_path / "whole")
+    assert_same(tmp_path / "new", whole)
 
 
 @pytest.mark.parametrize(
@@ -435,26 +391,15 @@ def test_killed_anywhere_and_run_again(
     [
         (("--direct_runner_bundle_repeat=1",), {}),
         (("--runner=BundleBasedDirectRunner",), {"shuffle": "runner"}),
+        pytest.param((), {"run": RunOptions(workers=2, quiet=True)}, marks=pytest.mark.slow),
     ],
 )
 def test_every_runner_gives_the_same_bytes(
-    tmp_path: Path, beam_arguments: tuple[str, ...], changes: dict[str, Any]
+    tmp_path: Path,
+    grown: tuple[Path, Path],
+    beam_arguments: tuple[str, ...],
+    changes: dict[str, Any],
 ) -> None:
-    grow(tmp_path, "a", FIRST[:30])
-    remove_documents(tmp_path / "aligned", *GONE[:1])
-    data = tmp_path / "aligned"
-    align(from_dataset(data, tmp_path / "plain"))
-    align(from_dataset(data, tmp_path / "other", beam_arguments=beam_arguments, **changes))
-    assert_same(tmp_path / "other", tmp_path / "plain")
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
-    grow(tmp_path, "a", FIRST, **LARGE)
-    remove_documents(tmp_path / "aligned", *GONE)
-    data = tmp_path / "aligned"
-    align(from_dataset(data, tmp_path / "one", where="source != 'b'"))
-    arguments = ["--input", str(data), "--where", "source != 'b'", "--workers", "2", "--quiet"]
-    command = [sys.executable, "-m", "beam_jobs.align", *arguments]
-    subprocess.run([*command, "--output", str(tmp_path / "two")], check=True)
-    assert_same(tmp_path / "two", tmp_path / "one")
+    data, whole = grown
+    align(from_dataset(data, tmp_path / "new", beam_arguments=beam_arguments, **changes))
+    assert_same(tmp_path / "new", whole)

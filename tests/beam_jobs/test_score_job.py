@@ -1,9 +1,7 @@
 """The score job: the same sidecars whatever happens, and errors that say what to do."""
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -30,6 +28,7 @@ from schemas.manifest import MANIFEST_FILE
 from schemas.sidecar import ScoreManifest, decode_score_manifest, decode_sidecar
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model
+from tests.support.killing import run_killed
 from tests.support.scored_data import (
     SEQ_LENGTH,
     online_losses,
@@ -38,21 +37,6 @@ from tests.support.scored_data import (
     sidecars,
     write_world,
 )
-
-KILLED_AFTER = """
-import os, signal, sys
-from beam_jobs.score import steps as scoring
-original, calls = scoring._write, []
-def die(job, path, data):
-    calls.append(1)
-    if len(calls) == {call}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    original(job, path, data)
-scoring._write = die
-from beam_jobs.score import trial
-from beam_jobs.score.command import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +137,8 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     world: Path, scored: Path, call: int
 ) -> None:
     reference = sidecars_but_paths(scored)
-    command = [sys.executable, "-c", KILLED_AFTER.format(call=call), *score_arguments(world)]
-    killed = subprocess.run(command, env=os.environ, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    write = ["beam_jobs.score.steps._write"]
+    run_killed("beam_jobs.score.command", score_arguments(world), write, call=call)
     left = sidecars(world)
     assert len(left) == min(call - 1, 3)
     assert left.items() <= reference.items()

@@ -38,7 +38,7 @@ CALL_COUNTED = """
         return original(*arguments, **keywords)
     {module}.{function} = counted
 """
-DIE, FAULT = (f"os.kill(os.getpid(), signal.{name})" for name in ("SIGKILL", "SIGSEGV"))
+DIE = "os.kill(os.getpid(), signal.SIGKILL)"
 IN_A_BATCH = {"module": "buckets", "function": "align_batch", "call": 9}
 
 
@@ -84,8 +84,7 @@ def our_lines(stderr: str) -> list[str]:
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
-        ("    " + DIE, r"was killed \(SIGKILL\): by hand, or because memory ran out"),
-        (CALL_COUNTED.format(**IN_A_BATCH, action=FAULT), r"was killed by signal 11 \(SIGSEGV\)"),
+        (CALL_COUNTED.format(**IN_A_BATCH, action=DIE), r"was killed \(SIGKILL\): by hand, or"),
         ("    sys.exit('no such library')", "ended with status 1: SystemExit: no such library"),
     ],
 )
@@ -111,15 +110,12 @@ def test_a_dead_worker_ends_the_job_which_then_goes_on(
 def test_a_signal_ends_the_job_with_one_line_and_no_worker_left(
     tmp_path: Path, workers: int, name: str, status: int, word: str
 ) -> None:
-    output = tmp_path / "out"
     where, pid = (IN_THE_LAUNCHER, "getpid") if workers == 1 else (IN_A_WORKER, "getppid")
     stay = f"os.kill(os.{pid}(), signal.{name}); threading.Event().wait()"
     hook = where + CALL_COUNTED.format(**IN_A_BATCH, action=stay)
-    done = run_align(output, hook, f"--workers={workers}")
+    done = run_align(tmp_path / "out", hook, f"--workers={workers}")
     assert (done.returncode, our_lines(done.stderr)) == (status, [f"vocag align: {word}; {RESUME}"])
     assert not processes_that_name(str(tmp_path))
-    align(align_options(reference_dataset()[0], output))
-    assert digests(output) == digests(reference_dataset()[1])
 
 
 @pytest.mark.slow
@@ -132,8 +128,6 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         ended = select.poll()
         ended.register(os.pidfd_open(pid), select.POLLIN)
         assert ended.poll(5000), f"worker {pid} lives on"
-    align(align_options(reference_dataset()[0], tmp_path / "out"))
-    assert digests(tmp_path / "out") == digests(reference_dataset()[1])
 
 
 def test_the_report_names_the_processes() -> None:
@@ -163,7 +157,7 @@ def test_no_process_is_no_number_of_workers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("libraries", ["torch._dynamo, triton", "torch", "json"])
+@pytest.mark.parametrize("libraries", ["torch._dynamo, triton", "duckdb"])
 def test_a_process_leaves_without_a_word(libraries: str) -> None:
     pytest.importorskip(libraries.rpartition(", ")[2])
     script = (

@@ -1,7 +1,6 @@
 """A dataset's life in an object store: each command leaves the bytes that it leaves in a folder."""
 
 import json
-import signal
 import subprocess
 import time
 import uuid
@@ -15,7 +14,7 @@ import pytest
 from tests.services.stores import ObjectStore, Session
 from tests.support.corpus import NOT_COMPARED, digests
 from tests.support.growing import options, write_input
-from tests.support.killing import killed_at
+from tests.support.killing import run_killed
 from vocag_cli import COMMANDS, run_command
 
 pytestmark = pytest.mark.services
@@ -168,9 +167,9 @@ def read_rows(place: Place, cache: Path, state: str) -> dict[str, object]:
 def test_a_killed_append_is_resumed(place: Place, local_life: LocalLife) -> None:
     place.must("align")
     before = place.store.read(f"{place.data}/manifest.json")
-    script = killed_at(ALIGN, "storage", "publish", call=2)
-    killed = place.store.run("-c", script, *place.steps["append"][1])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    arguments, environment = place.steps["append"][1], place.store.environment
+    publish = ["beam_jobs.storage.publish"]
+    run_killed(ALIGN, arguments, publish, call=2, environment=environment)
     assert place.store.read(f"{place.data}/manifest.json") == before
     assert any("/commit-" in name for name in place.store.list(place.data))
     resumed = place.run("append")

@@ -1,28 +1,63 @@
 """Commands that are killed in the middle, at a call of one of their functions."""
 
-_KILLED_AT = """
-import os, signal, sys
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-module = import_module("beam_jobs.{module}")
-original, calls = module.{function}, []
-def die(*arguments, **keywords):
-    calls.append(1)
-    if len(calls) == {call}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments, **keywords)
-module.{function} = die
-from {command} import main
-sys.exit(main(sys.argv[1:]))
-"""
+from typing import Any
+
+_PRELOADED = ["beam_jobs.align.command", "beam_jobs.score.job"]
+"""Imported once: every killed command is a fork of the process that has done so."""
 
 
-def killed_at(command: str, module: str, function: str, *, call: int) -> str:
-    """Return the code of a process that runs a command and is killed at a call of a function.
+def run_killed(
+    command: str,
+    arguments: Sequence[str],
+    functions: Sequence[str],
+    *,
+    call: int,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a command in a process of its own, which must be killed at a call of a function.
 
     Args:
-        command: the module whose `main` gets the process's arguments.
-        module: the function's, below `beam_jobs`.
-        function: its name there.
+        command: the module whose `main` gets the arguments.
+        arguments: of the command.
+        functions: such as "beam_jobs.storage.publish"; their calls are counted together.
         call: the call that kills, from 1.
+        environment: variables more.
     """
-    return _KILLED_AT.format(command=command, module=module, function=function, call=call)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    given = (command, arguments, functions, call, environment or {})
+    process = context.Process(target=_run, args=given)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def _run(
+    command: str,
+    arguments: Sequence[str],
+    functions: Sequence[str],
+    call: int,
+    environment: Mapping[str, str],
+) -> None:
+    os.environ.update(environment)
+    calls: list[str] = []
+
+    def dies(name: str, original: Any) -> Any:
+        def counted(*given: Any, **options: Any) -> Any:
+            calls.append(name)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **options)
+
+        return counted
+
+    for path in functions:
+        module, _, name = path.rpartition(".")
+        owner = import_module(module)
+        setattr(owner, name, dies(name, getattr(owner, name)))
+    import_module(command).main(arguments)
