@@ -25,7 +25,7 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
-from pipeline.packing.plan import plan_chosen_rows
+from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
@@ -91,10 +91,10 @@ def plan(options: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         dataset = simulate_dataset(options, Path(folder), shards)
         # Kernels are compiled once a machine, not in each run.
-        plan_chosen_rows(select_documents(first_shard(dataset)).each, rules)
+        plan_rows(select_documents(first_shard(dataset)).each, rules)
         started, started_cpu = time.perf_counter(), time.process_time()
         for number in range(options.datasets):
-            planned = plan_chosen_rows(select_documents(dataset).each, rules)
+            planned = plan_rows(select_documents(dataset).each, rules)
             tokens = planned.num_text_tokens[0]
             sources.append(Source(f"d{number}", len(planned), tokens, None if number % 2 else 3))
         cpu_seconds = time.process_time() - started_cpu

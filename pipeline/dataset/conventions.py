@@ -10,6 +10,7 @@ from pipeline.dataset.files import Dataset
 from schemas.manifest import ConventionRecord, Manifest, TokenizerRecord
 
 if TYPE_CHECKING:  # rows are read without tokenizers, but for a user's token that has a name
+    from pipeline.dataset.tokenizers import Side
     from pipeline.tokenization import Tokenizer
 
 NOTHING = "none"
@@ -40,21 +41,21 @@ def choose_conventions(
         ConventionRecord(first_token_id=None, continued_token_id=None, end_token_id=None)
     """
 
-    def of_side(record: TokenizerRecord, before: str | None, after: str | None) -> TokenizerRecord:
+    def of_side(side: Side, before: str | None, after: str | None) -> TokenizerRecord:
+        record: TokenizerRecord = getattr(dataset.manifest, side)
         if before is None and after is None:
             return record
 
         def load() -> Tokenizer:
             from pipeline.dataset.tokenizers import load_dataset_tokenizer
 
-            return load_dataset_tokenizer(dataset.location, record)
+            return load_dataset_tokenizer(dataset, side)
 
-        return replace(
-            record, convention=name_tokens(record.around_text, load, before=before, after=after)
-        )
+        own = name_tokens(record.around_text, load, before=before, after=after)
+        return replace(record, convention=own)
 
-    student = of_side(dataset.manifest.student, student_bos, student_eos)
-    teacher = of_side(dataset.manifest.teacher, teacher_context, None)
+    student = of_side("student", student_bos, student_eos)
+    teacher = of_side("teacher", teacher_context, None)
     return replace(dataset.manifest, student=student, teacher=teacher)
 
 

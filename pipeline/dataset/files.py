@@ -76,7 +76,11 @@ class Dataset:
         Raises:
             DamagedShardError: it is missing.
         """
-        return self._open(self.manifest.shards[shard_index].file)
+        name = self.manifest.shards[shard_index].file
+        try:
+            return self.open_file(name)
+        except FileNotFoundError as error:
+            raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
 
     def open_file(self, name: str) -> BinaryIO:
         """Open one of its files as it is stored; a job reads in its own way instead.
@@ -177,7 +181,7 @@ class Dataset:
         Raises:
             DamagedShardError: the list is missing or is not the manifest's.
         """
-        return self._removed.of_shard(shard_index) if self._removed else np.empty(0, np.int64)
+        return self.removed.of_shard(shard_index) if self.removed else np.empty(0, np.int64)
 
     @property
     def is_whole(self) -> bool:
@@ -185,7 +189,12 @@ class Dataset:
         return self.manifest.removed is None
 
     @cached_property
-    def _removed(self) -> RemovedDocuments | None:
+    def removed(self) -> RemovedDocuments | None:
+        """The removed documents; None where there are none.
+
+        Raises:
+            DamagedShardError: their list is missing or is not the manifest's.
+        """
         record = self.manifest.removed
         if record is None:
             return None
@@ -234,12 +243,6 @@ class Dataset:
                 f"{claim.url} has {num_bytes} bytes, the manifest says {claim.num_bytes}: {_REMEDY}"
             )
         return None
-
-    def _open(self, name: str) -> BinaryIO:
-        try:
-            return self.open_file(name)
-        except FileNotFoundError as error:
-            raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
 
     def _url(self, name: str) -> str:
         return f"{self.location}/{name}"

@@ -26,10 +26,16 @@ def read_manifest(dataset: str) -> Manifest:
         >>> read_manifest("aligned").totals["num_documents"]  # doctest: +SKIP
         1000
     """
+    path, data = read_manifest_bytes(dataset)
+    return decode_manifest(data, where=path)
+
+
+def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
+    """Return where a dataset's manifest lies, and its bytes; arguments and errors as above."""
     path = dataset if dataset.endswith(".json") else f"{dataset.rstrip('/')}/{MANIFEST_FILE}"
     require_answer(path)
     try:
-        data = read_whole(path)
+        return path, read_whole(path)
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist: {dataset} is no dataset, or its align job has not finished; "
@@ -39,7 +45,6 @@ def read_manifest(dataset: str) -> Manifest:
         raise DatasetError(
             f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
         ) from error
-    return decode_manifest(data, where=path)
 
 
 def read_whole(url: str) -> bytes:

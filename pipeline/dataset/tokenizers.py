@@ -1,51 +1,41 @@
-"""The tokenizers that a dataset carries with it: `tokenizers/student`, `tokenizers/teacher`."""
+"""The tokenizers that a dataset carries with it, and the texts that their tokens spell."""
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import fsspec
+from typing import Literal
 
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import read_whole
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from schemas.document import AlignedDocument, Tokens
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import TokenizerRecord
 
-
-@dataclass(frozen=True)
-class DatasetTokenizers:
-    """Both tokenizers of a dataset, on the reference path."""
-
-    student: Tokenizer
-    teacher: Tokenizer
+Side = Literal["student", "teacher"]
 
 
-def load_dataset_tokenizers(dataset: Dataset) -> DatasetTokenizers:
-    """Load a dataset's own copies of its tokenizers, once per process.
+def load_dataset_tokenizer(dataset: Dataset, side: Side) -> Tokenizer:
+    """Load a dataset's own copy of a tokenizer, on the reference path, once per process.
 
     Raises:
-        ForeignTokenizerError: a copy is not the file that the manifest names.
-        TokenizerError: a copy is no tokenizer.
-        OSError: a copy can't be read.
+        ForeignTokenizerError: the copy is not the file that the manifest names.
+        TokenizerError: the copy is no tokenizer.
+        OSError: the copy can't be read.
 
     Example:
-        >>> load_dataset_tokenizers(open_dataset("aligned")).student.token_bytes(278)
+        >>> load_dataset_tokenizer(open_dataset("aligned"), "student").token_bytes(278)
         b' the'
     """
-    return DatasetTokenizers(
-        load_dataset_tokenizer(dataset.location, dataset.manifest.student),
-        load_dataset_tokenizer(dataset.location, dataset.manifest.teacher),
-    )
+    return _load(dataset.location, getattr(dataset.manifest, side))
 
 
 @lru_cache(maxsize=2)
-def load_dataset_tokenizer(folder: str, record: TokenizerRecord) -> Tokenizer:
-    """Load one of them, see `load_dataset_tokenizers`."""
+def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
     url = f"{folder}/{record.file}"
-    with fsspec.open(url, "rb") as file:
-        data: bytes = file.read()
+    data = read_whole(url)
     found = sha256(data).hexdigest()
     if found != record.sha256:
         raise ForeignTokenizerError(
@@ -56,3 +46,39 @@ def load_dataset_tokenizer(folder: str, record: TokenizerRecord) -> Tokenizer:
         copy = Path(scratch, Path(record.file).name)
         copy.write_bytes(data)
         return load_tokenizer(str(copy), special_strings=record.special_strings, fast=False)
+
+
+def find_text(
+    document: AlignedDocument, tokenizers: Mapping[str, Callable[[], Tokenizer]]
+) -> bytes | None:
+    """Return a document's text: as kept, or spelled by its tokens with the sample's SHA-256.
+
+    Args:
+        document: as a sample holds it.
+        tokenizers: by side, what gives the tokenizer whose tokens may spell the text; a side is
+            asked only if the text isn't found before.
+
+    Returns:
+        UTF-8 bytes; None where no side spells the text.
+
+    Example:
+        >>> find_text(document, {"student": lambda: tokenizer})  # doctest: +SKIP
+        b'Probability, Uncertainty'
+    """
+    if document.text is not None:
+        return document.text
+    for side, load in tokenizers.items():
+        tokens: Tokens = getattr(document, side)
+        text = load().spell_text(tokens.input_ids, tokens.byte_offsets, document.num_text_bytes)
+        if text is not None and sha256(text).hexdigest() == document.text_sha256:
+            return text
+    return None
+
+
+def text_in(dataset: Dataset, document: AlignedDocument) -> bytes | None:
+    """Return a document's text as `find_text` does, by the dataset's own tokenizers."""
+    sides: tuple[Side, Side] = ("student", "teacher")
+    load: dict[str, Callable[[], Tokenizer]] = {
+        side: partial(load_dataset_tokenizer, dataset, side) for side in sides
+    }
+    return find_text(document, load)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_read
-from pipeline.dataset.texts import text_in
+from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.sets import SETS, Item

@@ -77,7 +77,7 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
     rules, num_rows = plan.rules, len(plan)
     student, teacher = (int(side.sum()) for side in plan.row_lengths())
     student_padding, teacher_padding = plan.padding()
-    steps, dropped = plan.steps_per_epoch(global_batch_size)
+    steps, dropped = divmod(len(plan), global_batch_size)
     student_text, teacher_text = plan.num_text_tokens
     yield from _facts(
         {

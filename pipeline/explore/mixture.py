@@ -19,7 +19,7 @@ from pipeline.drawing.formatting import (
 from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import PERIOD, MixturePlan, Source, plan_mixture
 from pipeline.packing.opening import OpenedDataset, OpenedRun
-from pipeline.packing.plan import RowPlan, plan_chosen_rows
+from pipeline.packing.plan import RowPlan, plan_rows
 from pipeline.packing.rules import PackingRules
 
 _BAR_COLUMNS = 24
@@ -81,7 +81,7 @@ def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
     Raises:
         WhereError: no document is read.
     """
-    plan = plan_chosen_rows(opened.documents.each, rules)
+    plan = plan_rows(opened.documents.each, rules)
     require_documents(len(plan), opened.documents)
     return plan
 

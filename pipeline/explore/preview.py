@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.texts import text_in
+from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.blocks import PreviewDocument, lay_out
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.web_page import tag

@@ -20,8 +20,7 @@ import orjson
 from transformers import AutoTokenizer
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.texts import find_text
-from pipeline.dataset.tokenizers import load_dataset_tokenizer
+from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
@@ -99,7 +98,7 @@ def export_tokenizer(
         'tokenizer: ids equal on 200 documents of the dataset and on 24 texts known to be hard'
     """
     record = record or dataset.manifest.student
-    own = load_dataset_tokenizer(dataset.location, record)
+    own = load_dataset_tokenizer(dataset, "student")
     definition, names = _definition(own, record)
     special = _special_ids(names, record)
     proof = _Proof(own, definition, record)

@@ -9,18 +9,15 @@ import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
-from pipeline.tokenization import Tokenizer
+from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import TokenizerRecord
 
 # Parts of a tokenizer.json that decide nothing between a text and its own tokens.
 _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
-
-Side = Literal["student", "teacher"]
 
 
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
@@ -53,7 +50,7 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     digest = sha256(data).hexdigest()
     if digest == record.sha256:
         return
-    own: Tokenizer = getattr(load_dataset_tokenizers(dataset), side)
+    own = load_dataset_tokenizer(dataset, side)
     if own.file.kind != "huggingface" or _text_part(data) != _text_part(own.file_bytes):
         dataset.manifest.require_tokenizers(**{f"{side}_sha256": digest})
 
@@ -104,7 +101,7 @@ def _text_part(data: bytes) -> Mapping[str, Any]:
 
 
 def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
-    tokenizer: Tokenizer = getattr(load_dataset_tokenizers(dataset), side)
+    tokenizer = load_dataset_tokenizer(dataset, side)
     if tokenizer.file.kind != "huggingface":
         return
     own = _gguf_tokens(path)

@@ -9,7 +9,7 @@ import logging
 import math
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
 
 PROBE_TEXT = (
     "The sum of two even numbers is even, because each of them can be written as twice an integer. "
@@ -35,7 +35,7 @@ def probe_tokens(dataset: Dataset) -> list[int]:
         >>> probe_tokens(open_dataset("aligned"))[:3]
         [785, 2629, 315]
     """
-    teacher = load_dataset_tokenizers(dataset).teacher
+    teacher = load_dataset_tokenizer(dataset, "teacher")
     ids: list[int] = teacher.tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
     return ids
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,11 +139,8 @@ class MixturePlan:
 
     def stretch_at(self, run_position: int) -> Stretch:
         """Return the stretch that holds a run position."""
-        return self.stretches[bisect_right(self._starts, run_position) - 1]
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [stretch.start for stretch in self.stretches]
+        place = bisect_right(self.stretches, run_position, key=lambda stretch: stretch.start)
+        return self.stretches[place - 1]
 
 
 def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:

@@ -7,7 +7,7 @@ the rest of the epoch.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -38,10 +38,10 @@ class RowOrder:
     group_row_starts: NDArray[np.int64]
     group_shards: tuple[range, ...]
     # Orders keep their own last results: a mixture reads many in turns.
-    _group_orders: "_Recent[int, tuple[list[int], list[int]]]" = field(
+    _recent_groups: "_Recent[tuple[list[int], list[int]]]" = field(
         default_factory=lambda: _Recent(), repr=False
     )
-    _group_rows: "_Recent[tuple[int, int], NDArray[np.int64]]" = field(
+    _recent_rows: "_Recent[NDArray[np.int64]]" = field(
         default_factory=lambda: _Recent(), repr=False
     )
 
@@ -53,18 +53,33 @@ class RowOrder:
             {0, 1, 2}
         """
         _, group, start = self.locate(epoch, epoch_position)
-        return int(_group_rows(self, epoch, group)[epoch_position - start])
+        first, stop = self.group_row_starts[group : group + 2].tolist()
+        key = f"{self.name} {self.seed} {epoch} {group}"
+        rows = self._recent_rows.get(key, lambda: _shuffled(key, stop - first))
+        return int(first + rows[epoch_position - start])
 
     def locate(self, epoch: int, epoch_position: int) -> tuple[int, int, int]:
         """Return a position's place in the order of groups, its group, and that one's start."""
-        groups, starts = _group_order(self, epoch)
+        groups, starts = self._groups(epoch)
         place = bisect_right(starts, epoch_position) - 1
         return place, groups[place], starts[place]
 
     def group_at(self, epoch: int, place: int) -> int | None:
         """Return the group at a place of the epoch's order, None past its end."""
-        groups, _ = _group_order(self, epoch)
+        groups, _ = self._groups(epoch)
         return groups[place] if place < len(groups) else None
+
+    def _groups(self, epoch: int) -> tuple[list[int], list[int]]:
+        """Return the groups in the epoch's order, and the first position of each."""
+        key = f"{self.name} {self.seed} {epoch} groups"
+
+        def shuffle() -> tuple[list[int], list[int]]:
+            sizes = np.diff(self.group_row_starts)
+            groups = _shuffled(key, len(sizes))
+            starts = np.cumsum(sizes[groups]) - sizes[groups]
+            return groups.tolist(), starts.tolist()
+
+        return self._recent_groups.get(key, shuffle)
 
 
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
@@ -152,43 +167,19 @@ class ReplicaBatches:
             yield list(range(start, start + self.micro_batch_size))
 
 
-class _Recent[Key: Hashable, Value]:
+class _Recent[Value]:
     """The last few results of a slow function of a key."""
 
     def __init__(self) -> None:
-        self._values: dict[Key, Value] = {}
+        self._values: dict[str, Value] = {}
 
-    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+    def get(self, key: str, make: Callable[[], Value]) -> Value:
         """Return what was made for a key, or make it."""
         if key not in self._values:
             if len(self._values) == _KEPT_RESULTS:
                 del self._values[next(iter(self._values))]
             self._values[key] = make()
         return self._values[key]
-
-
-def _group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
-    """Return the groups in the epoch's order, and the first position of each."""
-    return order._group_orders.get(epoch, lambda: _make_group_order(order, epoch))
-
-
-def _make_group_order(order: RowOrder, epoch: int) -> tuple[list[int], list[int]]:
-    sizes = np.diff(order.group_row_starts)
-    groups = _shuffled(f"{order.name} {order.seed} {epoch} groups", len(sizes))
-    starts = np.cumsum(sizes[groups]) - sizes[groups]
-    return groups.tolist(), starts.tolist()
-
-
-def _group_rows(order: RowOrder, epoch: int, group: int) -> NDArray[np.int64]:
-    """Return a group's rows of the plan in the epoch's order."""
-    return order._group_rows.get((epoch, group), lambda: _make_group_rows(order, epoch, group))
-
-
-def _make_group_rows(order: RowOrder, epoch: int, group: int) -> NDArray[np.int64]:
-    start, stop = order.group_row_starts[group : group + 2].tolist()
-    rows = _shuffled(f"{order.name} {order.seed} {epoch} {group}", stop - start)
-    rows += start
-    return rows
 
 
 def _shuffled(key: str, size: int) -> NDArray[np.int64]:

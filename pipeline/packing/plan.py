@@ -9,7 +9,7 @@ Rows are filled by best fit, largest segment first, within windows of neighbouri
 touches few shards, and memory stays small whatever the dataset's size.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -17,12 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.packing.kernels import (
-    FORCED,
-    fit_segments,
-    measure_segments,
-    split_documents,
-)
+from pipeline.packing.kernels import FORCED, fit_segments, measure_segments, split_documents
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
 
@@ -93,8 +88,8 @@ class RowPlan:
 
     def row_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return student and teacher tokens of each row, int64 [R] each, added tokens included."""
-        student, teacher = segment_lengths(self.segments, self.rules)
-        return _sums(student, self.row_starts), _sums(teacher, self.row_starts)
+        own = _measure(self.segments, self.rules)
+        return _sums(own.student, self.row_starts), _sums(own.teacher, self.row_starts)
 
     def padding(self) -> tuple[float, float]:
         """Return the fractions of the rows' student and teacher tokens that are padding."""
@@ -105,20 +100,9 @@ class RowPlan:
             1 - float(teacher.sum()) / (rows * self.rules.teacher_seq_length),
         )
 
-    def steps_per_epoch(self, global_batch_size: int) -> tuple[int, int]:
-        """Return an epoch's steps and the rows dropped at its end.
 
-        The steps do not depend on how many replicas share a global batch.
-
-        Example:
-            >>> plan.steps_per_epoch(48)
-            (110, 45)
-        """
-        return divmod(len(self), global_batch_size)
-
-
-def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
-    """Return the rows of a dataset: every token of every document once.
+def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRules) -> RowPlan:
+    """Return the rows of a dataset's documents: every token of each once.
 
     A document that is longer than a row, in student or teacher tokens, is split at the last cut
     point that fits, at most `schemas.index.CUT_STRIDE` tokens before the row is full plus any run
@@ -127,27 +111,15 @@ def plan_rows(indices: Iterable[ShardIndex], rules: PackingRules) -> RowPlan:
     FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
 
     Args:
-        indices: the shards' indices in the manifest's order; each is dropped when it is planned.
-        rules: lengths and conventions.
-
-    Example:
-        >>> plan = plan_rows([decode_index(path, with_names=False) for path in paths], rules)
-    """
-    return plan_chosen_rows(lambda split: (split(index, None) for index in indices), rules)
-
-
-def plan_chosen_rows(
-    each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRules
-) -> RowPlan:
-    """Return the rows of some of a dataset's documents; these keep their numbers in the dataset.
-
-    Args:
         each: yields what a function makes of each shard's index and of bool [N], the documents to
-            plan, None for all; it may be called in threads.
+            plan, None for all; it may be called in threads. Documents keep their numbers.
         rules: lengths and conventions.
 
+    Raises:
+        ValueError: 2**32 documents or more.
+
     Example:
-        >>> plan = plan_chosen_rows(select_documents(dataset, "year > 2020").each, rules)
+        >>> plan = plan_rows(select_documents(dataset, "year > 2020").each, rules)
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -158,7 +130,14 @@ def plan_chosen_rows(
         windows.append(_pack_window(window, rules))
         first_documents.append(int(window.segments["document"][0]))
 
-    for segments, num_documents in _number(each(partial(_split, rules))):
+    first_document = 0
+    for segments, num_documents in each(partial(_split, rules)):
+        if first_document + num_documents >= 1 << 32:
+            raise ValueError(
+                f"{first_document + num_documents} documents exceed 2**32: split the dataset"
+            )
+        segments["document"] += np.uint32(first_document)
+        first_document += num_documents
         counts.append(num_documents)
         full, pending = _cut_windows(_measure(_join([pending, segments]), rules), rules)
         for window in full:
@@ -199,14 +178,6 @@ def split_index(
     return np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
 
 
-def segment_lengths(
-    segments: NDArray[np.void], rules: PackingRules
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return student and teacher tokens of each segment, int64 [G] each, added ones included."""
-    measured = _measure(segments, rules)
-    return measured.student, measured.teacher
-
-
 @dataclass(frozen=True, eq=False)
 class _Measured:
     """Segments in document order, and what they take of a row.
@@ -232,19 +203,6 @@ class _Measured:
 def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | None) -> SplitShard:
     segments = split_index(index, student_room=rules.student_room, teacher_room=rules.teacher_room)
     return segments if kept is None else segments[kept[segments["document"]]], len(index)
-
-
-def _number(shards: Iterable[SplitShard]) -> Iterator[SplitShard]:
-    """Count documents through all shards."""
-    first_document = 0
-    for segments, num_documents in shards:
-        if first_document + num_documents >= 1 << 32:
-            raise ValueError(
-                f"{first_document + num_documents} documents exceed 2**32: split the dataset"
-            )
-        segments["document"] += np.uint32(first_document)
-        first_document += num_documents
-        yield segments, num_documents
 
 
 def _measure(segments: NDArray[np.void], rules: PackingRules) -> _Measured:

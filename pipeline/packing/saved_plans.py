@@ -22,9 +22,16 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents
-from pipeline.packing.plan import RowPlan, SplitShard, Splitter, plan_chosen_rows
+from pipeline.packing.plan import RowPlan, SplitShard, Splitter, plan_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Raised when the arrays or the packing change, so that an old plan is not taken for a new one."""
+
+_PLANS_FOLDER = "plans"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +53,6 @@ class SampleTable:
     num_student_tokens: NDArray[np.uint32]
     num_teacher_tokens: NDArray[np.uint32]
     shard_document_starts: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.payload_offset)
-
-
-logger = logging.getLogger(__name__)
-
-FORMAT = 1
-"""Raised when the arrays or the packing change, so that an old plan is not taken for a new one."""
-
-_PLANS_FOLDER = "plans"
 
 
 def load_plan(
@@ -118,7 +113,7 @@ def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None
             kept.append(columns)
             yield result
 
-    plan = plan_chosen_rows(each, rules)
+    plan = plan_rows(each, rules)
     require_documents(len(plan), selection)
     student_padding, teacher_padding = plan.padding()
     logger.info(

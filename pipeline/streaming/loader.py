@@ -7,7 +7,7 @@ ring of slots made once, and pass the slot's number; the reader copies the slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,14 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.packing.order import ReplicaBatches
 from pipeline.streaming.batch import Rows
-from pipeline.streaming.layout import RowLayout
 from pipeline.streaming.rows import AlignedRows
 
 _PREFETCHED_BATCHES = 2
 """Per worker, as DataLoader's own default."""
-
-ReadRows = Callable[[torch.Tensor, Sequence[int]], None]
-"""Writes samples into a buffer, int32 [samples, words]."""
 
 
 def load_batches(
@@ -64,29 +60,17 @@ def load_batches(
         replica=replica,
         num_replicas=num_replicas,
     )
-    return RowLoader(
-        rows.read_into, rows.layout, batches, num_workers=num_workers, pin_memory=pin_memory
-    )
+    return RowLoader(rows, batches, num_workers, pin_memory)
 
 
+@dataclass(frozen=True)
 class RowLoader:
-    """An iterable of batches, read in this process or by workers."""
+    """An iterable of batches, read in this process or by workers; see `load_batches`."""
 
-    def __init__(
-        self,
-        read: ReadRows,
-        layout: RowLayout,
-        batches: ReplicaBatches,
-        *,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        """Read `batches` by `read`; see `pipeline.streaming.load_batches`."""
-        self.layout = layout
-        self.batches = batches
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self._read = read
+    rows: AlignedRows
+    batches: ReplicaBatches
+    num_workers: int
+    pin_memory: bool
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -99,8 +83,8 @@ class RowLoader:
     def _from_here(self) -> Iterator[Rows]:
         for samples in self.batches:
             buffer = self._new_buffer()
-            self._read(buffer, samples)
-            yield Rows(buffer, self.layout)
+            self.rows.read_into(buffer, samples)
+            yield Rows(buffer, self.rows.layout)
 
     def _from_workers(self) -> Iterator[Rows]:
         """Start the workers at once, so that they read before the first batch is asked for."""
@@ -110,9 +94,9 @@ class RowLoader:
         slots = torch.stack([self._new_buffer() for _ in range(num_slots)])
         slots.share_memory_()
         loader: DataLoader[int] = DataLoader(
-            _SlotFiller(self._read, slots),
+            _SlotFiller(self.rows, slots),
             batch_size=None,
-            sampler=_SlottedBatches(self.batches, num_slots),
+            sampler=((n % num_slots, samples) for n, samples in enumerate(self.batches)),
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCHED_BATCHES,
             # Else each loader draws a seed from the run's own generator, and a run that goes on
@@ -126,33 +110,21 @@ class RowLoader:
             buffer = self._new_buffer()
             # By numpy: torch wakes its threads for a copy, and they compete with the workers.
             np.copyto(buffer.numpy(), slots[slot].numpy())
-            yield Rows(buffer, self.layout)
+            yield Rows(buffer, self.rows.layout)
 
     def _new_buffer(self) -> torch.Tensor:
-        shape = (self.batches.micro_batch_size, self.layout.num_words)
+        shape = (self.batches.micro_batch_size, self.rows.layout.num_words)
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.pin_memory)
 
 
-@dataclass(frozen=True)
-class _SlottedBatches:
-    """The slot and the samples of each batch."""
-
-    batches: ReplicaBatches
-    num_slots: int
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        for number, samples in enumerate(self.batches):
-            yield number % self.num_slots, samples
-
-
+@dataclass(frozen=True, eq=False)
 class _SlotFiller(Dataset[int]):
     """Reads a batch into its slot, in a worker."""
 
-    def __init__(self, read: ReadRows, slots: torch.Tensor) -> None:
-        self._read = read
-        self._slots = slots
+    rows: AlignedRows
+    slots: torch.Tensor
 
     def __getitem__(self, work: tuple[int, list[int]]) -> int:
         slot, samples = work
-        self._read(self._slots[slot], samples)
+        self.rows.read_into(self.slots[slot], samples)
         return slot

@@ -62,9 +62,8 @@ class ValidateOptions:
         dataset: folder, URL or manifest of a dataset.
         tokenizers: tokenize kept text again, on the reference path, with the dataset's own
             tokenizers.
-        teacher: score some documents again with this model, and compare with the stored losses.
-        seed: score the documents again that this seed chooses, as a report names it (default:
-            others each time).
+        teacher: score some documents again with this model, others each time, and compare with
+            the stored losses.
         json: print one JSON object with everything, instead of text.
         workers: check N shards at once (default: as many as the size of the dataset is worth).
     """
@@ -72,7 +71,6 @@ class ValidateOptions:
     dataset: DatasetSource
     tokenizers: bool = False
     teacher: ModelSource | None = None
-    seed: int | None = None
     json: bool = False
     workers: int = 0
 
@@ -80,8 +78,6 @@ class ValidateOptions:
         """Check the values."""
         if not self.dataset:
             raise ValueError("DATASET is empty: name a dataset's folder or manifest")
-        if self.seed is not None and self.teacher is None:
-            raise ValueError(f"--seed {self.seed} chooses what --teacher scores again: give both")
         if self.workers < 0:
             raise ValueError(f"--workers {self.workers}: it must be 0 or more")
 
@@ -130,7 +126,6 @@ def _validate(options: ValidateOptions) -> "ValidationReport":
             options.dataset,
             with_tokenizers=options.tokenizers,
             teacher=options.teacher,
-            seed=options.seed,
             num_processes=num_processes,
             advance=bar.update,
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_whole
+from pipeline.dataset.reading import read_manifest_bytes
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.generations import check_generations
 from pipeline.validate.scores import check_scores
@@ -27,7 +27,7 @@ from pipeline.validate.shard import (
 )
 from pipeline.validate.tar import digest_file
 from schemas.errors import DatasetError, SchemaVersionError
-from schemas.manifest import MANIFEST_FILE, DeadLetterRecord, Manifest, decode_manifest
+from schemas.manifest import DeadLetterRecord, Manifest, decode_manifest
 from schemas.records import RecordError, read_record
 
 FLOAT_TOLERANCE = 1e-9
@@ -65,7 +65,6 @@ def validate_dataset(
     *,
     with_tokenizers: bool = False,
     teacher: str | None = None,
-    seed: int | None = None,
     num_processes: int = 1,
     advance: Advance = int,
 ) -> ValidationReport:
@@ -78,7 +77,6 @@ def validate_dataset(
         dataset: its folder or manifest; local or anything that fsspec opens.
         with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
         teacher: score some documents again with this model; needs the hf extra.
-        seed: which documents these are; None: others each time, and a note names the seed.
         num_processes: shards are shared out among as many processes.
         advance: told how many bytes of tars were read since its last call.
 
@@ -92,9 +90,10 @@ def validate_dataset(
         ()
     """
     start = time.perf_counter()
-    folder = dataset.removesuffix(MANIFEST_FILE).rstrip("/")
     findings = Findings()
-    manifest = _read_manifest(folder, findings)
+    path, data = read_manifest_bytes(dataset)
+    folder = path.rpartition("/")[0]
+    manifest = _decode(data, path, findings)
     if manifest is not None:
         opened = Dataset(folder, manifest)
         _check_side_files(opened, findings)
@@ -106,7 +105,7 @@ def validate_dataset(
             findings.take_over(result.findings)
         findings.found += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest.statistics, [result.statistics for result in results], findings)
-        findings.take_over(check_scores(opened, teacher=teacher, seed=seed))
+        findings.take_over(check_scores(opened, teacher=teacher))
     return ValidationReport(
         dataset=folder,
         fingerprint="" if manifest is None else manifest.fingerprint,
@@ -117,39 +116,24 @@ def validate_dataset(
     )
 
 
-def _read_manifest(folder: str, findings: Findings) -> Manifest | None:
-    """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
-    path = f"{folder}/{MANIFEST_FILE}"
-    try:
-        data = read_whole(path)
-    except FileNotFoundError as error:
-        raise DatasetError(
-            f"{path} does not exist: name the output folder of a finished align job"
-        ) from error
-    except NotADirectoryError as error:
-        raise DatasetError(
-            f"{folder} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
-        ) from error
-    manifest = _decode(data, path, findings)
-    files = Counter(shard.file for shard in (() if manifest is None else manifest.shards))
-    for name, count in files.items():
-        if count > 1:
-            findings.add("manifest", f"shard {name} is listed {count} times")
-    return manifest
-
-
 def _decode(data: bytes, path: str, findings: Findings) -> Manifest | None:
+    """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
     try:
-        return decode_manifest(data, where=path)
+        manifest = decode_manifest(data, where=path)
     except SchemaVersionError:
         raise
     except DatasetError as error:
         findings.add("manifest", str(error))
-    try:
-        return read_record(data, Manifest)
-    except RecordError:
-        findings.note("shards were not checked: the manifest does not say what they are")
-        return None
+        try:
+            manifest = read_record(data, Manifest)
+        except RecordError:
+            text = "shards were not checked: the manifest does not say what they are"
+            findings.note(text)
+            return None
+    for name, count in Counter(shard.file for shard in manifest.shards).items():
+        if count > 1:
+            findings.add("manifest", f"shard {name} is listed {count} times")
+    return manifest
 
 
 def _totals(manifest: Manifest) -> dict[str, int]:

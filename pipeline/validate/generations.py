@@ -1,16 +1,11 @@
 """What a dataset that grew says of its earlier states, and of the documents it leaves out."""
 
-from hashlib import sha256
-
 import numpy as np
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_generation
 from pipeline.validate.findings import Findings
-from pipeline.validate.shard import describe
-from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
-from schemas.manifest import Manifest, RemovedRecord
-from schemas.removed import RemovedDocuments, decode_removed
+from schemas.errors import DatasetError, SchemaVersionError
 
 
 def check_generations(dataset: Dataset, findings: Findings) -> None:
@@ -33,37 +28,21 @@ def check_generations(dataset: Dataset, findings: Findings) -> None:
         if before.shards != manifest.shards[: len(before.shards)]:
             text = f"the shards of generation {number} are not the first ones of this"
             findings.add("generations", text)
-    if manifest.removed is not None:
-        _check_removed(dataset, manifest.removed, findings)
+    _check_removed(dataset, findings)
 
 
-def _check_removed(dataset: Dataset, record: RemovedRecord, findings: Findings) -> None:
+def _check_removed(dataset: Dataset, findings: Findings) -> None:
     try:
-        data = dataset.read_file(record.file)
-    except OSError as error:
-        findings.add("files", f"{record.file} can't be read: {describe(error)}")
+        removed = dataset.removed
+    except (DatasetError, OSError) as error:
+        findings.add("removed", str(error))
         return
-    found = sha256(data).hexdigest()
-    if found != record.sha256:
-        text = f"{record.file} has SHA-256 {found}, the manifest says {record.sha256}"
-        findings.add("sha256", text)
+    if removed is None:
         return
-    try:
-        removed = decode_removed(data)
-    except DamagedShardError as error:
-        findings.add("removed", f"{record.file}: {error}")
-        return
-    if len(removed) != record.count:
-        text = f"{record.file} lists {len(removed)}, the manifest says {record.count}"
-        findings.add("removed", text)
-    _check_places(dataset.manifest, removed, record.file, findings)
-
-
-def _check_places(
-    manifest: Manifest, removed: RemovedDocuments, file: str, findings: Findings
-) -> None:
-    counts = np.array([*(shard.num_documents for shard in manifest.shards), 0], np.int64)
-    limits = counts[np.minimum(removed.shard, len(manifest.shards))]
+    shards = dataset.manifest.shards
+    counts = np.array([*(shard.num_documents for shard in shards), 0], np.int64)
+    limits = counts[np.minimum(removed.shard, len(shards))]
     for place in np.flatnonzero(removed.document >= limits).tolist():
         shard, document = int(removed.shard[place]), int(removed.document[place])
-        findings.add("removed", f"{file} names document {document} of shard {shard}: there is none")
+        text = f"the list names document {document} of shard {shard}: there is none"
+        findings.add("removed", text)

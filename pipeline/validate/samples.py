@@ -1,7 +1,7 @@
 """Decode samples and check that they agree with the index, the vocabularies and themselves."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from pipeline.alignment.quality import AlignmentStatistics, DocumentQuality, measure_documents
 from pipeline.batches import AlignedBatch
-from pipeline.dataset.tokenizers import DatasetTokenizers
+from pipeline.dataset.tokenizers import Side
+from pipeline.tokenization import Tokenizer
 from pipeline.validate.arrays import (
     find_foreign_content,
     find_other_tokens,
@@ -26,7 +27,7 @@ from schemas.document import AlignedDocument, decode_document, decode_tensors, d
 from schemas.index import ShardIndex
 from schemas.manifest import Manifest
 
-SIDES = ("student", "teacher")
+SIDES: tuple[Side, Side] = ("student", "teacher")
 _FP32_SUM = 1e-6
 """What rounding to fp32 may change; sums differ by less, whatever their order."""
 
@@ -52,7 +53,7 @@ def check_samples(
     manifest: Manifest,
     findings: Findings,
     *,
-    tokenizers: DatasetTokenizers | None = None,
+    tokenizers: Mapping[Side, Tokenizer] | None = None,
 ) -> AlignmentStatistics:
     """Check every rule that a sample's content must keep.
 
@@ -163,7 +164,7 @@ def _without(
 
 def _check_tokenization(
     entries: Iterable[_Decoded],
-    tokenizers: DatasetTokenizers,
+    tokenizers: Mapping[Side, Tokenizer],
     index: ShardIndex,
     findings: Findings,
 ) -> None:
@@ -171,7 +172,7 @@ def _check_tokenization(
     batch = stack_documents([entry.document for entry in kept])
     texts = [document.text for document in batch.documents]
     for side in SIDES:
-        tokenizer = getattr(tokenizers, side)
+        tokenizer = tokenizers[side]
         fresh = tokenizer.tokenize_batch(texts)
         other = dict(find_other_tokens(getattr(batch, side), fresh))
         foreign = dict(find_foreign_content(fresh, texts, tokenizer))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from hashlib import sha256
-from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,14 +33,13 @@ TOLERANCES = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 _FP16_STEP = 2.0**-10
 
 
-def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = None) -> Findings:
+def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
     """Check every teacher's score manifest and sidecars beside a dataset.
 
     Args:
         dataset: beside which they lie.
         teacher: folder, repository or .gguf file to score a random sample of documents again with;
             None checks what needs no model.
-        seed: of that sample; None: another one each time, which a note names.
 
     Returns:
         The findings; its notes say what could not be checked, and what was scored again.
@@ -59,17 +57,14 @@ def check_scores(dataset: Dataset, *, teacher: str | None, seed: int | None = No
     except DatasetError as error:
         findings.add(CHECK, str(error))
         return findings
-    sound = [scores for scores in found if _check_one(scores, dataset, findings)]
+    for scores in found:
+        _check_one(scores, dataset, findings)
     if teacher is not None:
-        seed = secrets.randbelow(1 << 32) if seed is None else seed
-        _score_again(
-            teacher, [s for s in sound if not findings.found], dataset, found, findings, seed
-        )
+        _score_again(teacher, dataset, found, findings)
     return findings
 
 
-def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool:
-    """Check one teacher's scores; return whether all sidecars are there and could be read."""
+def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None:
     try:
         scored = scored_generation(scores, dataset)
         scores = scores_of(scores, scored)
@@ -77,7 +72,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
         documents = select_documents(dataset, scores.manifest.rule.where)
     except (DatasetError, WhereError) as error:
         findings.add(CHECK, str(error))
-        return False
+        return
     shards = scored.manifest.shards
     if len(shards) < len(dataset.manifest.shards):
         findings.note(
@@ -95,7 +90,6 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> bool
         except DatasetError as error:
             findings.add(CHECK, str(error))
         findings.take_over(of_shard)
-    return len(shards) == len(dataset.manifest.shards)
 
 
 def _contradictions(
@@ -139,12 +133,7 @@ def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray
 
 
 def _score_again(
-    teacher: str,
-    sound: list[ScoreFiles],
-    dataset: Dataset,
-    found: list[ScoreFiles],
-    findings: Findings,
-    seed: int,
+    teacher: str, dataset: Dataset, found: list[ScoreFiles], findings: Findings
 ) -> None:
     from pipeline.scoring.engines.transformers import default_device, load_scorer
 
@@ -155,6 +144,9 @@ def _score_again(
             f'none of the {len(found)} scores in {dataset.location} are of teacher "{teacher}": '
             "its weights or configuration are others; name the model that scored them"
         )
+    if findings.found:
+        findings.note("nothing was scored again: with other findings it can't agree")
+        return
     for scores in own:
         if scores.manifest.rule.engine is not None:
             findings.note(
@@ -162,29 +154,24 @@ def _score_again(
                 "and its kernels or quantization round otherwise than transformers"
             )
             continue
-        if scores not in sound:
-            findings.note(f"{scores.path} was not scored again: with other findings it can't agree")
-            continue
         rule, device = scores.manifest.rule, default_device()
         scorer = load_scorer(
             str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype
         )
-        sampled, message = _compare_sample(scores, dataset, scorer, Random(seed))
+        sampled, message = _compare_sample(scores, dataset, scorer)
         if message:
             findings.add(CHECK, f"{scores.path}: {message}")
-        findings.note(f"{scores.path}: scored {sampled} again on {device}, chosen by --seed {seed}")
+        findings.note(f"{scores.path}: scored {sampled} again on {device}")
 
 
-def _compare_sample(
-    scores: ScoreFiles, dataset: Dataset, scorer: Scorer, choose: Random
-) -> tuple[str, str]:
+def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tuple[str, str]:
     """Score some documents of a random shard again; return which, and what differs."""
-    number = choose.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
+    number = random.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
     record = scores.manifest.sidecars[number]
     data = read_whole(f"{scores.location}/{record.file}")
     stored = decode_sidecar(data, where=record.file)
     scored_documents = np.flatnonzero(np.diff(stored.starts)).tolist()
-    chosen = sorted(choose.sample(scored_documents, min(SAMPLED_DOCUMENTS, len(scored_documents))))
+    chosen = sorted(random.sample(scored_documents, min(SAMPLED_DOCUMENTS, len(scored_documents))))
     shard = ShardToScore.open(select_documents(dataset), number, scorer.rule)
     sample = shard.pieces.of_documents(np.isin(np.arange(len(shard.index)), chosen))
     tokens = shard.read_tokens(np.diff(stored.starts) > 0)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.validate.findings import Findings
-from pipeline.validate.samples import check_samples
+from pipeline.validate.samples import SIDES, check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
 from schemas.errors import DatasetError
 from schemas.index import METADATA_TYPES, ShardIndex, decode_index
@@ -63,7 +63,9 @@ def check_shard(
     """
     manifest = dataset.manifest
     findings = Findings(shard_record.file)
-    tokenizers = load_dataset_tokenizers(dataset) if with_tokenizers else None
+    tokenizers = None
+    if with_tokenizers:
+        tokenizers = {side: load_dataset_tokenizer(dataset, side) for side in SIDES}
     index = _read_index(dataset, shard_record, findings)
     statistics = []
     try:

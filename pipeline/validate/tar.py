@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,8 @@ class Sample:
     payload: bytes
 
 
-@dataclass(frozen=True)
-class FileDigest:
-    """What was read of a file.
-
-    Attributes:
-        num_bytes: its size.
-        sha256: 64 hex digits.
-    """
+class FileDigest(NamedTuple):
+    """What was read of a file: its size, and 64 hex digits."""
 
     num_bytes: int
     sha256: str

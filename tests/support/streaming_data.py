@@ -12,6 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
+from pipeline.packing.plan import plan_rows
 from schemas.document import AlignedDocument, Tokens, document_key
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import (
@@ -175,6 +176,11 @@ def _tokenizer(side, bos, eos, *, adds_bos):
 def around(first=None, continued=None, end=None):
     """Return the tokens around a text."""
     return ConventionRecord(first, continued, end)
+
+
+def plan_indices(indices, rules):
+    """Return the rows of all documents of some shards."""
+    return plan_rows(lambda split: [split(index, None) for index in indices], rules)
 
 
 def index_of(num_student, num_teacher, cuts):

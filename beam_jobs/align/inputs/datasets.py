@@ -25,7 +25,7 @@ from beam_jobs.tokenizer_files import StoredTokenizer, load_stored
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import find_generation, read_sample
 from pipeline.dataset.selection import Kept, require_documents, select_documents
-from pipeline.dataset.texts import find_text
+from pipeline.dataset.tokenizers import find_text
 from pipeline.tokenization.sweep import library_versions
 from schemas.document import decode_document
 from schemas.errors import DatasetError

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.tokenizers import load_dataset_tokenizers
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.models.probe import probe_tokens
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import NonsenseError
@@ -184,7 +184,7 @@ def connect(
     endpoints = Endpoints(settings, api_key=api_key)
     if known is None:
         known = _first_handshake(endpoints, probe, rule)
-    vocab_size = load_dataset_tokenizers(dataset).teacher.vocab_size
+    vocab_size = load_dataset_tokenizer(dataset, "teacher").vocab_size
     engine = ServedEngine(endpoints, rule, vocab_size=vocab_size, probe=probe, handshake=known)
     for server in endpoints.servers:
         endpoints.retry(engine.prove, server)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.packing.kernels import ENDS, FORCED, STARTS
-from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules, suggest_teacher_seq_length
 from schemas.index import CUT_STRIDE
 from schemas.manifest import default_convention
@@ -17,6 +16,7 @@ from tests.support.streaming_data import (
     around,
     index_of,
     make_documents,
+    plan_indices,
     write_dataset,
 )
 
@@ -62,7 +62,7 @@ def test_every_token_stands_in_exactly_one_row(
     shards, seq_length, teacher_seq_length, student, teacher, window_rows
 ):
     rules = PackingRules(seq_length, teacher_seq_length, student, teacher, window_rows)
-    plan = plan_rows([index_of(*_columns(shard)) for shard in shards], rules)
+    plan = plan_indices([index_of(*_columns(shard)) for shard in shards], rules)
     flat = [document for shard in shards for document in shard]
 
     by_document = {number: [] for number in range(len(flat))}
@@ -100,7 +100,7 @@ def _check_document(pieces, num_student, num_teacher, cuts):
 
 def test_a_document_is_cut_at_the_last_shared_boundary_that_fits():
     cuts = [(16, 10), (30, 20), (47, 31), (60, 44), (80, 61)]
-    plan = plan_rows([index_of([90], [70], [cuts])], PackingRules(34, 40, BOS_EOS, around()))
+    plan = plan_indices([index_of([90], [70], [cuts])], PackingRules(34, 40, BOS_EOS, around()))
     segments = sorted(plan.segments.tolist())
     assert segments == [
         (0, 0, 30, 0, 20, STARTS),  # BOS and 33 tokens would fit; 30 is the last cut within.
@@ -112,7 +112,7 @@ def test_a_document_is_cut_at_the_last_shared_boundary_that_fits():
 
 def test_teacher_tokens_limit_a_segment_too():
     cuts = [(8, 10), (16, 20), (24, 30)]
-    plan = plan_rows([index_of([32], [40], [cuts])], PackingRules(64, 21, BOS_EOS, BOS_EOS))
+    plan = plan_indices([index_of([32], [40], [cuts])], PackingRules(64, 21, BOS_EOS, BOS_EOS))
     assert sorted(plan.segments.tolist()) == [
         (0, 0, 16, 0, 20, STARTS),
         (0, 16, 24, 20, 30, 0),  # ten more teacher tokens would leave no room for EOS
@@ -122,14 +122,16 @@ def test_teacher_tokens_limit_a_segment_too():
 
 def test_backing_off_costs_at_most_a_cut_stride_where_boundaries_are_shared_everywhere():
     cuts = [(place, place) for place in range(CUT_STRIDE, 5000, CUT_STRIDE)]
-    plan = plan_rows([index_of([5000], [5000], [cuts])], PackingRules(1000, 1000, BOS_EOS, BOS_EOS))
+    plan = plan_indices(
+        [index_of([5000], [5000], [cuts])], PackingRules(1000, 1000, BOS_EOS, BOS_EOS)
+    )
     lengths = np.sort(plan.row_lengths()[0])[::-1]
     assert len(lengths) > 4
     assert lengths[:5].min() > 1000 - CUT_STRIDE - 1
 
 
 def test_a_run_without_shared_boundary_is_divided_and_marked():
-    plan = plan_rows([index_of([100], [300], [[]])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
+    plan = plan_indices([index_of([100], [300], [[]])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
     assert plan.num_forced_segments == len(plan.segments) == 5
     assert sorted(segment[1:3] for segment in plan.segments.tolist())[-1] == (80, 100)
 
@@ -139,7 +141,7 @@ def test_real_documents_are_cut_at_byte_boundaries_of_both():
     from tests.support.streaming_data import make_index
 
     rules = PackingRules(64, 80, BOS_EOS, around(3, 3, None))
-    plan = plan_rows([make_index(texts, [0] * 3, [b""] * 3)], rules)
+    plan = plan_indices([make_index(texts, [0] * 3, [b""] * 3)], rules)
     checked = 0
     for number, _, s_stop, _, t_stop, flags in plan.segments.tolist():
         if not flags & ENDS:
@@ -157,14 +159,14 @@ def test_padding_is_below_one_percent_at_2048():
         [(place, place * 8 // 10) for place in range(16, length, 16)] for length in lengths.tolist()
     ]
     index = index_of(lengths, lengths * 8 // 10 + 1, cuts)
-    plan = plan_rows([index], PackingRules(2048, 2048, BOS_EOS, BOS_EOS))
+    plan = plan_indices([index], PackingRules(2048, 2048, BOS_EOS, BOS_EOS))
     student_padding, teacher_padding = plan.padding()
     assert student_padding < 0.01
     assert 0.1 < teacher_padding < 0.3
 
 
 def test_no_documents_make_no_rows():
-    plan = plan_rows([index_of([], [], [])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
+    plan = plan_indices([index_of([], [], [])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
     assert len(plan) == 0
     assert plan.padding() == (1.0, 1.0)
     assert plan.max_segments == 0

@@ -6,7 +6,7 @@ from itertools import starmap
 import numpy as np
 import pytest
 
-from pipeline.packing.plan import plan_chosen_rows
+from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
 from schemas.index import CUT_STRIDE
 from tests.support.streaming_data import around, index_of
@@ -67,5 +67,5 @@ def digest(plan):
     ],
 )
 def test_a_plan_has_the_bytes_that_it_always_had(rules, chosen, expected):
-    plan = plan_chosen_rows(lambda split: starmap(split, simulate_shards(chosen=chosen)), rules)
+    plan = plan_rows(lambda split: starmap(split, simulate_shards(chosen=chosen)), rules)
     assert digest(plan) == expected

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from pipeline.packing.kernels import STARTS
-from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from schemas.errors import DatasetError
-from tests.support.streaming_data import around, make_documents, make_index
+from tests.support.streaming_data import around, make_documents, make_index, plan_indices
 
 LENGTHS = [5, 90, 1, 250, 33, 400, 12]
 
@@ -48,7 +47,7 @@ def test_every_token_is_scored_once_and_sees_at_most_the_limit(rule, index):
 
 def test_rows_pieces_are_the_plan_s_segments(index):
     rules = packing()
-    plan, pieces = plan_rows([index], rules), ContextRule.of_rows(rules).pieces(index)
+    plan, pieces = plan_indices([index], rules), ContextRule.of_rows(rules).pieces(index)
     segments = {
         (int(s["document"]), int(s["teacher_start"]), int(s["teacher_stop"]), bool(s["flags"] & 1))
         for s in plan.segments
@@ -70,7 +69,7 @@ def test_rows_pieces_are_the_plan_s_segments(index):
 
 def test_a_plan_s_contexts_are_its_rule_s_shard_by_shard(index):
     other = make_index(make_documents([300, 7], seed=8), [0, 0], [b"", b""])
-    plan = plan_rows([index, other], packing())
+    plan = plan_indices([index, other], packing())
     rule = ContextRule.of_rows(packing())
     expected = [rule.pieces(shard).context_sha256 for shard in (index, other)]
     assert plan_contexts(plan) == expected

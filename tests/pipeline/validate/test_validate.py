@@ -475,7 +475,6 @@ def test_command_with_findings(
         (["no/such/folder"], "no/such/folder/manifest.json does not exist"),
         (["", "--json"], "DATASET is empty"),
         (["x", "--workers", "-1"], "--workers -1: it must be 0 or more"),
-        (["x", "--seed", "1"], "--seed 1 chooses what --teacher scores again"),
     ],
 )
 def test_command_that_cannot_run(
