@@ -241,6 +241,12 @@ class Manifest:
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
+    def fingerprints(self) -> dict[int, str]:
+        """Those of its generations by number, its own last."""
+        earlier = {entry.number: entry.fingerprint for entry in self.generations}
+        return earlier | {self.generation: self.fingerprint}
+
+    @property
     def totals(self) -> dict[str, int]:
         """Documents, bytes and tokens over all shards."""
         return totals_of(self.shards)

@@ -48,11 +48,9 @@ class ShardCache:
     """Whole files from anywhere that `fsspec` reads, in a folder of limited size."""
 
     def __init__(self, folder: str | Path, max_bytes: int) -> None:
-        """Use a folder, which may hold files of earlier runs and other processes.
+        """Use a folder on a local disk, which may hold files of earlier runs and other processes.
 
-        Args:
-            folder: on a local disk; made where it does not exist.
-            max_bytes: limit of all files in it, downloads under way included.
+        `max_bytes` is the limit of all files in it, downloads under way included.
         """
         self.folder = Path(folder)
         self.max_bytes = max_bytes
@@ -98,9 +96,7 @@ class ShardCache:
     def _fetch_quietly(self, file: ListedFile) -> None:
         try:
             self._fetch(file, self.folder / file.sha256)
-        except (
-            Exception
-        ) as error:  # Remote filesystems raise what they like; `open` raises it again.
+        except Exception as error:  # whatever a file system raises; `open` raises it again
             logger.warning("prefetch of %s failed: %s", file.url, error)
 
     def _fetch(self, file: ListedFile, path: Path) -> None:

@@ -30,8 +30,8 @@ def choose_conventions(
         dataset: the dataset; its tokenizers are read only for tokens that are named.
         student_bos: stands before a student's text: a token, its id, or "none"; None keeps what
             the dataset has.
-        student_eos: stands after a document's last student token, likewise.
-        teacher_context: stands before a teacher's text, likewise.
+        student_eos: after a document's last student token, likewise.
+        teacher_context: before a teacher's text, likewise.
 
     Raises:
         ValueError: no such token.
@@ -67,11 +67,8 @@ def describe_tokenizer(
     Args:
         tokenizer: the tokenizer.
         folder: of its copy, within the dataset.
-        before: stands before a text, as in `name_tokens`.
-        after: stands after a document, likewise.
-
-    Raises:
-        ValueError: no such token.
+        before: as in `name_tokens`.
+        after: likewise.
 
     Example:
         >>> describe_tokenizer(tokenizer, "tokenizers/student").file
@@ -100,10 +97,10 @@ def name_tokens(
     before: str | None = None,
     after: str | None = None,
 ) -> ConventionRecord:
-    """Return a convention with the tokens that a user names.
+    """Return a convention with the tokens that a user names over its own.
 
     Args:
-        own: what holds where the user names none.
+        own: the convention.
         load: gives the tokenizer.
         before: a token, its id, or "none"; it stands before a document and before its pieces.
         after: likewise, after a document.

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.reading import read_generation, read_manifest, read_samples, read_whole
+from pipeline.dataset.reading import read_generation, read_manifest, read_sample, read_whole
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
 from schemas.manifest import MANIFEST_FILE, Manifest
@@ -52,14 +52,12 @@ class Dataset:
             >>> dataset.has_generation(dataset.manifest.fingerprint)
             True
         """
-        earlier = {entry.fingerprint for entry in self.manifest.generations}
-        return fingerprint in {self.manifest.fingerprint, *earlier, *self.fingerprints}
+        return fingerprint in {*self.manifest.fingerprints.values(), *self.fingerprints}
 
     def at_generation(self, number: int) -> "Dataset":
         """Return the newest one as it was at an earlier generation, or itself.
 
-        Raises:
-            DatasetError: no such generation, its manifest is gone, or it lists a shard twice.
+        Raises DatasetError where there is none, its manifest is gone, or it lists a shard twice.
         """
         manifest = read_generation(self.location, self.manifest, number)
         _require_each_once(manifest, self.location)
@@ -71,11 +69,7 @@ class Dataset:
         return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
 
     def open_shard(self, shard_index: int) -> BinaryIO:
-        """Open a shard's tar in place, for reading; what is read is not checked.
-
-        Raises:
-            DamagedShardError: it is missing.
-        """
+        """Open a shard's tar in place, or raise DamagedShardError; what is read isn't checked."""
         name = self.manifest.shards[shard_index].file
         try:
             return self.open_file(name)
@@ -83,15 +77,11 @@ class Dataset:
             raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
 
     def open_file(self, name: str) -> BinaryIO:
-        """Open one of its files as it is stored; a job reads in its own way instead.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Open one of its files as it is stored; a job reads in its own way instead."""
         return cast(BinaryIO, fsspec.open(self._url(name), "rb").open())
 
     def read_file(self, name: str) -> bytes:
-        """Return the whole of a small one, likewise."""
+        """Return the whole of a small one."""
         return read_whole(self._url(name))
 
     def samples(
@@ -108,7 +98,7 @@ class Dataset:
         whole shards into memory instead.
 
         Args:
-            shard_index: the shard.
+            shard_index: which.
             index: its index, with names.
             documents: places in the index of those to read; None reads all, in order.
             with_removed: read removed ones too, where what is on disk is the subject.
@@ -129,7 +119,8 @@ class Dataset:
             documents = [place for place in wanted if place not in gone]
         with self.open_shard(shard_index) as file:
             name = self.manifest.shards[shard_index].file
-            yield from read_samples(file, index, shard=name, documents=documents)
+            for place in range(len(index)) if documents is None else documents:
+                yield place, read_sample(file, index, place, shard=name)
 
     def read_index(
         self,
@@ -141,7 +132,7 @@ class Dataset:
         """Return a shard's index, verified by its hash, with all its documents.
 
         Args:
-            shard_index: the shard.
+            shard_index: which.
             with_names: whether keys, ids and quality are read too.
             metadata: fields to read; None reads all of them with names, and none without.
 
@@ -159,28 +150,16 @@ class Dataset:
         return index
 
     def read_ids(self, shard_index: int) -> pa.ChunkedArray:
-        """Return the ids of a shard's documents, in the index's order, verified by its hash.
-
-        Raises:
-            DamagedShardError: the index is missing or is not the manifest's.
-        """
+        """Return the ids of a shard's documents, in the index's order; errors as `index_bytes`."""
         return decode_ids(self.index_bytes(shard_index))
 
     def index_bytes(self, shard_index: int) -> bytes:
-        """Return a shard's index as it is stored, verified by its hash.
-
-        Raises:
-            DamagedShardError: it is missing or is not the manifest's.
-        """
+        """Return a shard's index as it is stored, or raise DamagedShardError."""
         record = self.manifest.shards[shard_index]
         return self._read_named(record.index_file, record.index_sha256, "index")[1]
 
     def removed_of(self, shard_index: int) -> NDArray[np.int64]:
-        """Return the places in a shard's index of removed documents, ascending.
-
-        Raises:
-            DamagedShardError: the list is missing or is not the manifest's.
-        """
+        """Return the places in a shard's index of removed documents, ascending, see `removed`."""
         return self.removed.of_shard(shard_index) if self.removed else np.empty(0, np.int64)
 
     @property
@@ -268,9 +247,8 @@ def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None)
     filesystem, local_path = fsspec.core.url_to_fs(location)
     if isinstance(filesystem, LocalFileSystem):
         location = local_path
-    fingerprints = {manifest.fingerprint, *(entry.fingerprint for entry in manifest.generations)}
     _require_each_once(manifest, os.fspath(path))
-    dataset = Dataset(location, manifest, frozenset(fingerprints))
+    dataset = Dataset(location, manifest, frozenset(manifest.fingerprints.values()))
     return dataset if generation is None else dataset.at_generation(generation)
 
 

@@ -25,10 +25,7 @@ class Group:
     Attributes:
         value: it; None: the input said nothing. Fractions stand for those that share their first
             digit: 0.2 for 0.2 … 0.3.
-        num_documents: documents.
         num_text_bytes: UTF-8 bytes of their texts.
-        num_student_tokens: student tokens.
-        num_teacher_tokens: teacher tokens.
         num_mapped: student tokens with a teacher token.
         byte_iou_sum: sum over these of intersection over union.
     """
@@ -56,30 +53,22 @@ _SIZES = ("num_text_bytes", "num_student_tokens", "num_teacher_tokens")
 _SUMS = (*_SIZES, "num_mapped", "byte_iou_sum")
 
 
-def require_field(manifest: Manifest, name: str) -> None:
-    """Check that a dataset's documents have a field.
-
-    Raises:
-        ValueError: they don't; names those that there are.
-    """
-    known = [f"{entry.name} ({entry.type})" for entry in manifest.metadata]
-    if name not in [entry.name for entry in manifest.metadata]:
-        there = f"it has {', '.join(known)}" if known else "none was given to align --metadata"
-        raise ValueError(f'the dataset has no metadata "{name}": {there}')
-
-
 def count_by(dataset: Dataset, name: str) -> list[Group]:
     """Return a dataset's documents by a field's values, those with the most tokens first.
 
     Raises:
-        ValueError: no such field.
+        ValueError: no such field; names those that there are.
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:
         >>> [group.value for group in count_by(open_dataset("aligned"), "source")]  # doctest: +SKIP
         ['web', 'math', None]
     """
-    require_field(dataset.manifest, name)
+    names = [entry.name for entry in dataset.manifest.metadata]
+    if name not in names:
+        known = ", ".join(f"{entry.name} ({entry.type})" for entry in dataset.manifest.metadata)
+        there = f"it has {known}" if known else "none was given to align --metadata"
+        raise ValueError(f'the dataset has no metadata "{name}": {there}')
     sums: dict[Value, NDArray[np.float64]] = defaultdict(lambda: np.zeros(1 + len(_SUMS)))
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         shards = range(len(dataset.manifest.shards))

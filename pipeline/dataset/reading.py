@@ -1,7 +1,6 @@
 """Read a dataset: its manifest, and samples that are checked before they are believed."""
 
 import zlib
-from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import fsspec
@@ -52,9 +51,6 @@ def read_whole(url: str) -> bytes:
 
     Asked for its size first, a store may replace the file before it is asked for the bytes.
 
-    Args:
-        url: a path, or a URL that `fsspec` reads.
-
     Raises:
         FileNotFoundError: there is none.
 
@@ -69,11 +65,6 @@ def read_whole(url: str) -> bytes:
 
 def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
     """Read the manifest of one of a dataset's generations.
-
-    Args:
-        location: the dataset's folder.
-        newest: its manifest.
-        number: of the generation.
 
     Raises:
         DatasetError: no such generation, or its manifest is gone or another.
@@ -105,34 +96,17 @@ def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
         >>> find_generation(manifest, manifest.fingerprint) == manifest.generation
         True
     """
-    numbers = {entry.fingerprint: entry.number for entry in manifest.generations}
-    return (numbers | {manifest.fingerprint: manifest.generation}).get(fingerprint)
+    return {own: number for number, own in manifest.fingerprints.items()}.get(fingerprint)
 
 
-def read_samples(
-    file: BinaryIO, index: ShardIndex, *, shard: str, documents: Iterable[int] | None = None
-) -> Iterator[tuple[int, memoryview]]:
-    """Read a shard's payloads, each checked against its CRC-32.
+def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) -> memoryview:
+    """Read one of a shard's payloads, checked against its CRC-32.
 
     Args:
         file: the tar, opened for binary reading and seekable.
         index: the shard's index.
+        place: the sample's place in it.
         shard: its name, for errors.
-        documents: places in the index of those to read; None reads all, in order.
-
-    Yields:
-        the sample's place in the index, and its payload.
-
-    Raises:
-        DamagedShardError: the tar ends too early.
-        DamagedSampleError: a payload's CRC-32 differs.
-    """
-    for place in range(len(index)) if documents is None else documents:
-        yield place, read_sample(file, index, place, shard=shard)
-
-
-def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) -> memoryview:
-    """Read one of a shard's payloads, as `read_samples` does.
 
     Raises:
         DamagedShardError: the tar ends too early.
@@ -146,20 +120,11 @@ def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) ->
             f"shard {shard} ends inside sample {index.key[place]} (byte {start + size} is "
             "missing): it is cut; restore it or run beam_jobs.align again"
         )
-    check_crc32(payload, int(index.crc32[place]), shard=shard, key=index.key[place])
-    return memoryview(payload)
-
-
-def check_crc32(payload: bytes | memoryview, expected: int, *, shard: str, key: str) -> None:
-    """Check a payload against the index.
-
-    Raises:
-        DamagedSampleError: with shard, key and remedy.
-    """
-    found = zlib.crc32(payload)
+    found, expected = zlib.crc32(payload), int(index.crc32[place])
     if found != expected:
         raise DamagedSampleError(
-            f"sample {key} in shard {shard} has CRC-32 {found:08x}, its index says "
+            f"sample {index.key[place]} in shard {shard} has CRC-32 {found:08x}, its index says "
             f"{expected:08x}: the payload was altered; restore the shard or run "
             "beam_jobs.align again"
         )
+    return memoryview(payload)

@@ -6,7 +6,7 @@ counts. A condition that is null, as a comparison with a missing value is, is no
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +90,7 @@ class ChosenDocuments:
         """Return one shard's index, all documents in it, and which of them are read.
 
         Args:
-            shard_index: the shard.
+            shard_index: which.
             with_removed: read those too that are removed, so that what is stored beside a shard
                 doesn't depend on them.
             with_names: read ids and quality too, which samples are checked by.
@@ -119,8 +119,7 @@ class ChosenDocuments:
         return sorted(fields), any(name in _NAMED for name in self.columns)
 
     def _match(self, index: ShardIndex) -> NDArray[np.bool_]:
-        columns = {name: index.metadata[name] for name in self._needed[0]}
-        query = ConditionQuery(_table(self.dataset.manifest, columns, index))
+        query = ConditionQuery(_table(self.dataset.manifest, index))
         kept = np.zeros(len(index), np.bool_)
         kept[query.filter(self.where)] = True
         return kept
@@ -146,11 +145,7 @@ def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
 
 
 def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
-    """Check that something is read.
-
-    Raises:
-        WhereError: the condition is true of no document.
-    """
+    """Raise WhereError if a condition or removals leave no document."""
     if num_documents or selection.is_whole:
         return
     location, where = selection.dataset.location, selection.where
@@ -162,32 +157,27 @@ def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
 
 
 def _require_condition(manifest: Manifest, where: str) -> tuple[str, ...]:
-    """Check a condition; return the columns that it names.
-
-    Raises:
-        WhereError: see `select_documents`.
-    """
+    """Check a condition; return the columns that it names."""
     try:
-        return tuple(ConditionQuery(_table(manifest, {}, None)).require_condition(where))
+        return tuple(ConditionQuery(_table(manifest)).require_condition(where))
     except WhereError as error:
         raise WhereError(f"{error}; {_told(manifest)}") from error
 
 
-def _table(
-    manifest: Manifest, columns: Mapping[str, pa.ChunkedArray], index: ShardIndex | None
-) -> pa.Table:
-    """Return the columns that conditions know, of no rows without an index."""
+def _table(manifest: Manifest, index: ShardIndex | None = None) -> pa.Table:
+    """Return the columns that conditions know, of no rows without an index.
+
+    Those that the condition doesn't name, and so weren't read, are null.
+    """
+    size = 0 if index is None else len(index)
     values: dict[str, Any] = {}
     for name, kind in (_COUNTS | _NAMED).items():
-        given = getattr(index, name) if index is not None else ()
-        if index is not None and len(given) != len(index):  # not read
-            values[name] = pa.nulls(len(index), kind)
-        else:
-            values[name] = pa.array(given, kind)
+        given = getattr(index, name, ())
+        values[name] = pa.array(given, kind) if len(given) == size else pa.nulls(size, kind)
+    metadata = {} if index is None else index.metadata
     for entry in manifest.metadata:
-        kind = METADATA_TYPES[entry.type]
-        missing = pa.nulls(len(index) if index is not None else 0, kind)
-        values[entry.name] = columns.get(entry.name, missing)
+        missing = pa.nulls(size, METADATA_TYPES[entry.type])
+        values[entry.name] = metadata.get(entry.name, missing)
     for short, name in _short_names(manifest).items():
         values[short] = values[name]
     return pa.table(values)

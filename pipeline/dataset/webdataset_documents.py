@@ -25,10 +25,8 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
         seed: shuffle the shards by it; None keeps their order.
 
     Returns:
-        a pipeline of dicts: `__key__`, `__url__` and `document`, an `AlignedDocument`.
-
-    Raises:
-        DatasetError: no finished dataset. Reading raises DamagedShardError and DamagedSampleError.
+        a pipeline of dicts: `__key__`, `__url__` and `document`, an `AlignedDocument`. Reading
+        raises DamagedShardError and DamagedSampleError.
 
     Example:
         >>> documents = decoded_documents("aligned")  # doctest: +SKIP

@@ -45,10 +45,10 @@ class ShardWriter:
     def __init__(
         self, file: BinaryIO, *, keep_text: bool = False, metadata: Sequence[MetadataColumn] = ()
     ) -> None:
-        """Write to a file opened for binary writing, which stays open.
+        """Write to a file opened for binary writing, which stays open; only `write` is called.
 
         Args:
-            file: only `write` is called.
+            file: takes the tar.
             keep_text: whether samples hold their text.
             metadata: the columns that documents have values for.
         """
@@ -140,14 +140,7 @@ def _columns(
 
 
 def shard_record(written: WrittenShard, file: str, index_file: str, index: bytes) -> ShardRecord:
-    """Return the manifest's record of a shard.
-
-    Args:
-        written: from `ShardWriter.close`.
-        file: the tar's final name.
-        index_file: the index's final name.
-        index: the index file's bytes.
-    """
+    """Return the manifest's record of a shard: its tar's and index's final names, its index."""
     return ShardRecord(
         file=file,
         num_bytes=written.num_bytes,

@@ -28,8 +28,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-MIXTURE_SUFFIX = ".toml"
-
 _TOLERANCE = 1e-6
 
 
@@ -85,31 +83,8 @@ class Mixture:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its datasets; none of a dataset by itself, see `mixture_of_one`."""
+        """Of its datasets; none of a dataset by itself."""
         return tuple(entry.name for entry in self.datasets if entry.name)
-
-
-def is_mixture(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a mixture and not a dataset.
-
-    Example:
-        >>> is_mixture("mixture.toml"), is_mixture("aligned")
-        (True, False)
-    """
-    return os.fspath(path).endswith(MIXTURE_SUFFIX)
-
-
-def mixture_of_one(
-    path: str, *, seed: int = 0, max_epochs: int | None = 1, where: str = ""
-) -> Mixture:
-    """Return what reads one dataset, which needs no name.
-
-    Example:
-        >>> mixture_of_one("aligned").names
-        ()
-    """
-    entry = MixedDataset("", path, max_epochs, where.strip())
-    return Mixture(path, seed, (entry,), (Stage(0, {"": 1.0}),))
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
@@ -126,7 +101,7 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
         >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
         {'web': 0.7, 'math': 0.3}
     """
-    import fsspec  # slow to import, and help needs `is_mixture` alone
+    import fsspec  # slow to import, and help needs none
 
     path = os.fspath(path)
     try:

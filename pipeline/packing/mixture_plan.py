@@ -112,9 +112,6 @@ class MixturePlan:
     def locate(self, run_position: int) -> tuple[int, int]:
         """Return the number of a row's source, and the row's number in it, over all its epochs.
 
-        Args:
-            run_position: from 0, below `num_rows`.
-
         Example:
             >>> web = Source("web", num_rows=3, num_tokens=300)
             >>> code = Source("code", num_rows=3, num_tokens=300)
@@ -145,10 +142,6 @@ class MixturePlan:
 
 def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:
     """Return the rows of a mixture.
-
-    Args:
-        sources: the datasets.
-        stages: in order, the first from token 0.
 
     Raises:
         ValueError: a stage that is never reached, or a share below one row in `PERIOD`.

@@ -88,16 +88,15 @@ class OpenedRun:
         """Return whether a run leaves the generations that its state is of for those that are open.
 
         Raises:
-            StreamMismatchError: the state is of other generations, and the run may not move. Other
-                data pass: `StreamState.require_same_run` compares fingerprints.
+            StreamMismatchError: it would, and may not. Other data pass: they are compared later.
         """
         then = _fingerprint_at(self.mixture, self.known, saved)
         if not self.fingerprint != saved.fingerprint == then:
             return False
-        path, now = self.mixture.path, name_generations(self.generations)
+        path, now = self.mixture.path, _named(self.generations)
         if self.reading.generation != LATEST:
             raise StreamMismatchError(
-                f"the checkpoint was made with generation {name_generations(saved.generations)} of "
+                f"the checkpoint was made with generation {_named(saved.generations)} of "
                 f"{path}, and generation {now} is open: hand the saved state to AlignedRows, which "
                 f'finds its own, or give generation="{LATEST}" to move the run on'
             )
@@ -114,9 +113,6 @@ class OpenedRun:
 
         Args:
             documents: uint32 [G] of each, the documents in its rows, some of them more than once.
-
-        Raises:
-            DatasetError: one is.
         """
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2
@@ -160,14 +156,10 @@ def open_run(
         MixtureFileError: a file that can't be read, or contradicts itself.
         WhereError: a condition can't be understood; it lists the columns that there are.
         ValueError: no such token, or what a mixture can't have, see `Reading.mixture`.
-
-    Example:
-        >>> open_run(Reading("mixture.toml")).datasets[0].dataset.location  # doctest: +SKIP
-        '/data/aligned/web'
     """
     mixture = reading.mixture(seed=seed, max_epochs=max_epochs)
     newest = [open_dataset(entry.path) for entry in mixture.datasets]
-    known = tuple(_generations(dataset.manifest) for dataset in newest)
+    known = tuple(dataset.manifest.fingerprints for dataset in newest)
     numbers = _choose_generations(reading, mixture, known, saved)
     datasets = [
         dataset.at_generation(number) for dataset, number in zip(newest, numbers, strict=True)
@@ -192,11 +184,6 @@ def _stands_for_all(datasets: Sequence[Dataset]) -> Dataset:
     return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
 
 
-def _generations(newest: Manifest) -> dict[int, str]:
-    earlier = {entry.number: entry.fingerprint for entry in newest.generations}
-    return {**earlier, newest.generation: newest.fingerprint}
-
-
 def _choose_generations(
     reading: Reading,
     mixture: Mixture,
@@ -215,19 +202,13 @@ def _choose_generations(
         "%s is at generation %s now; the run goes on with generation %s, on which it was started "
         "(generation latest moves it on)",
         mixture.path,
-        name_generations(newest),
-        name_generations(saved.generations),
+        _named(newest),
+        _named(saved.generations),
     )
     return list(saved.generations)
 
 
-def name_generations(numbers: Sequence[int]) -> str:
-    """Return the generations of a run's datasets, for messages.
-
-    Example:
-        >>> name_generations([0, 3])
-        '0, 3'
-    """
+def _named(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
@@ -292,14 +273,15 @@ def _require_other_documents(
 
 
 def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Dataset) -> None:
-    for side in ("student", "teacher"):
-        own, other = getattr(dataset.manifest, side), getattr(first.manifest, side)
-        if own.sha256 != other.sha256:
-            raise ForeignTokenizerError(
-                f'{mixture.path}: "{name}" was made with {side} tokenizer {own.source} '
-                f'({own.sha256[:16]}…), "{mixture.datasets[0].name}" with {other.source} '
-                f"({other.sha256[:16]}…): align both with the same tokenizers"
-            )
+    other = first.manifest
+    try:
+        dataset.manifest.require_tokenizers(
+            student_sha256=other.student.sha256, teacher_sha256=other.teacher.sha256
+        )
+    except ForeignTokenizerError as error:
+        raise ForeignTokenizerError(
+            f'{mixture.path}: "{name}" and "{mixture.datasets[0].name}" differ: {error}'
+        ) from error
 
 
 def _require_conventions(

@@ -87,8 +87,8 @@ def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> R
 
     Args:
         plan: the rows.
-        name: names the plan, see `RowOrder`.
-        seed: another seed gives another order.
+        name: of the plan, see `RowOrder`.
+        seed: of the order.
         shuffle_shards: shards per group; more mix better and need more shards at hand. A group
             is divided where it has more than `MAX_GROUP_ROWS` rows.
     """

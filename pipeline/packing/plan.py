@@ -161,10 +161,7 @@ def split_index(
 ) -> NDArray[np.void]:
     """Return a shard's segments in document order, SEGMENT [G]; documents count from 0.
 
-    Args:
-        index: the shard's.
-        student_room: as in `PackingRules.student_room`.
-        teacher_room: as in `PackingRules.teacher_room`.
+    Rooms are as in `PackingRules.student_room` and `teacher_room`.
     """
     table = split_documents(
         index.num_student_tokens,
@@ -180,14 +177,7 @@ def split_index(
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """Segments in document order, and what they take of a row.
-
-    Attributes:
-        segments: SEGMENT [G].
-        student: int64 [G], student tokens, added ones included.
-        teacher: int64 [G], teacher tokens, likewise.
-        fill: float64 [G], the share of a row, of student or of teacher tokens.
-    """
+    """Segments in document order, SEGMENT [G], and what they take of a row, see the kernel."""
 
     segments: NDArray[np.void]
     student: NDArray[np.int64]

@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.packing.mixture_file import Mixture, is_mixture, mixture_of_one, read_mixture
+from pipeline.packing.mixture_file import MixedDataset, Mixture, Stage, read_mixture
 from vocag_cli.options import Condition, Option, TokenName
 
 Generation = int | Literal["latest"] | None
@@ -60,16 +60,15 @@ class Reading:
     def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
         """Return the mixture that is read: what its file says, or one dataset without a name.
 
-        Args:
-            seed: of a dataset's order; a mixture's file has its own.
-            max_epochs: of a dataset; a mixture's file has its own.
+        A mixture's file has its own seed and its own `max_epochs`.
 
         Raises:
             MixtureFileError: a file that can't be read, or contradicts itself.
             ValueError: a condition or a generation's number, which a mixture can't have.
         """
-        if not is_mixture(self.path):
-            return mixture_of_one(self.path, seed=seed, max_epochs=max_epochs, where=self.where)
+        if not self.path.endswith(".toml"):
+            entry = MixedDataset("", self.path, max_epochs, self.where.strip())
+            return Mixture(self.path, seed, (entry,), (Stage(0, {"": 1.0}),))
         if self.where.strip():
             raise ValueError(
                 f"where {self.where.strip()} is for one dataset, and {self.path} is a mixture: "

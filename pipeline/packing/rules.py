@@ -59,9 +59,6 @@ class PackingRules:
             teacher_seq_length: teacher tokens per row; None: `suggest_teacher_seq_length`.
             window_rows: rows packed together.
 
-        Example:
-            >>> PackingRules.of_dataset(manifest, seq_length=2048).teacher_seq_length
-            1984
         """
         return cls(
             seq_length=seq_length,

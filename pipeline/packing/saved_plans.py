@@ -36,15 +36,9 @@ _PLANS_FOLDER = "plans"
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Where each of N samples lies, over all shards.
+    """Where each of N samples lies, over all shards: int64 and uint32 [N], as in `ShardIndex`.
 
-    Attributes:
-        payload_offset: int64 [N], byte position in its tar.
-        payload_bytes: uint32 [N], size.
-        crc32: uint32 [N].
-        num_student_tokens: uint32 [N].
-        num_teacher_tokens: uint32 [N].
-        shard_document_starts: int64 [shards + 1]; shard i owns these samples.
+    `shard_document_starts` is int64 [shards + 1]; shard i owns these samples.
     """
 
     payload_offset: NDArray[np.int64]

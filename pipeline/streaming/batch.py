@@ -67,21 +67,16 @@ class Rows(Mapping[str, torch.Tensor]):
         return self._is_text("teacher_cu_seqlens", self["teacher_input_ids"].shape[-1])
 
     @property
-    def teacher_has_context(self) -> torch.Tensor:
-        """Which teacher tokens stand behind another of their segment, bool [B, teacher_seq_length].
-
-        Padding is a segment like any other.
-        """
-        return has_context(self["teacher_cu_seqlens"], self["teacher_input_ids"].shape[-1])
-
-    @property
     def teacher_has_loss(self) -> torch.Tensor:
         """Which teacher tokens have a loss, bool [B, teacher_seq_length].
 
         Those with a context, or a stored loss, in a segment that the student learns from.
         """
-        stored = "teacher_losses" in self.layout.shapes
-        known = ~self["teacher_losses"].isnan() if stored else self.teacher_has_context
+        if "teacher_losses" in self.layout.shapes:
+            known = ~self["teacher_losses"].isnan()
+        else:
+            length = self["teacher_input_ids"].shape[-1]
+            known = has_context(self["teacher_cu_seqlens"], length)
         return known & self.teacher_is_text
 
     def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The rows of one dataset of a run, by epoch and position: its plan, their order, its samples."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from numpy import float32, int32, int64, nan
 from numpy.typing import NDArray
@@ -39,12 +39,6 @@ class DatasetRows:
         self, config: StreamConfig, opened: OpenedDataset, rules: PackingRules, *, seed: int
     ) -> None:
         """Compare a dataset's shards with the manifest, and load or make its plan.
-
-        Args:
-            config: how rows are read.
-            opened: the dataset.
-            rules: what a row is.
-            seed: of the order.
 
         Raises:
             DatasetError: damage that is not to be quarantined.
@@ -94,7 +88,7 @@ class DatasetRows:
             row: int32 [layout.num_words].
             layout: of the run's rows, which may have room for more segments than these need.
             epoch: of this dataset.
-            epoch_position: the row's place in it.
+            epoch_position: the row's place in the epoch.
 
         Raises:
             DatasetError: the row's sample or shard is damaged and that is not to be quarantined.
@@ -114,11 +108,7 @@ class DatasetRows:
     def leave_out(
         self, epoch: int, epoch_position: int, segment: int, what: str, *, step: int
     ) -> None:
-        """Raise for a segment that can't be learned from, or list it: `AlignedRows.leave_out`.
-
-        Raises:
-            NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
-        """
+        """See `AlignedRows.leave_out`."""
         row_index = self.order.row_index(epoch, epoch_position)
         document_index = int(
             self.plan.segments["document"][self.plan.row_starts[row_index] + segment]
@@ -144,8 +134,8 @@ class DatasetRows:
         whole = STARTS | ENDS
         added = self._added[flags & whole]
         stop = (
-            at[STUDENT] + s_stop - s_start + added.student,
-            at[TEACHER] + t_stop - t_start + added.teacher,
+            at[STUDENT] + s_stop - s_start + (added[0] >= 0) + (added[1] >= 0),
+            at[TEACHER] + t_stop - t_start + (added[2] >= 0) + (added[3] >= 0),
         )
         num_masked = 0
         try:
@@ -157,7 +147,7 @@ class DatasetRows:
                 sample,
                 tensors,
                 (s_start, s_stop, t_start, t_stop),
-                added.ids,
+                added,
                 bool(flags & FORCED),
             )
             if num_bad:
@@ -206,22 +196,12 @@ def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> Sha
     return ShardCache(config.cache_folder / "shards", config.cache_bytes)
 
 
-@dataclass(frozen=True)
-class _Added:
-    """What is added to a segment: ids as `fill_segment` takes them, and their numbers."""
-
-    ids: tuple[int, int, int, int]
-    student: int
-    teacher: int
-
-
-def _added_tokens(rules: PackingRules, flags: int) -> _Added:
-    """Return what is added to a segment that starts or ends its document, or does not."""
+def _added_tokens(rules: PackingRules, flags: int) -> tuple[int, int, int, int]:
+    """Return the ids that `fill_segment` puts around a segment that starts or ends its document."""
     ids: list[int] = []
     for convention in (rules.student, rules.teacher):
         first, after = convention.first_token_id, convention.continued_token_id
         before = first if flags & STARTS else after
         end = convention.end_token_id if flags & ENDS else None
         ids += [-1 if token is None else token for token in (before, end)]
-    num_added = [int(token >= 0) for token in ids]
-    return _Added((ids[0], ids[1], ids[2], ids[3]), sum(num_added[:2]), sum(num_added[2:]))
+    return ids[0], ids[1], ids[2], ids[3]

@@ -39,7 +39,7 @@ def load_batches(
         rows: of a dataset or a mixture.
         micro_batch_size: rows per batch.
         replica: this data-parallel replica's number.
-        num_replicas: how many there are; may differ from the run's earlier part.
+        num_replicas: may differ from the run's earlier part.
         consumed_samples: from `restore` of the rows.
         num_samples: of the whole run; None: all that there are.
         num_workers: processes that read ahead; 0 reads in this one.

@@ -89,14 +89,11 @@ class AlignedRows(TorchDataset[Rows]):
             opened: the data, if it is open already, by the seed and the epochs of `config`.
 
         Raises:
-            DatasetError: no finished dataset, one that stands in a mixture twice or whose parts
-                share documents, or damage that is not to be quarantined.
+            DatasetError: damage that is not to be quarantined, or parts that share documents.
             ForeignLossesError: stored losses that are incomplete, don't belong to these rows, or
                 are of several teachers.
-            ForeignTokenizerError: datasets of several pairs of tokenizers.
-            MixtureFileError: a mixture's file that can't be read, or contradicts itself.
-            WhereError: a condition can't be understood, or is true of no document.
-            ValueError: impossible configuration.
+            WhereError: a condition is true of no document.
+            ValueError: impossible configuration. And what `open_run` raises.
 
         Example:
             >>> rows = AlignedRows(StreamConfig(Reading("aligned"), seq_length=8))  # doctest: +SKIP
@@ -173,15 +170,6 @@ class AlignedRows(TorchDataset[Rows]):
         """What determined the stored losses that rows hold; None where they hold none."""
         return self.datasets[0].teacher_rule
 
-    def source_of(self, run_position: int) -> str:
-        """Return the name of the dataset that a row is from; "" where there is one only.
-
-        Example:
-            >>> rows.source_of(0)
-            'web'
-        """
-        return self.plan.sources[self.locate(run_position)[0]].name
-
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""
         return StreamState(
@@ -215,12 +203,10 @@ class AlignedRows(TorchDataset[Rows]):
         return saved.consumed_samples
 
     def leave_out(self, run_position: int, segment: int, what: str) -> None:
-        """Raise for a segment of a row that can't be learned from, or list its document.
-
-        Whoever calls masks the segment's tokens where this doesn't raise.
+        """List the document of a segment that can't be learned from; the caller masks its tokens.
 
         Args:
-            run_position: the row's place in the run, over all epochs.
+            run_position: the row's.
             segment: its place in the row.
             what: is wrong, such as a teacher's loss.
 

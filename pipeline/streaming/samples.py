@@ -6,23 +6,17 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import check_crc32
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
 from pipeline.streaming.layout import SampleTensors
 from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION
-from schemas.errors import (
-    DamagedSampleError,
-    DamagedShardError,
-    SchemaVersionError,
-)
+from schemas.errors import DamagedSampleError, DamagedShardError, SchemaVersionError
 from schemas.safetensors_view import read_header, vector_place
 
 _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
@@ -38,13 +32,7 @@ class SampleReader:
     def __init__(
         self, dataset: Dataset, table: SampleTable, cache: ShardCache | None = None
     ) -> None:
-        """Read `dataset` through `cache`, or in place where it is local.
-
-        Args:
-            dataset: the dataset.
-            table: its samples.
-            cache: for a remote dataset.
-        """
+        """Read the samples of `table` through `cache`, or in place where a dataset is local."""
         self._dataset = dataset
         self._table = table
         self._cache = cache
@@ -83,18 +71,17 @@ class SampleReader:
         known = self._known.get(document_index)
         if known is not None:
             return sample, known
-        expected = int(self._table.crc32[document_index])
-        if zlib.crc32(sample) != expected:
-            shard_name, key, _ = self._names(document_index)
-            check_crc32(sample.data, expected, shard=shard_name, key=key)
+        found, expected = zlib.crc32(sample), int(self._table.crc32[document_index])
+        if found != expected:
+            raise self.contradiction(
+                document_index, f"its CRC-32 is {found:08x}, the index says {expected:08x}"
+            )
         try:
             tensors = self._read_header(document_index, sample)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, SchemaVersionError):
                 raise
-            raise DamagedSampleError(
-                f"{self._where(document_index)}: no usable header ({error}); {_REMEDY}"
-            ) from error
+            raise self.contradiction(document_index, f"no usable header ({error})") from error
         if keep:
             self._known[document_index] = tensors
             if len(self._known) > _MAX_KNOWN_SAMPLES:
@@ -144,7 +131,8 @@ class SampleReader:
 
     def _map(self, shard_index: int) -> NDArray[np.uint8]:
         listed = self._dataset.shard(shard_index)
-        with self._open_file(shard_index) as file:
+        cache, dataset = self._cache, self._dataset
+        with cache.open(listed) if cache else dataset.open_shard(shard_index) as file:
             num_bytes = file.seek(0, 2)
             if num_bytes != listed.num_bytes:
                 raise DamagedShardError(
@@ -152,11 +140,6 @@ class SampleReader:
                     f"{_REMEDY}"
                 )
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-
-    def _open_file(self, shard_index: int) -> BinaryIO:
-        if self._cache is not None:
-            return self._cache.open(self._dataset.shard(shard_index))
-        return self._dataset.open_shard(shard_index)
 
     def _read_header(self, document_index: int, sample: NDArray[np.uint8]) -> SampleTensors:
         """Return where the tensors lie; checks all that the row's kernels rely on."""

@@ -66,12 +66,9 @@ def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
 def find_unsound_offsets(
     tokens: TokenBatch, num_text_bytes: NDArray[np.int64], must_tile: NDArray[np.bool_]
 ) -> Problems:
-    """Find offsets that decrease, or don't cover the text although they are stored as lengths.
+    """Find offsets that decrease, or don't cover the text's bytes, int64 [D], although they must.
 
-    Args:
-        tokens: one side of a batch.
-        num_text_bytes: int64 [D].
-        must_tile: bool [D], documents that store bytes per token instead of offsets.
+    `must_tile`, bool [D], are documents that store bytes per token instead of offsets.
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
     starts, ends = offsets[:, 0], offsets[:, 1]

@@ -18,7 +18,7 @@ from pipeline.drawing.formatting import (
     format_short,
     printable,
 )
-from pipeline.validate.findings import DATASET_CHECKS, SHARD_CHECKS, Finding
+from pipeline.validate.findings import CHECKS, Finding
 from vocag_cli.options import DatasetSource, ModelSource, parse_options
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ BYTES_PER_PROCESS = 512 << 20
 
 
 def _describe_checks() -> str:
-    checks = {**DATASET_CHECKS, **SHARD_CHECKS}
-    width = max(map(len, checks))
-    return "\n".join(f"  {name:{width}}  {text}" for name, text in checks.items())
+    width = max(map(len, CHECKS))
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in CHECKS.items())
 
 
 _EPILOG = f"""\

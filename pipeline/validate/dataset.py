@@ -14,9 +14,8 @@ import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_manifest_bytes
+from pipeline.dataset.reading import read_generation, read_manifest_bytes
 from pipeline.validate.findings import Finding, Findings
-from pipeline.validate.generations import check_generations
 from pipeline.validate.scores import check_scores
 from pipeline.validate.shard import (
     Advance,
@@ -77,13 +76,13 @@ def validate_dataset(
         dataset: its folder or manifest; local or anything that fsspec opens.
         with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
         teacher: score some documents again with this model; needs the hf extra.
-        num_processes: shards are shared out among as many processes.
+        num_processes: share out the shards.
         advance: told how many bytes of tars were read since its last call.
 
     Raises:
         DatasetError: there is no manifest, or it is another version's.
-        TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
-        OSError: the manifest, or with `with_tokenizers` a tokenizer, can't be read.
+        TokenizerError: a tokenizer's copy is none.
+        OSError: the manifest or a tokenizer can't be read.
 
     Example:
         >>> validate_dataset("aligned").findings  # doctest: +SKIP
@@ -97,7 +96,7 @@ def validate_dataset(
     if manifest is not None:
         opened = Dataset(folder, manifest)
         _check_side_files(opened, findings)
-        check_generations(opened, findings)
+        _check_generations(opened, findings)
         if with_tokenizers:
             with_tokenizers = _can_tokenize(manifest, findings)
         results = _check_shards(opened, with_tokenizers, num_processes, advance)
@@ -171,6 +170,42 @@ def _check_dead_letters(dataset: Dataset, letters: DeadLetterRecord, findings: F
     if letters.count != sum(letters.by_reason.values()):
         text = f"the manifest counts {letters.count}, its reasons {sum(letters.by_reason.values())}"
         findings.add("dead_letters", text)
+
+
+def _check_generations(dataset: Dataset, findings: Findings) -> None:
+    """Check the kept manifests and the list of removed documents."""
+    manifest = dataset.manifest
+    numbers = [entry.number for entry in manifest.generations]
+    if numbers != list(range(len(numbers))) or len(numbers) != manifest.generation:
+        text = f"generation {manifest.generation} lists {numbers} as the earlier ones"
+        findings.add("generations", text)
+    for number in sorted(set(numbers) - {manifest.generation}):
+        try:
+            before = read_generation(dataset.location, manifest, number)
+        except (DatasetError, SchemaVersionError, OSError) as error:
+            findings.add("generations", str(error))
+            continue
+        if before.shards != manifest.shards[: len(before.shards)]:
+            text = f"the shards of generation {number} are not the first ones of this"
+            findings.add("generations", text)
+    _check_removed(dataset, findings)
+
+
+def _check_removed(dataset: Dataset, findings: Findings) -> None:
+    try:
+        removed = dataset.removed
+    except (DatasetError, OSError) as error:
+        findings.add("removed", str(error))
+        return
+    if removed is None:
+        return
+    shards = dataset.manifest.shards
+    counts = np.array([*(shard.num_documents for shard in shards), 0], np.int64)
+    limits = counts[np.minimum(removed.shard, len(shards))]
+    for place in np.flatnonzero(removed.document >= limits).tolist():
+        shard, document = int(removed.shard[place]), int(removed.document[place])
+        text = f"the list names document {document} of shard {shard}: there is none"
+        findings.add("removed", text)
 
 
 def _can_tokenize(manifest: Manifest, findings: Findings) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-DATASET_CHECKS = {
+CHECKS = {
     "manifest": "the manifest is complete, and its totals and fingerprint follow from its shards",
     "files": "the files that the manifest lists exist and have the size it says",
     "sha256": "the files have the SHA-256 that the manifest says",
@@ -12,12 +12,6 @@ DATASET_CHECKS = {
     "duplicate_keys": "no key is in the dataset twice",
     "teacher_losses": "stored losses fit their shards and score manifest, and are finite",
     "statistics": "the manifest's statistics are those of its shards",
-}
-"""What is checked of the dataset as a whole, by the name that findings carry."""
-
-SHARD_CHECKS = {
-    "files": DATASET_CHECKS["files"],
-    "sha256": DATASET_CHECKS["sha256"],
     "index": "the index is readable and describes one tar without gap or overlap",
     "tar": "every member is where the index says, with a sound header, and nothing else is there",
     "crc32": "every payload has the CRC-32 that the index says",
@@ -31,7 +25,7 @@ SHARD_CHECKS = {
     "text": "kept text has the length and SHA-256 that its sample says",
     "tokenization": "kept text, tokenized again, gives the same, and tokens stand for their bytes",
 }
-"""What is checked of each shard."""
+"""What is checked, by the name that findings carry: of the dataset, then of each shard."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,7 +33,7 @@ class Finding:
     """One rule broken in one place.
 
     Attributes:
-        check: the rule's name in `SHARD_CHECKS` or `DATASET_CHECKS`.
+        check: the rule's name in `CHECKS`.
         shard: the tar's name, "" for what belongs to no shard.
         key: the sample's key, "" for a whole file.
         message: what was found, and what was expected.
@@ -58,12 +52,6 @@ class Findings:
         shard: the tar that is checked; "" for the dataset as a whole.
         found: every broken rule, in the order of finding.
         notes: what could not be checked, and why.
-
-    Example:
-        >>> findings = Findings("a.tar")
-        >>> findings.add("crc32", "payload has another CRC-32", key="8c1f")
-        >>> findings.found[0].shard
-        'a.tar'
     """
 
     def __init__(self, shard: str = "") -> None:

@@ -34,13 +34,7 @@ _FP32_SUM = 1e-6
 
 @dataclass(frozen=True)
 class _Decoded:
-    """A decoded sample.
-
-    Attributes:
-        place: its place in the index.
-        document: what it holds.
-        tiled: for each side, whether it stores bytes per token, which must tile the text.
-    """
+    """A decoded sample, its place in the index, and which sides store bytes per token."""
 
     place: int
     document: AlignedDocument
@@ -62,7 +56,7 @@ def check_samples(
         index: the shard's index.
         manifest: says how large the vocabularies are.
         findings: takes what is found.
-        tokenizers: tokenize kept text again with these; None leaves that out.
+        tokenizers: tokenize kept text again; None leaves that out.
 
     Returns:
         Statistics of the samples whose offsets and spans are sound.

@@ -41,9 +41,6 @@ def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
         teacher: folder, repository or .gguf file to score a random sample of documents again with;
             None checks what needs no model.
 
-    Returns:
-        The findings; its notes say what could not be checked, and what was scored again.
-
     Raises:
         DatasetError: `teacher` is given and none of the scores are its.
 

@@ -48,18 +48,7 @@ def check_shard(
 ) -> ShardResult:
     """Check a shard against the manifest and against itself, reading every byte once.
 
-    Args:
-        dataset: that it belongs to; the manifest's list of shards is not used.
-        shard_record: the shard.
-        with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
-        advance: told of progress.
-
-    Returns:
-        Findings, and the keys, to find duplicates between shards.
-
-    Raises:
-        TokenizerError: `with_tokenizers`, and a copy is no tokenizer.
-        OSError: `with_tokenizers`, and a copy can't be read.
+    Of the dataset's manifest the list of shards is not used. See `validate_dataset`.
     """
     manifest = dataset.manifest
     findings = Findings(shard_record.file)

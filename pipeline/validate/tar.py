@@ -24,12 +24,7 @@ WINDOW_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """One payload whose tar member is sound and whose CRC-32 is the index's.
-
-    Attributes:
-        place: its place in the index.
-        payload: the sample's bytes.
-    """
+    """A payload, whose tar member is sound and whose CRC-32 is the index's, by its place there."""
 
     place: int
     payload: bytes
@@ -59,13 +54,9 @@ class TarReader:
         findings: Findings,
         advance: Callable[[int], object],
     ) -> None:
-        """Read `file`, whose samples lie where `index` says.
+        """Read an open tar, whose samples lie where `index` says.
 
-        Args:
-            file: the tar, open for reading.
-            index: the shard's index.
-            findings: takes what is found.
-            advance: takes the number of bytes of each read.
+        `findings` takes what is found, `advance` the number of bytes of each read.
         """
         self._file = file
         self._advance = advance

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.dataset.reading import read_manifest, read_samples
+from pipeline.dataset.reading import read_manifest, read_sample
 from schemas.document import decode_document, decode_tensors
 from schemas.index import decode_index
 from schemas.manifest import encode_manifest
@@ -73,7 +73,10 @@ def test_shards_are_read_as_the_manifest_lists_them() -> None:
     for shard, keep_text in zip(manifest.shards, (False, True), strict=True):
         index = decode_index((FOLDER / shard.index_file).read_bytes())
         with (FOLDER / shard.file).open("rb") as file:
-            found = [decode_document(p) for _, p in read_samples(file, index, shard=shard.file)]
+            found = [
+                decode_document(read_sample(file, index, place, shard=shard.file))
+                for place in range(len(index))
+            ]
         assert len(found) == shard.num_documents == len(TEXTS)
         for document, expected in zip(found, golden_documents(keep_text=keep_text), strict=True):
             assert_same(document, expected)

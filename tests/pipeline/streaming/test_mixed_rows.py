@@ -71,6 +71,10 @@ def open_mixture(folder, file="mixture.toml", **options):
     return AlignedRows(StreamConfig(Reading(str(folder / file)), **(defaults | options)))
 
 
+def source_of(rows, run_position):
+    return rows.layout.sources[rows.locate(run_position)[0]]
+
+
 def read_run(rows, num_samples, *, num_replicas, num_workers, consumed_samples=0):
     """Return rows by run position, as tuples, read by all replicas."""
     found = {}
@@ -135,7 +139,7 @@ def test_rows_are_those_of_the_datasets_each_epoch_whole_in_its_own_order(folder
         sources[entry.name] = (single, [])
     for position in range(rows.plan.stretches[-1].start):
         row = rows[position]
-        name = rows.source_of(position)
+        name = source_of(rows, position)
         assert rows.layout.sources[row["source"]] == name
         single, seen = sources[name]
         own = single[len(seen)]
@@ -157,7 +161,7 @@ def test_the_tokens_of_each_source_follow_the_weights_of_each_stage(folder):
         for position in range(stretches[0].start, stretches[0].stop):
             row = rows[position]
             tokens = int((row["input_ids"] >= 10).sum())
-            counts[rows.source_of(position)] += tokens
+            counts[source_of(rows, position)] += tokens
         for name, tokens in counts.items():
             wanted = stage.weights.get(name, 0) * sum(counts.values())
             assert abs(tokens - wanted) < 3 * 64, "a row more or less, rows of unlike length"
@@ -263,5 +267,5 @@ def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
 def test_a_broken_loss_is_named_with_the_step_of_the_run(folder):
     rows = open_mixture(folder)
     position = 5 * GLOBAL_BATCH_SIZE + 1
-    with pytest.raises(ValueError, match=rf"step 6 on {folder}/{rows.source_of(position)}\)"):
+    with pytest.raises(ValueError, match=rf"step 6 on {folder}/{source_of(rows, position)}\)"):
         rows.leave_out(position, 0, "the teacher's loss is NaN")

@@ -335,8 +335,6 @@ def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
         assert torch.equal(found, expected)
         assert int((batch["teacher_position_ids"] > 0).sum()) > int(found.sum())
         assert torch.equal(rows[3].teacher_has_loss, found[3])
-        assert torch.equal(batch.teacher_has_context, batch["teacher_position_ids"] > 0)
-        assert torch.equal(rows[3].teacher_has_context, batch.teacher_has_context[3])
 
 
 def test_a_loader_without_our_collate_function_says_so(dataset):

@@ -211,7 +211,7 @@ def test_a_mixture_trains_resumes_and_logs_by_source(world: Path, tmp_path: Path
             assert abs(tokens[0] - 0.75 * sum(tokens)) <= SEQ_LENGTH, "the weight to one row"
             num_held += 1
         for position in range(4 * step, 4 * step + 4):
-            read[rows.source_of(position)] += 1
+            read[rows.layout.sources[rows.locate(position)[0]]] += 1
         assert record["epochs/pair"] == read["pair"] / len(rows.datasets[0].plan)
         assert record["epochs/more"] == read["more"] / len(rows.datasets[1].plan)
         assert 0 < record["tokens/pair"] <= SEQ_LENGTH * read["pair"]
