@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from pipeline.alignment import align_batch
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.batches import SourceDocument
+from pipeline.dataset.conventions import describe_tokenizer
 from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import document_key
@@ -130,17 +132,8 @@ def store_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> TokenizerR
     file = f"tokenizers/{side}/{tokenizer.file_name}"
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
     (folder / file).write_bytes(tokenizer.file_bytes)
-    return TokenizerRecord(
-        source=f"tests/{side}",
-        file=file,
-        sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        special_strings=tokenizer.special_strings,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        adds_bos=tokenizer.adds_bos,
-        adds_eos=tokenizer.adds_eos,
-    )
+    record = describe_tokenizer(tokenizer, f"tokenizers/{side}")
+    return replace(record, source=f"tests/{side}", convention=None)
 
 
 @lru_cache

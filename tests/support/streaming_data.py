@@ -5,7 +5,7 @@ Every token id of a dataset is different, so that a test can tell exactly which 
 
 import io
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
@@ -101,20 +101,15 @@ def brute_force_cuts(document):
 
 def make_index(documents, offsets, samples):
     """Return the index of samples that start at the given bytes of their tar."""
-    cuts = [brute_force_cuts(document) for document in documents]
-    flat = np.array([cut for each in cuts for cut in each], np.int64).reshape(-1, 2)
-    return ShardIndex(
+    sizes = [[len(getattr(d, side)) for d in documents] for side in ("student", "teacher")]
+    return replace(
+        index_of(*sizes, map(brute_force_cuts, documents)),
         key=[document_key(document.document_id) for document in documents],
         document_id=[document.document_id for document in documents],
         payload_offset=np.array(offsets, np.int64),
         payload_bytes=np.array([len(sample) for sample in samples], np.int64),
         crc32=np.array([crc32(sample) for sample in samples], np.int64),
         num_text_bytes=np.array([document.num_text_bytes for document in documents], np.int64),
-        num_student_tokens=np.array([len(d.student) for d in documents], np.int64),
-        num_teacher_tokens=np.array([len(d.teacher) for d in documents], np.int64),
-        cut_starts=np.cumsum([0, *map(len, cuts)], dtype=np.int64),
-        cut_student=flat[:, 0],
-        cut_teacher=flat[:, 1],
         num_mapped=np.array([np.count_nonzero(np.diff(d.teacher_spans)) for d in documents]),
         byte_iou_sum=np.zeros(len(documents), np.float32),
     )
@@ -130,8 +125,8 @@ def _write_shard(folder, name, documents):
             tar.addfile(member, io.BytesIO(sample))
     tar_bytes = sink.getvalue()
     with tarfile.open(fileobj=io.BytesIO(tar_bytes)) as tar:
-        offsets = [member.offset_data for member in tar]
-    index = encode_index(make_index(documents, offsets, samples))
+        index = make_index(documents, [member.offset_data for member in tar], samples)
+    index = encode_index(index)
     (folder / f"{name}.tar").write_bytes(tar_bytes)
     (folder / f"{name}.index.parquet").write_bytes(index)
     return ShardRecord(
@@ -185,7 +180,7 @@ def plan_indices(indices, rules):
 
 def index_of(num_student, num_teacher, cuts):
     """Return an index with the given token counts and cut points of each document."""
-    zeros = np.zeros(len(num_student), np.int64)
+    zeros, cuts = np.zeros(len(num_student), np.int64), list(cuts)
     flat = np.array([cut for each in cuts for cut in each], np.int64).reshape(-1, 2)
     return ShardIndex(
         key=(),

@@ -5,20 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
-from pipeline.tokenization.conversion import convert_sentencepiece
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
 from tests.support.datasets import build_dataset, byte_level, make_texts, store_tokenizer
 from tests.support.hf_folders import write_model
 from tests.support.tokenizer_zoo import load
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 400}
+SPELLED = ("mistral_v1", "sentencepiece_bpe", "qwen_like")
 STUDENTS = (
     *("sentencepiece_bpe", "sentencepiece_nfkc", "sentencepiece_unigram", "mistral_v1"),
     *("llama_like", "qwen_like", "gpt2_like", "byte_incomplete"),
@@ -34,7 +33,7 @@ def export(folder: Path, student: Tokenizer, *, keep_text: bool = True) -> Expor
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_ids_are_the_datasets(name: str, tmp_path: Path) -> None:
+def test_ids_and_special_tokens_are_the_datasets(name: str, tmp_path: Path) -> None:
     student = load(name)
     exported = export(tmp_path, student)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -47,13 +46,6 @@ def test_ids_are_the_datasets(name: str, tmp_path: Path) -> None:
         assert loaded(text)["input_ids"][: len(before) + len(ids)] == [*before, *ids]
     assert exported.num_documents == 24
     assert exported.num_probes >= len(PROBES) - 2, exported.differing_probes
-
-
-@pytest.mark.parametrize("name", STUDENTS)
-def test_special_tokens_are_named(name: str, tmp_path: Path) -> None:
-    student = load(name)
-    export(tmp_path, student)
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert (loaded.bos_token_id, loaded.eos_token_id) == (
         student.bos_token_id,
         student.eos_token_id,
@@ -61,6 +53,9 @@ def test_special_tokens_are_named(name: str, tmp_path: Path) -> None:
     assert loaded.pad_token_id == student.eos_token_id
     generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == generation["pad_token_id"] == student.eos_token_id
+    if name in SPELLED:
+        text = "The sum of 1..100 is  5050.\n\tA fair coin 🪙."
+        assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text
 
 
 def test_bos_is_what_texts_began_with_in_training(tmp_path: Path) -> None:
@@ -76,17 +71,10 @@ def test_bos_is_what_texts_began_with_in_training(tmp_path: Path) -> None:
     assert (loaded.bos_token_id, loaded.eos_token_id) == (end, end)
 
 
-@pytest.mark.parametrize("name", ["mistral_v1", "sentencepiece_bpe", "qwen_like"])
-def test_a_text_comes_back_from_its_ids(name: str, tmp_path: Path) -> None:
-    export(tmp_path, load(name))
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
-    text = "The sum of 1..100 is  5050.\n\tA fair coin 🪙."
-    assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text
-
-
 def test_runs_of_spaces_are_split_as_the_model_does(tmp_path: Path) -> None:
     # Mistral's pieces of spaces share one score, so that only their order tells which comes first.
-    texts = [(f"{size}", "G1" + " " * size + "G2") for size in range(1, 70)]
+    runs = [" " * size for size in range(1, 70)]
+    texts = [(f"{n}", f"G1{run}G2[\n[{run}c") for n, run in enumerate(runs)]
     build_dataset(tmp_path, texts, student=load("mistral_v1"))
     assert export_tokenizer(open_dataset(tmp_path), config=LLAMA).num_documents == len(texts)
 
@@ -126,9 +114,8 @@ def test_an_architecture_that_changes_a_tokenizer_gets_it_in_a_folder_of_its_own
     assert loaded(text)["input_ids"] == [1, *ids]
 
 
-@pytest.mark.parametrize("name", ["mistral_v1", "qwen_like"])
-def test_a_model_writes_with_it(name: str, tmp_path: Path) -> None:
-    student = load(name)
+def test_a_model_writes_with_it(tmp_path: Path) -> None:
+    student = load("qwen_like")
     build_dataset(tmp_path / "data", student=student)
     folder = write_model(tmp_path / "model", student)
     (folder / student.file_name).unlink()
@@ -156,14 +143,3 @@ def test_what_rows_put_before_a_text_goes_before_a_prompt(
         *before,
         *loaded("a", add_special_tokens=False)["input_ids"],
     ]
-
-
-def test_runs_of_spaces_merge_as_sentencepiece_merges_them() -> None:
-    """Mistral's runs of spaces have equal scores; merged in another order they gave other ids."""
-    student = load("mistral_v1")
-    definition = convert_sentencepiece(student.file_bytes, source="mistral")
-    converted = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    for count in range(1, 70):
-        text = f"[\n[{' ' * count}c"
-        own = student.tokenize_batch([text.encode()]).input_ids.tolist()
-        assert converted.encode(text, add_special_tokens=False).ids == own, count

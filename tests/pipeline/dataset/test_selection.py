@@ -1,7 +1,6 @@
 """Which documents a condition is true of, and what it says where it can't be understood."""
 
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_by
 from pipeline.dataset.selection import select_documents
-from pipeline.explore.command import main as explore
-from schemas.errors import DamagedShardError
-from schemas.manifest import MANIFEST_FILE, MetadataType, RemovedRecord, encode_manifest
-from schemas.removed import RemovedDocuments, encode_removed
-from tests.support.datasets import build_dataset
+from schemas.manifest import MetadataType
+from tests.support.datasets import build_dataset, remove_documents
 
 pytest.importorskip("duckdb")
 
@@ -132,15 +128,9 @@ def test_what_can_not_be_understood(dataset: Dataset, where: str, message: str) 
         select_documents(dataset, where)
 
 
-def test_a_value_that_can_not_be_converted(
-    dataset: Dataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = "cast(document_id as int) > 3"
-    assert explore(["plan", dataset.location, "--seq-length", "64", "--where", where]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"explore: where {where}: Conversion Error: Could not convert string")
-    assert error.endswith("try_cast makes null of what it can't convert\n")
-    assert error.count("\n") == 1
+def test_a_value_that_can_not_be_converted(dataset: Dataset) -> None:
+    with pytest.raises(WhereError, match=r"^where cast.*: Conversion Error: .*; try_cast make"):
+        chosen(dataset, "cast(document_id as int) > 3")
 
 
 def test_times_with_a_zone_are_the_same_everywhere(
@@ -160,49 +150,10 @@ def test_a_name_with_quotes_is_a_column(tmp_path: Path) -> None:
     assert chosen(open_dataset(str(tmp_path)), '"a""b" < 5') == set(range(5))
 
 
-def test_a_condition_true_of_nothing(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ["plan", dataset.location, "--seq-length", "64"]
-    assert explore([*plan, "--where", "year > 3000"]) == 2
-    assert "is left where year > 3000; the columns are" in capsys.readouterr().err
-    assert explore([*plan, "--where", "year > 2020"]) == 0
-    some = capsys.readouterr().out
-    assert explore(plan) == 0
-    assert some != capsys.readouterr().out
-
-
-def remove(dataset: Dataset, folder: Path, shard: list[int], document: list[int]) -> Dataset:
-    """Return the dataset less some documents."""
-    data = encode_removed(RemovedDocuments(np.array(shard), np.array(document)))
-    (folder / "removed-g001.parquet").write_bytes(data)
-    record = RemovedRecord("removed-g001.parquet", sha256(data).hexdigest(), len(shard))
-    manifest = dataset.manifest
-    body = {entry: getattr(manifest, entry) for entry in manifest.__dataclass_fields__}
-    changed = type(manifest)(**body | {"removed": record})
-    (folder / MANIFEST_FILE).write_bytes(encode_manifest(changed))
-    return open_dataset(str(folder))
-
-
 def test_removed_documents_are_left_out(tmp_path: Path) -> None:
     build_dataset(tmp_path, metadata=METADATA, values=values)
-    whole = open_dataset(str(tmp_path))
-    names = whole.read_index(1, with_names=True).document_id
-    rest = remove(whole, tmp_path, [1, 1], [0, 2])
-    gone = {int(names[place].rpartition("-")[2]) for place in (0, 2)}
-    assert chosen(rest, "") == set(range(24)) - gone
-    assert chosen(rest, "good") == set(range(0, 24, 2)) - gone
+    remove_documents(tmp_path, "doc-0-3", "doc-0-8")
+    rest = open_dataset(str(tmp_path))
+    assert chosen(rest, "") == set(range(24)) - {3, 8}
+    assert chosen(rest, "good") == set(range(0, 24, 2)) - {8}
     assert sum(group.num_documents for group in count_by(rest, "good")) == 22
-    assert select_documents(rest).read(0)[1] is None
-    (tmp_path / "removed-g001.parquet").write_bytes(b"altered")
-    with pytest.raises(DamagedShardError, match="is not the list that the manifest names"):
-        chosen(open_dataset(str(tmp_path)), "")
-    (tmp_path / "removed-g001.parquet").unlink()
-    with pytest.raises(DamagedShardError, match=r"removed-g001\.parquet is missing"):
-        chosen(open_dataset(str(tmp_path)), "")
-
-
-def test_a_list_out_of_order_is_refused(tmp_path: Path) -> None:
-    build_dataset(tmp_path)
-    for shard, document in (([1, 0], [0, 0]), ([0, 0], [3, 3])):
-        altered = remove(open_dataset(str(tmp_path)), tmp_path, shard, document)
-        with pytest.raises(DamagedShardError, match="not in order, or one is there twice"):
-            altered.removed_of(0)

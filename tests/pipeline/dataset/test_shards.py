@@ -3,18 +3,15 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipeline.alignment import align_batch
-from pipeline.alignment.kernels import find_cut_points
-from pipeline.alignment.quality import measure_alignment
 from pipeline.batches import SourceDocument
 from pipeline.dataset.reading import read_manifest, read_sample
-from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
-from schemas.document import decode_document, document_key
+from pipeline.dataset.writing import ShardWriter, WrittenShard
+from schemas.document import decode_document
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
-from schemas.index import CUT_STRIDE, encode_index
+from schemas.index import encode_index
 from schemas.manifest import Manifest, encode_manifest
 from tests.support.manifests import MANIFEST
 from tests.support.tokenizer_zoo import SENTENCES, load
@@ -57,36 +54,6 @@ def test_a_shard_is_a_plain_tar(keep_text: bool) -> None:
     assert data.endswith(bytes(1024))
 
 
-def test_the_index_says_what_the_shard_holds() -> None:
-    data, written = write(4, 0, 17)
-    index = written.index
-    assert len(index) == len(SOURCES)
-    batch = align_batch(SOURCES, load("llama_like"), load("qwen_like"))
-    assert index.document_id == [source.document_id for source in SOURCES]
-    assert index.key == [document_key(source.document_id) for source in SOURCES]
-    assert index.num_text_bytes.tolist() == [len(source.text) for source in SOURCES]
-    np.testing.assert_array_equal(index.num_student_tokens, np.diff(batch.student.cu_tokens))
-    np.testing.assert_array_equal(index.num_teacher_tokens, np.diff(batch.teacher.cu_tokens))
-    cuts = find_cut_points(
-        batch.student.byte_offsets,
-        batch.student.cu_tokens,
-        batch.teacher.byte_offsets,
-        batch.teacher.cu_tokens,
-        batch.teacher_spans,
-        CUT_STRIDE,
-    )
-    for found, expected in zip(
-        (index.cut_starts, index.cut_student, index.cut_teacher), cuts, strict=True
-    ):
-        np.testing.assert_array_equal(found, expected)
-    assert len(index.cut_student) > len(SOURCES)
-    assert written.num_bytes == len(data)
-    assert written.sha256 == sha256(data).hexdigest()
-    whole = measure_alignment(batch).to_json()
-    for name, value in written.statistics.to_json().items():
-        assert value == pytest.approx(whole[name]), name
-
-
 @pytest.mark.parametrize("sizes", [(21,), (1,) * 21, (20, 1)])
 def test_how_documents_are_batched_does_not_show(sizes: tuple[int, ...]) -> None:
     data, written = write(*sizes)
@@ -113,18 +80,6 @@ def test_an_error_of_the_file_is_raised() -> None:
     writer.add(align_batch(SOURCES[:2], load("llama_like"), load("qwen_like")))
     with pytest.raises(OSError, match="No space left"):
         writer.close()
-
-
-def test_the_record_of_a_shard() -> None:
-    data, written = write(21)
-    record = shard_record(written, "x.tar", "x.index.parquet", b"index")
-    assert record.num_bytes == len(data)
-    assert record.sha256 == sha256(data).hexdigest()
-    assert record.index_sha256 == sha256(b"index").hexdigest()
-    assert record.index_num_bytes == 5
-    assert record.num_documents == 21
-    assert record.num_text_bytes == sum(len(source.text) for source in SOURCES)
-    assert record.num_student_tokens == written.index.num_student_tokens.sum()
 
 
 class TestReading:

@@ -33,7 +33,7 @@ def slow_order(shares):
     return order
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any))
 def test_after_any_number_of_rows_each_source_is_within_one_row_of_its_share(shares):
     source, before = interleave(np.array(shares, np.int64))
@@ -83,7 +83,7 @@ def mixtures(draw):
 
 
 @pytest.mark.usefixtures("short_period")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(mixtures())
 def test_a_plan_reads_every_row_of_every_epoch_once_in_the_shares_of_its_stretches(mixture):
     sources, stages = mixture
@@ -111,7 +111,7 @@ def test_a_plan_reads_every_row_of_every_epoch_once_in_the_shares_of_its_stretch
 
 
 @pytest.mark.usefixtures("short_period")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(mixtures())
 def test_stages_begin_within_rows_of_their_tokens_and_their_weights_are_of_tokens(mixture):
     sources, stages = mixture

@@ -49,7 +49,7 @@ def shards(draw):
     return draw(st.lists(st.lists(documents(), max_size=12), min_size=1, max_size=4))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(
     shards=shards(),
     seq_length=st.integers(6, 60),
@@ -134,22 +134,6 @@ def test_a_run_without_shared_boundary_is_divided_and_marked():
     plan = plan_indices([index_of([100], [300], [[]])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
     assert plan.num_forced_segments == len(plan.segments) == 5
     assert sorted(segment[1:3] for segment in plan.segments.tolist())[-1] == (80, 100)
-
-
-def test_real_documents_are_cut_at_byte_boundaries_of_both():
-    texts = make_documents([700, 300, 5], seed=3)
-    from tests.support.streaming_data import make_index
-
-    rules = PackingRules(64, 80, BOS_EOS, around(3, 3, None))
-    plan = plan_indices([make_index(texts, [0] * 3, [b""] * 3)], rules)
-    checked = 0
-    for number, _, s_stop, _, t_stop, flags in plan.segments.tolist():
-        if not flags & ENDS:
-            document = texts[number]
-            student_byte = document.student.byte_offsets[s_stop, 0]
-            assert student_byte == document.teacher.byte_offsets[t_stop, 0]
-            checked += 1
-    assert checked > 10
 
 
 def test_padding_is_below_one_percent_at_2048():

@@ -1,9 +1,11 @@
-"""Our shards in the hands of other readers: every array of every document, as documented."""
+"""Our files in the hands of other readers, as docs/streaming.md shows them."""
 
+import os
 import re
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 import torch.utils.data
 import webdataset
 
+from beam_jobs.report.card import CARD_FILE, render_card
 from pipeline.dataset.webdataset_documents import decoded_documents
 from schemas.document import document_key
-from schemas.errors import DamagedSampleError, DamagedShardError
+from schemas.errors import DamagedShardError
 from tests.support.streaming_data import make_documents, write_dataset
 
 DOCS = Path(__file__).parents[3] / "docs" / "streaming.md"
@@ -86,50 +89,15 @@ def test_our_webdataset_pipeline_over_nodes_and_workers(dataset, monkeypatch):
     check_documents(found, dataset.documents)
 
 
-def damage(dataset, how):
-    """Damage the second shard."""
-    path = dataset.folder / dataset.manifest.shards[1].file
-    data = bytearray(path.read_bytes())
-    with tarfile.open(path) as tar:
-        members = [member.offset for member in tar]
-    assert len(members) == 5
-    if how == "cut between members":
-        del data[members[3] :]
-    elif how == "header byte":
-        data[members[3] + 150] ^= 1
-    elif how == "payload byte":
-        data[members[3] + 512 + 400] ^= 1
-    path.write_bytes(data)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("how", "error"),
-    [("cut between members", DamagedShardError), ("payload byte", DamagedSampleError)],
-)
-def test_our_webdataset_pipeline_raises_on_damage(dataset, how, error):
-    path = damage(dataset, how)
-    with pytest.raises(error, match=path.name):
-        list(decoded_documents(str(dataset.folder)))
-
-
 def test_stock_webdataset_swallows_what_ours_raises(dataset):
     """The reason for our own pipeline; if this fails, webdataset has learned to tell."""
-    path = damage(dataset, "cut between members")
-    assert len(list(webdataset.WebDataset([str(path)], shardshuffle=False))) == 3
-
-
-def test_a_damaged_tar_header_costs_our_pipeline_nothing(dataset):
-    damage(dataset, "header byte")
-    samples = list(decoded_documents(str(dataset.folder)))
-    check_documents([sample["document"] for sample in samples], dataset.documents)
-
-
-def test_a_missing_shard_is_named(dataset):
-    path = dataset.folder / dataset.manifest.shards[4].file
-    path.unlink()
-    with pytest.raises(DamagedShardError, match=f"{path.name} is missing"):
+    path = dataset.folder / dataset.manifest.shards[1].file
+    with tarfile.open(path) as tar:
+        fourth = tar.getmembers()[3].offset
+    path.write_bytes(path.read_bytes()[:fourth])
+    with pytest.raises(DamagedShardError, match=path.name):
         list(decoded_documents(str(dataset.folder)))
+    assert len(list(webdataset.WebDataset([str(path)], shardshuffle=False))) == 3
 
 
 @pytest.mark.slow
@@ -151,3 +119,58 @@ def test_energon_with_the_documented_task_encoder(dataset):
     )
     found = [document for batch in energon.get_loader(rows) for document in batch]
     check_documents(found, dataset.documents)
+
+
+@pytest.mark.parametrize("package", ["pandas", "duckdb", "polars"])
+def test_the_index_in_tables(dataset, package):
+    pytest.importorskip(package)
+    names = {}
+    exec(documented_code(f"import {package}\n").replace("aligned", str(dataset.folder)), names)
+    assert int(names["num_student_tokens"]) == dataset.manifest.totals["num_student_tokens"]
+
+
+@pytest.mark.slow
+def test_samples_in_datasets(dataset, tmp_path):
+    decode = (
+        "from schemas.document import decode_document\n"
+        "decoded = [decode_document(row['safetensors']) for row in documents]\n"
+        "print(len(decoded), sum(len(document.student) for document in decoded))"
+    )
+    code = documented_code("import datasets\n").replace("aligned", str(dataset.folder))
+    found = run_apart(code + decode, tmp_path)
+    totals = dataset.manifest.totals
+    assert found == f"{totals['num_documents']} {totals['num_student_tokens']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_card", [True, False])
+def test_a_folder_in_datasets_is_its_indices(dataset, tmp_path, has_card):
+    """Why the page warns: no error, and no tokens."""
+    if has_card:
+        (dataset.folder / CARD_FILE).write_text(render_card(dataset.manifest), "utf-8")
+    code = (
+        f"import datasets; found = datasets.load_dataset({str(dataset.folder)!r})['train']\n"
+        "print(found.config_name, found.num_rows, found.column_names)"
+    )
+    config, num_rows, columns = run_apart(code, tmp_path).split(maxsplit=2)
+    assert (config, int(num_rows)) == (
+        "index" if has_card else "default",
+        dataset.manifest.totals["num_documents"],
+    )
+    assert "cut_student" in columns
+    assert "safetensors" not in columns
+
+
+def run_apart(code, scratch):
+    """Run code that imports Hugging Face's `datasets`: here that name is a module of the tests."""
+    try:
+        version("datasets")
+    except PackageNotFoundError:
+        pytest.skip("datasets is not installed")
+    caches = {"HF_DATASETS_CACHE": str(scratch), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | caches | {"PYTHONPATH": str(DOCS.parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=scratch, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

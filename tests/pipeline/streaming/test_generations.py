@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("apache_beam")
 
 from pipeline.packing.reading import LATEST, Generation, parse_generation
-from pipeline.packing.rules import suggest_teacher_seq_length
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError, StreamState
 from schemas.errors import DatasetError
 from tests.support.datasets import build_dataset, make_texts, remove_documents
@@ -33,6 +32,18 @@ def read(rows: AlignedRows, start: int = 0, stop: int | None = None) -> torch.Te
 def kept(rows: AlignedRows, consumed: int) -> StreamState:
     """The state of a checkpoint that was written to a file and read again."""
     return StreamState(**json.loads(json.dumps(asdict(rows.state(consumed)))))
+
+
+def write_mixture(folder: Path) -> Path:
+    """Write datasets `a` and `b` and a mixture of three epochs of each."""
+    for seed, name in enumerate("ab"):
+        build_dataset(folder / name, make_texts(24, seed=seed))
+    mixture = folder / "mixture.toml"
+    mixture.write_text(
+        '[datasets.a]\npath = "a"\nmax_epochs = 3\n[datasets.b]\npath = "b"\nmax_epochs = 3\n'
+        "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
+    )
+    return mixture
 
 
 def test_a_run_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,8 +103,10 @@ def test_another_dataset_is_no_generation(tmp_path: Path) -> None:
 def test_generations_by_number(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     build_dataset(folder)
-    whole = read(AlignedRows(config(folder)))
+    rows = AlignedRows(config(folder))
+    whole = read(rows)
     remove_documents(folder, "doc-0-3")
+    assert AlignedRows(config(folder)).rules == rows.rules, "the length of rows stays"
     assert torch.equal(read(AlignedRows(config(folder, 0))), whole)
     assert AlignedRows(config(folder, 1)).state(0) == AlignedRows(config(folder)).state(0)
     with pytest.raises(DatasetError, match="has no generation 2"):
@@ -105,13 +118,7 @@ def test_generations_by_number(tmp_path: Path) -> None:
 
 
 def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, seed in (("a", 0), ("b", 1)):
-        build_dataset(tmp_path / name, make_texts(24, seed=seed))
-    mixture = tmp_path / "mixture.toml"
-    mixture.write_text(
-        '[datasets.a]\npath = "a"\nmax_epochs = 3\n[datasets.b]\npath = "b"\nmax_epochs = 3\n'
-        "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
-    )
+    mixture = write_mixture(tmp_path)
     plain = config(mixture, num_epochs=1)
     rows = AlignedRows(plain)
     whole, saved = read(rows), kept(rows, 2 * BATCH)
@@ -134,30 +141,11 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
         AlignedRows(config(mixture, LATEST, num_epochs=1), saved).restore(saved)
 
 
-def test_the_length_of_rows_stays(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    manifest = build_dataset(folder)
-    remove_documents(folder, "doc-0-3")
-    assert AlignedRows(config(folder)).rules.teacher_seq_length == suggest_teacher_seq_length(
-        manifest, 64
-    )
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_run_opens_each_dataset_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
-) -> None:
-    """Fresh, resumed where it stands, or resumed after its datasets have grown."""
-    names = ("a", "b") if mixed else ("a",)
-    for seed, name in enumerate(names):
-        build_dataset(tmp_path / name, make_texts(24, seed=seed))
-    path = tmp_path / names[0]
-    if mixed:
-        path = tmp_path / "mixture.toml"
-        path.write_text(
-            '[datasets.a]\npath = "a"\n[datasets.b]\npath = "b"\n'
-            "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
-        )
+def test_a_run_opens_each_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that goes on after its data has grown, and the older generation's manifest."""
+    path = write_mixture(tmp_path)
+    saved = kept(AlignedRows(config(path, num_epochs=1)), BATCH)
+    remove_documents(tmp_path / "a", "doc-0-3")
     opened: Counter[str] = Counter()
 
     def read_whole(url: str) -> bytes:
@@ -165,19 +153,5 @@ def test_a_run_opens_each_dataset_once(
         return Path(url).read_bytes()
 
     monkeypatch.setattr("pipeline.dataset.reading.read_whole", read_whole)
-
-    def manifests_read(saved: StreamState | None = None) -> set[str]:
-        opened.clear()
-        rows = AlignedRows(config(path, num_epochs=1), saved)
-        assert rows.restore(saved or kept(rows, BATCH)) == BATCH
-        assert set(opened.values()) == {1}
-        return set(opened)
-
-    now = {f"{name}/manifest.json" for name in names}
-    assert manifests_read() == now
-    saved = kept(AlignedRows(config(path, num_epochs=1)), BATCH)
-    assert manifests_read(saved) == now
-    remove_documents(tmp_path / "a", "doc-0-3")
-    found = manifests_read(saved)
-    assert now < found
-    assert len(found) == len(names) + 1, "and the older generation's own"
+    assert AlignedRows(config(path, num_epochs=1), saved).restore(saved) == BATCH
+    assert opened == {"a/manifest.json": 1, "b/manifest.json": 1, "a/manifests/000.json": 1}

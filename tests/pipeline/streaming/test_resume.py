@@ -94,23 +94,20 @@ def test_resume_at_every_step_and_resize(folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value", "told"),
     [
-        ({"seq_length": 65}, r"made with seq_length 64, this run has 65"),
-        ({"teacher_seq_length": 100}, r"made with teacher_seq_length 96, this run has 100"),
-        ({"seed": 12}, r"made with seed 11, this run has 12: use the run's seed"),
-        ({"shuffle_shards": 2}, r"made with shuffle_shards 1, this run has 2"),
-        ({"window_rows": 6}, r"made with rules .*window_rows"),
-        (
-            {"global_batch_size": 11},
-            r"made with samples_per_epoch \d+, this run has \d+: use the g",
-        ),
+        ("seq_length", 65, "seq_length 64, this run has 65"),
+        ("teacher_seq_length", 100, "teacher_seq_length 96, this run has 100"),
+        ("seed", 12, "seed 11, this run has 12"),
+        ("shuffle_shards", 2, "shuffle_shards 1, this run has 2"),
+        ("window_rows", 6, "rules .*window_rows"),
+        ("global_batch_size", 11, "samples_per_epoch .*global_batch_size"),
     ],
 )
-def test_another_run_is_refused_with_the_reason(folder, options, message):
+def test_another_run_is_refused_with_the_reason(folder, option, value, told):
     saved = open_rows(folder).state(24)
-    with pytest.raises(StreamMismatchError, match=message):
-        open_rows(folder, **options).restore(saved)
+    with pytest.raises(StreamMismatchError, match=f"made with {told}"):
+        open_rows(folder, **{option: value}).restore(saved)
 
 
 def test_a_batch_size_that_does_not_divide_what_was_consumed_is_refused(folder):
@@ -153,14 +150,13 @@ for step, batch in enumerate(loader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "exit_code"), [("main", -signal.SIGKILL), ("worker", 1)])
-def test_a_killed_run_goes_on_where_it_was(folder, tmp_path, victim, exit_code):
-    program = [sys.executable, "-c", TRAINING, str(folder), str(tmp_path / "seen"), victim]
-    for die_at, expected_code in ((2, exit_code), (1, exit_code), (10_000, 0)):
+def test_a_killed_run_goes_on_where_it_was(folder, tmp_path):
+    program = [sys.executable, "-c", TRAINING, str(folder), str(tmp_path / "seen")]
+    for victim, die_at, code in (("main", 2, -signal.SIGKILL), ("worker", 1, 1), ("", 10_000, 0)):
         done = subprocess.run(
-            [*program, str(die_at)], timeout=120, check=False, stderr=subprocess.PIPE
+            [*program, victim, str(die_at)], timeout=120, check=False, stderr=subprocess.PIPE
         )
-        assert done.returncode == expected_code, done.stderr
+        assert done.returncode == code, done.stderr
     seen = [json.loads(line)["rows"] for line in (tmp_path / "seen").read_text().splitlines()]
     expected = global_batches(open_rows(folder), num_replicas=1, micro_batch_size=12)
     assert [[tuple(row) for row in step] for step in seen] == expected

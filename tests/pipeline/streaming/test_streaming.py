@@ -18,10 +18,6 @@ from schemas.document import AlignedDocument, Tokens
 from tests.support.datasets import build_dataset, word_pieces
 from tests.support.reference_rows import reference_row
 from tests.support.streaming_data import (
-    FIRST_ID,
-    STUDENT_BOS,
-    STUDENT_EOS,
-    TEACHER_EOS,
     around,
     brute_force_spans,
     make_documents,
@@ -157,53 +153,9 @@ def test_a_forced_cut_loses_no_token_and_unmaps_what_it_parts(tmp_path):
     assert own.plan.num_forced_segments > 3
     assert bool(np.all(own.plan.segments["flags"] & FORCED))
     require_reference_rows(rows, [document])
-    _check_every_token_once(rows, [rows[sample] for sample in range(len(rows))], [document])
 
 
-def test_every_token_once_and_every_mapped_token_with_its_teacher_tokens(dataset):
-    rows = open_rows(dataset)
-    batches = [rows[sample] for sample in range(len(rows))]
-    _check_every_token_once(rows, batches, dataset.documents)
-    teacher_of = {
-        int(token): document.teacher.input_ids[a:b].tolist()
-        for document in dataset.documents
-        for token, (a, b) in zip(
-            document.student.input_ids, document.teacher_spans.tolist(), strict=True
-        )
-    }
-    num_mapped = 0
-    for row in batches:
-        for place in range(SEQ):
-            label, kept = int(row["labels"][place]), float(row["loss_mask"][place])
-            start, stop = row["teacher_spans"][place].tolist()
-            if kept and label >= FIRST_ID:
-                assert row["teacher_input_ids"][start:stop].tolist() == teacher_of.pop(label)
-                num_mapped += stop > start
-            else:
-                assert start == stop == 0
-    assert not teacher_of, "with a context token every text token is a label once"
-    assert num_mapped > 1000
-
-
-def _check_every_token_once(rows, batches, documents):
-    for name, side in (("input_ids", "student"), ("teacher_input_ids", "teacher")):
-        seen = torch.cat([row[name].flatten() for row in batches]).numpy()
-        expected = np.concatenate([getattr(d, side).input_ids for d in documents])
-        assert np.array_equal(np.sort(seen[seen >= FIRST_ID]), np.sort(expected))
-    assert rows.samples_per_epoch == sum(1 for _ in batches)
-
-
-def test_added_tokens_follow_the_tokenizers_by_default(dataset):
-    rows = open_rows(dataset)
-    seen = torch.cat([rows[sample]["input_ids"] for sample in range(len(rows))])
-    teacher = torch.cat([rows[sample]["teacher_input_ids"] for sample in range(len(rows))])
-    num_segments = len(rows.datasets[0].plan.segments)
-    assert int((seen == STUDENT_BOS).sum()) == num_segments
-    assert int((seen == STUDENT_EOS).sum()) == len(dataset.documents)
-    assert int((teacher == TEACHER_EOS).sum()) == num_segments
-
-
-@pytest.mark.parametrize(("num_replicas", "num_workers"), [(1, 0), (2, 5), (3, 1), (4, 0), (6, 2)])
+@pytest.mark.parametrize(("num_replicas", "num_workers"), [(1, 0), (3, 2), (4, 0)])
 def test_exactly_once_over_replicas_and_workers(dataset, num_replicas, num_workers):
     rows = open_rows(dataset, global_batch_size=24)
     replicas = [
@@ -220,14 +172,10 @@ def test_exactly_once_over_replicas_and_workers(dataset, num_replicas, num_worke
     ]
     steps = {len(batches) for batches in replicas}
     assert steps == {len(rows) // (2 * num_replicas)}, "every replica takes as many steps"
-    seen = torch.cat([batch["input_ids"] for batches in replicas for batch in batches])
-    direct = torch.cat([rows[sample]["input_ids"][None] for sample in range(len(rows))])
-    assert _sorted_rows(seen) == _sorted_rows(direct)
+    seen = torch.cat([batch.buffer for batches in replicas for batch in batches])
+    direct = rows.__getitems__(range(len(rows))).buffer
+    assert sorted(seen.tolist()) == sorted(direct.tolist())
     assert len(rows.datasets[0].plan) - len(rows) < 24
-
-
-def _sorted_rows(tensor):
-    return sorted(map(tuple, tensor.tolist()))
 
 
 def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
@@ -245,15 +193,11 @@ def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
     assert np.count_nonzero(np.diff(group)) == len(own.order.group_row_starts) - 2
 
 
-def test_the_order_is_the_one_of_this_release(dataset):
+def test_the_order_is_the_one_of_this_release():
     """A changed order would silently break the resuming of every run: raise the plan's FORMAT."""
     order = RowOrder("name", 7, np.array([0, 5, 9]), (range(1), range(1)))
-    assert [order.row_index(0, place) for place in range(9)] == GOLDEN_EPOCH_0
-    assert [order.row_index(1, place) for place in range(9)] == GOLDEN_EPOCH_1
-
-
-GOLDEN_EPOCH_0 = [2, 4, 1, 0, 3, 7, 5, 6, 8]
-GOLDEN_EPOCH_1 = [2, 4, 3, 1, 0, 7, 8, 5, 6]
+    epochs = [[order.row_index(epoch, place) for place in range(9)] for epoch in range(2)]
+    assert epochs == [[2, 4, 1, 0, 3, 7, 5, 6, 8], [2, 4, 3, 1, 0, 7, 8, 5, 6]]
 
 
 def test_large_groups_are_divided(dataset, monkeypatch):
@@ -316,8 +260,6 @@ def test_rows_of_two_layouts_are_not_mixed(dataset):
     assert other.num_words == rows.layout.num_words
     with pytest.raises(ValueError, match=f"rows of two layouts in one batch.*={teacher - 2}"):
         collate_rows([rows[0], Rows(rows[1].buffer, other)])
-    again = open_rows(dataset)
-    assert torch.equal(collate_rows([rows[0], again[0]])["labels"][0], rows[0]["labels"])
 
 
 def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
