@@ -31,13 +31,7 @@ _WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A file that the manifest describes.
-
-    Attributes:
-        url: where `fsspec` finds it.
-        num_bytes: its size.
-        sha256: 64 hex digits.
-    """
+    """A file that the manifest describes: where `fsspec` finds it, its size, 64 hex digits."""
 
     url: str
     num_bytes: int

@@ -101,12 +101,9 @@ def name_tokens(
 
     Args:
         own: the convention.
-        load: gives the tokenizer.
+        load: gives the tokenizer; one without such a token raises ValueError.
         before: a token, its id, or "none"; it stands before a document and before its pieces.
         after: likewise, after a document.
-
-    Raises:
-        ValueError: no such token.
     """
     first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
     if before is not None:

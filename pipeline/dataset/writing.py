@@ -21,14 +21,7 @@ END_OF_TAR = bytes(2 * TAR_BLOCK)
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """What a finished shard holds.
-
-    Attributes:
-        index: where each sample lies.
-        num_bytes: size of the tar.
-        sha256: 64 hex digits of the tar.
-        statistics: of its documents.
-    """
+    """What a finished shard holds: its index, the tar's size and SHA-256, statistics."""
 
     index: ShardIndex
     num_bytes: int

@@ -66,12 +66,8 @@ def measure_segments(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return student and teacher tokens of segments, added ones included, and the row's share.
 
-    The share, float64 [n], is of student or of teacher tokens, whichever is larger.
-
-    Args:
-        segments: uint32 [n, 6], columns as in `SEGMENT`.
-        student_room: int64 [4], tokens per row, and tokens added first, continued and at the end.
-        teacher_room: int64 [4], the same for the teacher.
+    The share, float64 [n], is of student or of teacher tokens, whichever is larger. Arguments are
+    as in `split_documents`, segments uint32 [n, 6].
     """
     student = np.empty(len(segments), np.int64)
     teacher = np.empty(len(segments), np.int64)

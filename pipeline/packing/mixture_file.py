@@ -37,12 +37,7 @@ class MixtureFileError(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """From where on in a run which weights hold.
-
-    Attributes:
-        from_tokens: student tokens of the run before it, padding not counted.
-        weights: share of the student tokens by a dataset's name.
-    """
+    """After how many student tokens of a run, without padding, which shares hold by name."""
 
     from_tokens: int
     weights: Mapping[str, float]

@@ -94,12 +94,7 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class MixturePlan:
-    """The rows of a run by number.
-
-    Attributes:
-        sources: the datasets.
-        stretches: in order; the run ends with the last one.
-    """
+    """The rows of a run by number: stretches in order; the run ends with the last one."""
 
     sources: tuple[Source, ...]
     stretches: tuple[Stretch, ...]

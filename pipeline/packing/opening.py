@@ -26,12 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedDataset:
-    """One dataset of a run, at one generation.
-
-    Attributes:
-        entry: how the run reads it.
-        documents: which of its documents are read; they know the dataset.
-    """
+    """One dataset of a run, at one generation: how it is read, and which of its documents are."""
 
     entry: MixedDataset
     documents: ChosenDocuments
@@ -67,11 +62,7 @@ class OpenedRun:
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that stands for all: its tokenizers are theirs.
-
-        Of the teacher's tokens it has the most by the student's, so that
-        `suggest_teacher_seq_length` gives a length that serves all.
-        """
+        """The dataset that stands for all: its tokenizers are theirs, see `_stands_for_all`."""
         return _stands_for_all([each.dataset for each in self.datasets])
 
     @property
@@ -103,8 +94,7 @@ class OpenedRun:
         logger.warning(
             "the run moves on to generation %s of %s: from here on its rows are another run's, so "
             "this epoch reads some documents again and others not",
-            now,
-            path,
+            *(now, path),
         )
         return True
 
@@ -181,6 +171,7 @@ def open_run(
 
 
 def _stands_for_all(datasets: Sequence[Dataset]) -> Dataset:
+    """Return the one with the most teacher tokens: `suggest_teacher_seq_length` then serves all."""
     return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
 
 
@@ -202,8 +193,7 @@ def _choose_generations(
         "%s is at generation %s now; the run goes on with generation %s, on which it was started "
         "(generation latest moves it on)",
         mixture.path,
-        _named(newest),
-        _named(saved.generations),
+        *(_named(newest), _named(saved.generations)),
     )
     return list(saved.generations)
 

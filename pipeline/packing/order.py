@@ -122,8 +122,7 @@ class ReplicaBatches:
         consumed_samples: samples that the run has used, a multiple of `global_batch_size`.
         micro_batch_size: samples per micro-batch.
         global_batch_size: samples per step over all replicas.
-        replica: this replica's number.
-        num_replicas: data-parallel replicas.
+        replica: this replica's number among `num_replicas`.
 
     Raises:
         ValueError: sizes that do not divide each other.

@@ -35,11 +35,7 @@ class DamageLog:
     """Raises for a damaged sample, or notes it once in this process and in a file."""
 
     def __init__(self, on_damage: OnDamage, file: Path) -> None:
-        """Append to `file`, one JSON line per sample and process, when `on_damage` says so.
-
-        Raises:
-            ValueError: `on_damage` is neither "raise" nor "quarantine".
-        """
+        """Append to `file`, one JSON line per sample and process, when `on_damage` says so."""
         if on_damage not in ("raise", "quarantine"):
             raise ValueError(f'on_damage "{on_damage}" is neither "raise" nor "quarantine"')
         self.on_damage = on_damage
@@ -47,11 +43,7 @@ class DamageLog:
         self.samples: dict[int, QuarantinedSample] = {}
 
     def note(self, document: int, sample: QuarantinedSample, error: ValueError) -> None:
-        """Raise `error`, or list the sample.
-
-        Raises:
-            ValueError: `error` itself, where damage is not to be left out.
-        """
+        """Raise `error`, or list the sample."""
         if self.on_damage == "raise":
             raise error
         if document in self.samples:

@@ -10,8 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-PADDING_ID = 0
-"""Stands where no token does. Every vocabulary has it; masks keep it out of every loss."""
+PADDING_ID = 0  # every vocabulary has it; masks keep it out of every loss
 
 INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
 TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)

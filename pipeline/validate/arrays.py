@@ -20,13 +20,7 @@ Problems = list[tuple[int, str]]
 
 
 class CutPoints(NamedTuple):
-    """The index's cut points of a batch of D documents.
-
-    Attributes:
-        starts: int64 [D + 1]; document d owns cuts starts[d]:starts[d + 1].
-        student: int64 [C], cuts lie before these student tokens of their documents.
-        teacher: int64 [C], and before these teacher tokens.
-    """
+    """Cut points of a batch: int64 [D + 1] and twice [C], as in `ShardIndex`."""
 
     starts: NDArray[np.int64]
     student: NDArray[np.int64]
@@ -109,7 +103,9 @@ def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
     wrong = np.zeros(len(owners), np.bool_)
     backwards = (cuts.student[1:] <= cuts.student[:-1]) | (cuts.teacher[1:] < cuts.teacher[:-1])
     wrong[1:] = same_document & backwards
-    wrong |= _outside(cuts.student, student, owners) | _outside(cuts.teacher, teacher, owners)
+    for places, tokens in ((cuts.student, student), (cuts.teacher, teacher)):
+        # Each part must have a token.
+        wrong |= (places < 1) | (places >= np.diff(tokens.cu_tokens)[owners])
     inside = np.flatnonzero(~wrong)
     i = cuts.student[inside] + student.cu_tokens[owners[inside]]
     j = cuts.teacher[inside] + teacher.cu_tokens[owners[inside]]
@@ -184,13 +180,6 @@ def _first_per_document(
     positions = (tokens[firsts] - cu_tokens[found]).tolist()
     notes = [f" (first of {count})" if count > 1 else "" for count in counts.tolist()]
     return list(zip(found.tolist(), positions, notes, strict=True))
-
-
-def _outside(
-    cuts: NDArray[np.int64], tokens: TokenBatch, owners: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return which cuts leave one part without a token."""
-    return np.asarray((cuts < 1) | (cuts >= np.diff(tokens.cu_tokens)[owners]))
 
 
 def _flatten(tokens: TokenBatch, document: int) -> NDArray[np.int64]:

@@ -26,13 +26,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, eq=False)
 class ShardResult:
-    """What a shard's checks gave.
-
-    Attributes:
-        findings: every broken rule.
-        keys: bytes [N], the 16 bytes that each key of the index stands for.
-        statistics: of every sound sample.
-    """
+    """What a shard's checks gave: `keys` are bytes [N], 16 for each key of the index."""
 
     findings: Findings
     keys: NDArray[np.bytes_]

@@ -145,20 +145,16 @@ class TarReader:
             rest = self._read(WINDOW_BYTES)
 
     def _read(self, num_bytes: int) -> bytes:
-        data = read_exactly(self._file, num_bytes)
+        """Return the next bytes: fewer than asked only at the file's end."""
+        parts = []
+        while num_bytes and (part := self._file.read(num_bytes)):
+            parts.append(part)
+            num_bytes -= len(part)
+        data = b"".join(parts)
         self._hash.update(data)
         self.position += len(data)
         self._advance(len(data))
         return data
-
-
-def read_exactly(file: IO[bytes], num_bytes: int) -> bytes:
-    """Return the next bytes of a file: fewer than asked only at its end."""
-    parts = []
-    while num_bytes and (data := file.read(num_bytes)):
-        parts.append(data)
-        num_bytes -= len(data)
-    return b"".join(parts)
 
 
 def digest_file(file: IO[bytes], advance: Callable[[int], object]) -> FileDigest:
