@@ -12,17 +12,16 @@ import pytest
 from tokenizers import processors
 
 from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
-from pipeline.dataset.files import Dataset
-from pipeline.packing.rules import PackingRules
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from schemas.manifest import ConventionRecord
-from tests.support.streaming_data import around
+from tests.support.datasets import build_dataset
 from tests.support.tokenizer_zoo import (
     SHARED,
     definition,
     load,
     needs_shared,
-    source,
     write_definition,
 )
 
@@ -169,28 +168,15 @@ def test_named_tokens_replace_a_tokenizer_s_own() -> None:
 
 
 def test_a_dataset_s_conventions_are_chosen_by_name(tmp_path: Path) -> None:
-    from tests.schemas.test_manifest import MANIFEST
-
-    records = {}
-    for side in ("student", "teacher"):
-        file = f"tokenizers/{side}/tokenizer.json"
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).write_bytes(source("llama_like").read_bytes())
-        own = replace(getattr(MANIFEST, side), file=file, sha256=load("llama_like").sha256)
-        records[side] = replace(own, convention=ConventionRecord(1, 1, 2))
-    dataset = Dataset(str(tmp_path), replace(MANIFEST, **records))
+    build_dataset(tmp_path, num_shards=1)
+    dataset = open_dataset(tmp_path)
     assert choose_conventions(dataset) == dataset.manifest
-    chosen = choose_conventions(dataset, student_eos="<unk>", teacher_context="none")
-    rules = PackingRules.of_dataset(chosen, seq_length=64, teacher_seq_length=64)
-    assert rules.student == around(1, 1, 0)
-    assert rules.teacher == around(None, None, None)
+    chosen = choose_conventions(dataset, student_eos="<s>", teacher_context="none")
+    own = dataset.manifest.student.around_text
+    assert chosen.student.around_text == replace(own, end_token_id=0)
+    teacher = chosen.teacher.around_text
+    assert (teacher.first_token_id, teacher.continued_token_id) == (None, None)
+    told = describe_convention(chosen.student, load_dataset_tokenizer(dataset, "student"))
+    assert told.endswith(", <s> (0) after it")
     with pytest.raises(TokenizerError, match='no token "<eos>"'):
         choose_conventions(dataset, student_bos="<eos>")
-
-
-def test_conventions_in_words() -> None:
-    from tests.schemas.test_manifest import MANIFEST
-
-    record = replace(MANIFEST.student, convention=ConventionRecord(1, 1, None))
-    told = describe_convention(record, load("llama_like"))
-    assert told == "<s> (1) before a text, nothing after it"

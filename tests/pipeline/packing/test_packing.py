@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from pipeline.packing.kernels import ENDS, FORCED, STARTS
 from pipeline.packing.rules import PackingRules, suggest_teacher_seq_length
-from schemas.index import CUT_STRIDE
 from schemas.manifest import default_convention
 from tests.support.streaming_data import (
     STUDENT_BOS,
@@ -108,26 +107,6 @@ def test_a_document_is_cut_at_the_last_shared_boundary_that_fits():
         (0, 60, 90, 44, 70, ENDS),  # BOS, 30 tokens and EOS
     ]
     assert plan.num_forced_segments == 0
-
-
-def test_teacher_tokens_limit_a_segment_too():
-    cuts = [(8, 10), (16, 20), (24, 30)]
-    plan = plan_indices([index_of([32], [40], [cuts])], PackingRules(64, 21, BOS_EOS, BOS_EOS))
-    assert sorted(plan.segments.tolist()) == [
-        (0, 0, 16, 0, 20, STARTS),
-        (0, 16, 24, 20, 30, 0),  # ten more teacher tokens would leave no room for EOS
-        (0, 24, 32, 30, 40, ENDS),
-    ]
-
-
-def test_backing_off_costs_at_most_a_cut_stride_where_boundaries_are_shared_everywhere():
-    cuts = [(place, place) for place in range(CUT_STRIDE, 5000, CUT_STRIDE)]
-    plan = plan_indices(
-        [index_of([5000], [5000], [cuts])], PackingRules(1000, 1000, BOS_EOS, BOS_EOS)
-    )
-    lengths = np.sort(plan.row_lengths()[0])[::-1]
-    assert len(lengths) > 4
-    assert lengths[:5].min() > 1000 - CUT_STRIDE - 1
 
 
 def test_a_run_without_shared_boundary_is_divided_and_marked():

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.packing.kernels import FORCED
@@ -247,7 +246,7 @@ def test_a_batch_is_one_tensor_and_passes_as_one(dataset):
     assert collate_rows(direct) is direct
     assert torch.equal(batch.to("cpu").buffer, batch.buffer)
     assert batch["loss_mask"].dtype == torch.float32
-    with pytest.raises(KeyError, match="no field 'tokens' but input_ids"):
+    with pytest.raises(KeyError, match=r"no field 'tokens' but input_ids.*streaming\.collate_rows"):
         batch["tokens"]
 
 
@@ -277,11 +276,6 @@ def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
         assert torch.equal(found, expected)
         assert int((batch["teacher_position_ids"] > 0).sum()) > int(found.sum())
         assert torch.equal(rows[3].teacher_has_loss, found[3])
-
-
-def test_a_loader_without_our_collate_function_says_so(dataset):
-    with pytest.raises(KeyError, match=r"collate_fn=pipeline\.streaming\.collate_rows"):
-        next(iter(DataLoader(open_rows(dataset), batch_size=2)))
 
 
 def test_samples_past_the_end_are_refused(dataset):
