@@ -14,9 +14,10 @@ import webdataset
 
 from beam_jobs.report.card import CARD_FILE, render_card
 from pipeline.dataset.webdataset_documents import decoded_documents
-from schemas.document import decode_document, document_key, encode_document
+from schemas.document import decode_document, document_key
 from schemas.errors import DamagedShardError
 from tests.support.documents import assert_same
+from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import make_documents, write_dataset
 
 DOCS = Path(__file__).parents[3] / "docs" / "streaming.md"
