@@ -22,8 +22,7 @@ def load_dataset_tokenizer(dataset: Dataset, side: Side) -> Tokenizer:
 
     Raises:
         ForeignTokenizerError: the copy is not the file that the manifest names.
-        TokenizerError: the copy is no tokenizer.
-        OSError: the copy can't be read.
+        TokenizerError: it is no tokenizer.
 
     Example:
         >>> load_dataset_tokenizer(open_dataset("aligned"), "student").token_bytes(278)
@@ -53,13 +52,8 @@ def find_text(
 ) -> bytes | None:
     """Return a document's text: as kept, or spelled by its tokens with the sample's SHA-256.
 
-    Args:
-        document: as a sample holds it.
-        tokenizers: by side, what gives the tokenizer whose tokens may spell the text; a side is
-            asked only if the text isn't found before.
-
-    Returns:
-        UTF-8 bytes; None where no side spells the text.
+    `tokenizers` give those that may spell it by side; a side is asked only if the text isn't found
+    before. UTF-8 bytes; None where no side spells them.
 
     Example:
         >>> find_text(document, {"student": lambda: tokenizer})  # doctest: +SKIP

@@ -1,7 +1,6 @@
 """Rows: equal to a slow reference, each token once per epoch, whoever reads them."""
 
 import multiprocessing
-import resource
 from dataclasses import replace
 
 import numpy as np
@@ -336,17 +335,3 @@ def test_processes_that_start_together_share_one_plan(dataset):
 def _sum_of_a_new_plan(dataset):
     rows = open_rows(dataset, seq_length=77, teacher_seq_length=99)
     return len(rows), int(rows[0].buffer.sum())
-
-
-def test_memory_stays_flat_over_ten_epochs(dataset):
-    rows = open_rows(dataset, num_epochs=12)
-
-    def read(epochs):
-        for sample in range(
-            epochs.start * rows.samples_per_epoch, epochs.stop * rows.samples_per_epoch
-        ):
-            rows[sample]
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    warm = read(range(2))
-    assert read(range(2, 12)) - warm < 4 * 1024  # KiB
