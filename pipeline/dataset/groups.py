@@ -75,10 +75,7 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
         for part in pool.map(lambda shard: list(_count_shard(dataset, shard, name)), shards):
             for value, own in part:
                 sums[value] += own
-    groups = [
-        Group(value, *map(int, own[:-1]), byte_iou_sum=float(own[-1]))
-        for value, own in sums.items()
-    ]
+    groups = [_group(value, own) for value, own in sums.items()]
     return sorted(groups, key=lambda group: (-group.num_student_tokens, str(group.value)))
 
 
@@ -110,6 +107,11 @@ def _count_read(dataset: Dataset, shard_index: int) -> ShardRecord:
     gone = {name: int(getattr(index, name)[removed].sum()) for name in _SIZES}
     left = {name: getattr(record, name) - count for name, count in gone.items()}
     return replace(record, num_documents=record.num_documents - len(removed), **left)
+
+
+def _group(value: Value, sums: NDArray[np.float64]) -> Group:
+    documents, text, student, teacher, mapped = map(int, sums[:-1])
+    return Group(value, documents, text, student, teacher, mapped, float(sums[-1]))
 
 
 def _count_shard(

@@ -176,7 +176,7 @@ def server(tmp_path):
     CountingHandler.requests = []
     handler = partial(CountingHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{listening.server_port}/data", dataset, CountingHandler.requests
         listening.shutdown()
 
