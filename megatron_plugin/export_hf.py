@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weights import checkpoint_args, newest_iteration, read_student
@@ -21,13 +22,6 @@ from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokeniz
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import DatasetError
-
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 def export_student(
@@ -63,7 +57,7 @@ def export_student(
     shape, read = read_student(checkpoint)
     tensors = {name: tensor.to(dtype or tensor.dtype).clone() for name, tensor in read.items()}
     config = shape.config | {
-        "architectures": [_ARCHITECTURES[shape.family]],
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[shape.family]],
         "dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch."),
     }
     # First, because it may be refused.

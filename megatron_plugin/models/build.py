@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,14 +50,15 @@ def packed_layer_spec(
     return spec
 
 
-def load_model(chunks: Sequence[torch.nn.Module], weights: Weights) -> None:
-    """Fill a rank's model chunks, and give them the weights' own rotary frequencies."""
+def load_model(chunks: list[torch.nn.Module], weights: Weights) -> list[torch.nn.Module]:
+    """Fill and return a rank's model chunks; give them the weights' own rotary frequencies."""
     frequencies = weights.shape.inverse_frequencies()
     group = parallel_state.get_tensor_model_parallel_group()
     for chunk in chunks:
         load_weights(chunk, weights.open, weights.shape, rank=group.rank(), num_ranks=group.size())
         rotary: Any = chunk.rotary_pos_emb
         rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
+    return chunks
 
 
 def build_frozen_model(

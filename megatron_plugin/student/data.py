@@ -14,7 +14,7 @@ from megatron_plugin.bridge import StudentBridge
 from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import MicroBatch, micro_batch
 from megatron_plugin.student.guide import Guide
-from megatron_plugin.student.requests import GuidedBatches, computes_loss
+from megatron_plugin.student.requests import GuidedBatches
 from megatron_plugin.upstream import parallel_state
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
@@ -156,7 +156,8 @@ class StudentData:
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
         """Give micro-batches their losses, stored or asked for; a colocated teacher does later."""
-        if not computes_loss(vp_stage):
+        virtual = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+        if not parallel_state.is_pipeline_last_stage(**virtual):
             return batches
         if self._options.stored_losses is not None:
             return map(self.guide.by_stored, batches)

@@ -38,7 +38,8 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Stud
         BridgeError: the teacher's world does not answer.
     """
     replicas, bridge = range(args.data_parallel_size), None
-    if computes_loss() and parallel_state.get_tensor_and_context_parallel_rank() == 0:
+    is_last = parallel_state.is_pipeline_last_stage()
+    if is_last and parallel_state.get_tensor_and_context_parallel_rank() == 0:
         replica = parallel_state.get_data_parallel_rank()
         bridge = StudentBridge(
             store,
@@ -50,14 +51,6 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Stud
     # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.
     store.wait([f"connected/{replica}" for replica in replicas], 2 * START_TIMEOUT)
     return bridge
-
-
-def computes_loss(vp_stage: int | None = None) -> bool:
-    """Whether this rank's chunk is the model's last."""
-    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-        return False
-    num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return vp_stage is None or num_chunks is None or vp_stage == num_chunks - 1
 
 
 class GuidedBatches(Iterator[MicroBatch]):

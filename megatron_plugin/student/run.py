@@ -65,7 +65,6 @@ class StudentRun:
         self._world = world
         self._opened = opened
         self._checkpoint = checkpoint
-        self._weights: Weights | None = None
         self._rules: StepRules | None = None
         self._data = StudentData(options, opened)
         self._bridge: StudentBridge | None = None
@@ -95,13 +94,12 @@ class StudentRun:
         vocab_size = args.vocab_size or args.padded_vocab_size
         config = gpt_config_from_args(args)
         config.transformer_layer_spec = packed_layer_spec
-        if options.student is not None:
-            self._weights = self._open_student(args, options.student)
-            vocab_size = self._weights.shape.vocab_size
-            config.pre_wrap_hooks.append(self._load_student)
-        args.vocag_model_config = (
-            self._weights.shape.config if self._weights else config_of_arguments(args, vocab_size)
-        )
+        if options.student is None:
+            args.vocag_model_config = config_of_arguments(args, vocab_size)
+        else:
+            weights = self._open_student(args, options.student)
+            args.vocag_model_config, vocab_size = weights.shape.config, weights.shape.vocab_size
+            config.pre_wrap_hooks.append(partial(load_model, weights=weights))
         if args.vocag_model_config is None:
             logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(
@@ -139,11 +137,6 @@ class StudentRun:
         weights.shape.require_window(args.seq_length, what="student")
         require_tokenizer(weights.files.path, self._opened.dataset, side="student")
         return weights
-
-    def _load_student(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-        assert self._weights is not None
-        load_model(chunks, self._weights)
-        return chunks
 
     def _datasets(
         self, num_samples: tuple[int, int | None, int], vp_stage: int | None = None
@@ -197,12 +190,4 @@ class StudentRun:
             assert self._world.bridge_store is not None
             self._bridge = connect(options.teacher, args, self._world.bridge_store)
         elif options.teacher.name:
-            teacher = load_teacher(
-                options.teacher,
-                self._opened,
-                seq_length=checks.teacher_seq_length(
-                    options, self._opened.manifest, args.seq_length
-                ),
-                allow_untrained=options.allow_untrained_teacher,
-            )
-            score_steps_ahead(teacher, self._data.guide)
+            score_steps_ahead(load_teacher(options, self._opened, args), self._data.guide)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import torch
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import TeacherOptions
+from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
@@ -13,26 +15,20 @@ from pipeline.models.probe import probe_tokens, require_trained
 from pipeline.packing.opening import OpenedRun
 
 
-def load_teacher(
-    options: TeacherOptions,
-    opened: OpenedRun,
-    *,
-    seq_length: int,
-    allow_untrained: bool,
-) -> Teacher:
+def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
     Args:
         options: which teacher.
         opened: what the run reads.
-        seq_length: teacher tokens per row.
-        allow_untrained: accept a teacher that predicts no better than chance.
+        args: Megatron's: the student's row length.
 
     Raises:
         ValueError: it doesn't fit the dataset or these ranks.
         UntrainedTeacherError: its weights did not load.
     """
-    weights = open_weights(options.name)
+    seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
+    weights = open_weights(options.teacher.name)
     checks.require_teacher(weights.shape, weights.files.path, opened, seq_length=seq_length)
     weights.shape.require_parallel(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
@@ -40,12 +36,12 @@ def load_teacher(
     )
     teacher = Teacher(
         weights,
-        getattr(torch, options.dtype),
+        getattr(torch, options.teacher.dtype),
         seq_length=seq_length,
-        micro_batch_size=options.micro_batch_size,
+        micro_batch_size=options.teacher.micro_batch_size,
         device=torch.device("cuda"),
     )
-    if not allow_untrained:
+    if not options.allow_untrained_teacher:
         mean = teacher.mean_loss(_probe_row(opened))
         if mean is not None:
             option = "--vocag-allow-untrained-teacher"

@@ -12,7 +12,6 @@ from math import prod
 import torch
 from torch import distributed as dist
 
-from megatron_plugin import checks
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
 from megatron_plugin.teacher.model import Teacher
@@ -39,12 +38,7 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
         # The student finishes its step and saves; it needs losses until then, and ends us.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _start_ranks(options.teacher, world, args)
-    teacher = load_teacher(
-        options.teacher,
-        opened,
-        seq_length=checks.teacher_seq_length(options, opened.manifest, args.seq_length),
-        allow_untrained=options.allow_untrained_teacher,
-    )
+    teacher = load_teacher(options, opened, args)
     # First: ranks without a bridge then wait in it for those that connect.
     group, bridge = _waiting_group(), None
     if world.rank == replica_ranks()[-1]:  # the replica's leader, which has the losses

@@ -1,7 +1,9 @@
 """Ranks without their start-up: forked from one process that has imported the trainer already.
 
 What torchrun does for a job that goes well or fails at once: the same environment, one store, and
-an end of all ranks when one fails. Jobs that are killed or save checkpoints run under torchrun.
+an end of all ranks when one fails. Jobs that are killed run under torchrun.
+
+VOCAG_TEST_MEGATRON_NEXT: a checkout of Megatron-LM, whose Megatron the ranks run.
 """
 
 import multiprocessing
@@ -18,11 +20,11 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from tests.megatron_plugin.launch import job_environment, require_success
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def fork_ranks(num_ranks, module, *command, timeout=600, check=True, **environment):
-    """Run a job; return its output like `torchrun`, with all ranks' in one.
+    """Run a job; return its end, with the output of all ranks in one.
 
     Args:
         num_ranks: processes.
@@ -53,8 +55,16 @@ def fork_ranks(num_ranks, module, *command, timeout=600, check=True, **environme
         code = _end(ranks, timeout)
         # Of ranks that came to speak before another failed.
         said = "".join(path.read_text() for path in sorted(Path(folder).iterdir()))
-    done = subprocess.CompletedProcess(argv, code, said, said)
-    return require_success(done) if check else done
+    if code and check:
+        raise AssertionError(f"the job failed:\n{said[-9000:]}")
+    return subprocess.CompletedProcess(argv, code, said, said)
+
+
+def job_environment(**changes):
+    """Return the environment of a job: one thread per process, this checkout importable."""
+    path = os.pathsep.join(filter(None, [os.environ.get("VOCAG_TEST_MEGATRON_NEXT"), str(ROOT)]))
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **own, **changes}
 
 
 @cache

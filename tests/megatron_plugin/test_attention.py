@@ -88,12 +88,6 @@ def test_parts_of_all_ranks_make_whole_rows():
     assert RowShare().take(rows) is rows
 
 
-def test_bounds_of_several_rows_follow_each_other():
-    segments = row_segments(torch.tensor([[0, 3, 4, 4], [0, 4, 4, 4]]), 4, "cpu")
-    assert segments.longest == 4
-    assert segments.cu_seqlens_q.tolist() == [0, 3, 4, 8]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("groups", [1, 4])

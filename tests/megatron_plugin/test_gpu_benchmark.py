@@ -10,7 +10,7 @@ pytest.importorskip("megatron.core")
 
 from beam_jobs.score.options import parse_options
 from megatron_plugin.arguments import add_arguments, read_options
-from tests.megatron_plugin.launch import ROOT
+from tests.megatron_plugin.forked_ranks import ROOT
 
 SCRIPT = ROOT / "benchmarks/megatron_gpu.sh"
 TRAINER = "megatron_plugin.pretrain_gpt"

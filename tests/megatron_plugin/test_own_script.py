@@ -1,6 +1,6 @@
 """A Megatron-LM checkout's own pretrain_gpt.py, with the lines that docs/megatron.md gives.
 
-VOCAG_TEST_MEGATRON_LM: a checkout of version 0.19, whose script is tried in place of ours.
+VOCAG_TEST_MEGATRON_NEXT: a checkout, whose script is tried in place of ours.
 """
 
 import os
@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from tests.megatron_plugin.launch import ROOT, torchrun
+from tests.megatron_plugin.forked_ranks import ROOT
 from tests.megatron_plugin.reference_step import reference_gradients
 from tests.megatron_plugin.training_job import require_equal, train
 
 pytestmark = pytest.mark.slow
 
-CHECKOUT = os.environ.get("VOCAG_TEST_MEGATRON_LM")
+OURS = ROOT / "tests/megatron_plugin/checkout_script.py"
 
 
 def changed(script):
@@ -33,20 +33,17 @@ def changed(script):
 
 
 def test_the_three_lines_train_in_both_worlds(inputs, tmp_path):
-    path, job = tmp_path / "pretrain_gpt.py", {}
+    checkout = os.environ.get("VOCAG_TEST_MEGATRON_NEXT")
+    original = Path(checkout, "pretrain_gpt.py") if checkout else OURS
+    # The user's own arguments stay known, to the teacher's ranks, too.
+    own = "lambda parser: vocag.add_arguments(add_own_arguments(parser))"
+    script = changed(original.read_text())
+    path = tmp_path / "pretrain_gpt.py"
+    path.write_text(script if checkout else script.replace("vocag.add_arguments", own))
+    options = {} if checkout else {"own_argument": "3"}
     environment = {"VOCAG_TEST_SCRIPT": str(path)}
-    if CHECKOUT is None:
-        script = changed((ROOT / "tests/megatron_plugin/checkout_script.py").read_text())
-        # The user's own arguments stay known, to the teacher's ranks, too.
-        own = "lambda parser: vocag.add_arguments(add_own_arguments(parser))"
-        path.write_text(script.replace("vocag.add_arguments", own))
-        job["own_argument"] = "3"
-    else:
-        path.write_text(changed((Path(CHECKOUT) / "pretrain_gpt.py").read_text()))
-        environment["PYTHONPATH"] = f"{ROOT}:{CHECKOUT}"
-        job["launch"] = torchrun
     done = train(
-        inputs, 2, tmp_path / "dump", environment=environment, vocag_teacher_world_size=1, **job
+        inputs, 2, tmp_path, environment=environment, vocag_teacher_world_size=1, **options
     )
-    require_equal(tmp_path / "dump", inputs, reference_gradients(inputs))
-    assert CHECKOUT or re.search(r"own_argument \.+ 3", done.stdout)
+    require_equal(tmp_path, inputs, reference_gradients(inputs))
+    assert checkout or re.search(r"own_argument \.+ 3", done.stdout)

@@ -76,14 +76,13 @@ def arguments(inputs, **changes):
     return command
 
 
-def train(inputs, num_ranks, dump=None, *, launch=fork_ranks, environment=None, **changes):
+def train(inputs, num_ranks, dump=None, *, environment=None, **changes):
     """Run a job to its end.
 
     Args:
         inputs: what it reads.
         num_ranks: of both worlds.
         dump: folder for gradients, weights and losses.
-        launch: `torchrun`, or what spares each rank its start-up, which takes most of the time.
         environment: additional variables.
         **changes: of the arguments; `check`: whether a failing job fails the test.
     """
@@ -92,7 +91,7 @@ def train(inputs, num_ranks, dump=None, *, launch=fork_ranks, environment=None, 
         environment["VOCAG_TEST_DUMP"] = str(dump)
         dump.mkdir(parents=True, exist_ok=True)
     command = arguments(inputs, **changes)
-    return launch(num_ranks, TRAINER, *command, check=check, **environment)
+    return fork_ranks(num_ranks, TRAINER, *command, check=check, **environment)
 
 
 def merged(folder, what, student):
