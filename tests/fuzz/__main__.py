@@ -1,6 +1,7 @@
 """`python -m tests.fuzz`: the command line."""
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -20,8 +21,8 @@ def main() -> int:
     options = _parse()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     if options.replay:
-        half = rounds if options.replay.suffix == ".jsonl" else commands
-        return half.replay(options.replay)
+        body = json.loads(options.replay.read_bytes())
+        return rounds.replay(body) if "texts" in body else commands.replay(body)
     seed = options.seed or str(random.randrange(1 << 32))
     report = Report(options.output.absolute())
     print(f"seed {seed}, {options.minutes:g} minutes, failures go to {options.output}", flush=True)
@@ -39,7 +40,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", help="draws the same tokenizers, texts, commands and faults")
     parser.add_argument("--only", choices=["tokens", "commands"], help="one half alone")
     parser.add_argument("--output", type=Path, default=Path("fuzz"), help="where failures go")
-    parser.add_argument("--replay", type=Path, help="try the documents of one failure again")
+    parser.add_argument("--replay", type=Path, help="try one failure again")
     return parser.parse_args()
 
 

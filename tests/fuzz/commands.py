@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,35 +14,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from itertools import count
 from pathlib import Path
-from subprocess import DEVNULL, run
 from typing import Any, NoReturn
-
-import tokenizers
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from tests.fuzz.oracle import Fault
-from tests.fuzz.reader import Content, DamageError, Seen, read_dataset
+from tests.fuzz.reader import DamageError, Seen, read_dataset
 from tests.fuzz.report import Report
-from tests.fuzz.shrinking import shrink_list
 from tests.fuzz.texts import make_text
 from tests.support.datasets import byte_level
-from tests.support.reference import reference_spans, spelled_offsets, vocabulary_bytes
 from vocag_cli import COMMANDS, main
 
 Step = dict[str, Any]
-"""A command with its documents and its fault; a list of them is a file that can be tried again."""
+"""A command with its documents and its fault."""
 
 STEPS_OF_A_DATASET = 8
-SHRINK_SECONDS = 60.0
 LONGEST_SECONDS = 180.0
-DISK_BYTES = 24 << 20
-FAULTS = ("none", "kill", "kill", "kill", "kill", "limit", "full", "cut", "cut", "twin", "twin")
+FAULTS = ("none", "kill", "kill", "kill", "kill", "limit", "cut", "cut", "twin", "twin")
 NOTHING = Seen(-1, {}, frozenset(), {})
 SIZES = {"student": 300, "teacher": 340}
-NO_DISK = "full disks left out: mounting a small one takes root"
 
 
 class StepFailedError(Exception):
@@ -52,14 +42,12 @@ class StepFailedError(Exception):
 
 def fuzz_commands(seed: str, until: float, report: Report) -> None:
     """Grow one dataset after another until `time.monotonic` says that it is enough."""
-    for number in count():
-        choose = random.Random(f"{seed} dataset {number}")
+    while time.monotonic() < until:
+        choose = random.Random(f"{seed} dataset {report.counts['datasets']}")
         steps = [draw_step(choose, place) for place in range(STEPS_OF_A_DATASET)]
-        failed = _take_all(steps, report, until)
-        if failed is not None:
-            report.add_steps(failed, _shrink(steps, failed))
-        elif time.monotonic() >= until:
-            return
+        fault, taken = _take_all(steps, report.counts, until)
+        if fault is not None:
+            report.add(fault, "commands", {"steps": steps[:taken]})
         report.counts["datasets"] += 1
 
 
@@ -72,7 +60,6 @@ def draw_step(choose: random.Random, number: int) -> Step:
         "bytes": int(2 ** choose.uniform(0, 16)),
         "share": choose.random(),  # of the dataset's files
         "kept": choose.random(),  # of the file that is cut
-        "tears": choose.random() < 0.3,
     }
     return {
         "command": command,
@@ -153,7 +140,7 @@ def _die_at(event: int, folder: Path) -> None:
 
 
 class GrowingDataset:
-    """A dataset on a small disk, and what must be in it.
+    """A dataset, and what must be in it.
 
     Attributes:
         root: holds it, its inputs and its tokenizers.
@@ -186,22 +173,20 @@ class GrowingDataset:
             runs.append(self._arguments(other))
             ends = [predict(other, after), predict(step, predict(other, self.now))]
             states += [predict(other, self.now), *ends]
-        with self._cut_file(fault), self._full_disk(fault):
+        with self._cut_file(fault):
             commands = [Command(arguments, self.root, fault) for arguments in runs]
             while not all(command.ended(0.05) for command in commands):
                 if kind != "cut" and self._see(states) is not None:
                     self.counts["reads beside a command"] += 1
         self.counts.update(["commands", f"faults: {kind}"])
-        killed = commands[0].status() == -signal.SIGKILL
-        self.counts["kills"] += killed
+        self.counts["kills"] += commands[0].status() == -signal.SIGKILL
         self._see(states)
-        torn = killed and fault["tears"] and self._tear(fault)
         for command, arguments in zip(commands, runs, strict=True):
             if _require_calm(command, kind):
                 again = Command(arguments, self.root)
                 again.ended(LONGEST_SECONDS)
                 if status := _require_calm(again, "again"):
-                    _fail("torn" if torn else "again", f"status {status}: {again.said()[-300:]}")
+                    _fail("again", f"status {status}: {again.said()[-300:]}")
         self._settle(step["command"], ends)
 
     def _settle(self, command: str, ends: Sequence[Seen]) -> None:
@@ -256,28 +241,6 @@ class GrowingDataset:
         if path.exists() and path.read_bytes() == cut:
             path.write_bytes(whole)
 
-    @contextmanager
-    def _full_disk(self, fault: Step) -> Iterator[None]:
-        """Fill the small disk but for some bytes; one that isn't ours stays as it is."""
-        path = self.root / "ballast"
-        if fault["kind"] == "full" and not self.root.is_mount():
-            if not self.counts[NO_DISK]:
-                print(NO_DISK, flush=True)
-            self.counts[NO_DISK] += 1
-        elif fault["kind"] == "full":
-            free = shutil.disk_usage(self.root).free
-            path.write_bytes(bytes(max(0, free - 4 * fault["bytes"])))
-        yield
-        path.unlink(missing_ok=True)
-
-    def _tear(self, fault: Step) -> bool:
-        """Cut a file that a killed command has written, as a machine that loses power does."""
-        if path := self._choose_file(".vocag*/**/*", fault):
-            data = path.read_bytes()
-            path.write_bytes(data[: int(fault["kept"] * len(data))])
-            self.counts["files of killed commands that were cut"] += 1
-        return path is not None
-
     def _choose_file(self, pattern: str, fault: Step) -> Path | None:
         files = sorted(p for p in (self.root / "aligned").glob(pattern) if p.is_file())
         return files[int(fault["share"] * len(files))] if files else None
@@ -298,33 +261,34 @@ def predict(step: Step, before: Seen | None) -> Seen:
         elif name in documents:
             letters["duplicate_id"] += 1
         else:
-            documents[name] = (text, source, *_align(text))
+            documents[name] = (text, source)
     if len(documents) == len(before.documents):
         return before
     return Seen(before.generation + 1, documents, frozenset(removed), dict(letters))
 
 
-def replay(path: Path) -> int:
-    """Take the steps of a file again; return the exit status."""
-    fault = _take_all(json.loads(path.read_text("utf-8")))
+def replay(body: dict[str, Any]) -> int:
+    """Take the steps of a failure again; return the exit status."""
+    fault, _ = _take_all(body["steps"], Counter())
     print(f"{fault.kind}: {fault.detail}" if fault else "no failure")
     return int(fault is not None)
 
 
 def _take_all(
-    steps: Sequence[Step], report: Report | None = None, until: float = float("inf")
-) -> Fault | None:
+    steps: Sequence[Step], counts: Counter[str], until: float = float("inf")
+) -> tuple[Fault | None, int]:
+    """Take steps; return what fails, and how many were taken."""
     _import_commands()
-    with _disk() as folder:
-        dataset = GrowingDataset(folder, report.counts if report else Counter())
-        try:
-            for step in steps:
-                if time.monotonic() < until:
-                    dataset.take(step)
-                    _ = report and report.show_progress()
-        except StepFailedError as failed:
-            return failed.args[0]
-    return None
+    with tempfile.TemporaryDirectory(prefix="vocag-fuzz-") as folder:
+        dataset = GrowingDataset(Path(folder), counts)
+        for number, step in enumerate(steps):
+            if time.monotonic() >= until:
+                break
+            try:
+                dataset.take(step)
+            except StepFailedError as failed:
+                return failed.args[0], number + 1
+    return None, len(steps)
 
 
 @cache
@@ -333,50 +297,6 @@ def _import_commands() -> None:
     for name in ("align", "remove"):
         import_module(COMMANDS[name][0])
     align_batch([SourceDocument("d", "é".encode())], byte_level(300), byte_level(340))
-
-
-def _shrink(steps: list[Step], fault: Fault) -> list[Step]:
-    """Return fewer steps that fail in the same way."""
-    until = time.monotonic() + SHRINK_SECONDS
-
-    def fails(tried: list[Step]) -> bool:
-        found = _take_all(tried)
-        return found is not None and found.kind == fault.kind
-
-    # Where it depends on the moment, it may not fail again.
-    return shrink_list(steps, fails, until=until) if fails(steps) else steps
-
-
-@contextmanager
-def _disk() -> Iterator[Path]:
-    """Make a folder on a disk of its own where root may mount one, so that it can be filled."""
-    folder = Path(tempfile.mkdtemp(prefix="vocag-fuzz-"))
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    mounted = run(mount, stderr=DEVNULL, check=False).returncode == 0
-    try:
-        yield folder
-    finally:
-        if mounted:
-            run(["umount", "--lazy", str(folder)], check=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@cache
-def _library(side: str) -> tuple[Any, dict[int, bytes]]:
-    """Return a tokenizer without control tokens, and what its tokens stand for."""
-    body = json.loads(byte_level(SIZES[side]).file_bytes)
-    bare = tokenizers.Tokenizer.from_str(json.dumps(body | {"added_tokens": []}))
-    return bare, vocabulary_bytes(body)
-
-
-def _align(text: str) -> Content:
-    """Return both sides' ids and ranges of a text, and its spans, by the libraries and oracles."""
-    content: list[Any] = []
-    for side in SIZES:
-        library, table = _library(side)
-        ids = library.encode(text).ids
-        content += [ids, spelled_offsets([table[i] for i in ids], text.encode())]
-    return (*content, reference_spans(content[1], content[3]))
 
 
 def _require_calm(command: Command, kind: str) -> int:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import pyarrow.parquet as pq
 from safetensors.numpy import load
 
-Content = tuple[Any, ...]
-"""Of a document: its text, its source, both sides' ids and ranges, and its spans."""
+Content = tuple[str, str | None]
+"""Of a document: its text and its source."""
 
 
 class DamageError(Exception):
@@ -92,20 +91,16 @@ def _read_shard(folder: Path, record: dict[str, Any]) -> list[tuple[str, Content
 
 def _read_sample(sample: bytes, row: dict[str, Any]) -> Content:
     header = json.loads(sample[8 : 8 + int.from_bytes(sample[:8], "little")])["__metadata__"]
-    tensors = {name: array.astype(np.int64) for name, array in load(sample).items()}
-    _require(header["document_id"] == row["document_id"], "id", header)
+    tensors = load(sample)
+    text = tensors["text"].tobytes()
     key = sha256(row["document_id"].encode()).hexdigest()[:32]
-    text = tensors["text"].astype(np.uint8).tobytes()
-    _require(key == row["key"] and sha256(text).hexdigest() == header["text_sha256"], "text", row)
-    content: list[Any] = [text.decode(), row["metadata.source"]]
+    _require(key == row["key"] and header["document_id"] == row["document_id"], "id", header)
+    _require(sha256(text).hexdigest() == header["text_sha256"], "text", row)
     for side in ("student", "teacher"):
-        ends = np.cumsum(tensors[f"{side}.token_bytes"])
-        starts = ends - tensors[f"{side}.token_bytes"]
-        content += [tensors[f"{side}.input_ids"].tolist(), list(zip(starts, ends, strict=True))]
-        _require(len(ends) == row[f"num_{side}_tokens"], "counts", row)
-    starts, widths = np.cumsum(tensors["span.advance"]), tensors["span.width"]
-    spans = [(a, a + w) if w else None for a, w in zip(starts, widths, strict=True)]
-    return (*content, spans)
+        widths = tensors[f"{side}.token_bytes"]
+        _require(len(widths) == row[f"num_{side}_tokens"], "counts", row)
+        _require(int(widths.sum()) == len(text), "tokens", row)
+    return text.decode(), row["metadata.source"]
 
 
 def _read_removed(folder: Path, record: dict[str, Any] | None) -> set[tuple[int, int]]:

@@ -8,15 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pipeline.tokenization import SpecialStrings, TokenizerError, load_tokenizer
 from tests.fuzz.oracle import Fault, Oracle
-from tests.fuzz.report import FILES_OF_A_KIND, Report
-from tests.fuzz.shrinking import shrink_texts
+from tests.fuzz.report import Report
 from tests.fuzz.texts import make_text
 from tests.fuzz.tokenizers import REAL, SMALL, write_fresh
 from tests.support.datasets import byte_level
@@ -26,9 +25,6 @@ REAL_SECONDS, OTHER_SECONDS = 6.0, 1.0
 SHRINK_SECONDS = 5.0
 SILENT_SECONDS = 120.0
 """A round that says nothing for as long hangs; a sweep of a large tokenizer takes a sixth."""
-
-SHRUNK_A_ROUND = 2
-"""Faults of one kind that are shrunk; more are counted."""
 
 
 @dataclass(frozen=True)
@@ -91,52 +87,59 @@ def run_round(target: Target, seed: str, told: Connection) -> None:
 def hunt(
     oracle: Oracle, choose: random.Random, seconds: float, tell: Callable[[Any], object]
 ) -> None:
-    """Try texts for some seconds from the first answer on, and shrink what fails."""
+    """Try texts for some seconds from the first answer on; the first fault of a kind is shrunk."""
     strings = [*oracle.added.values()]
     pieces = list(oracle.tested.base_vocabulary().values())
     strings += [p.decode("utf-8", "ignore") for p in choose.sample(pieces, min(60, len(pieces)))]
-    found: Counter[str] = Counter()
+    found: set[str] = set()
     until = float("inf")
     while time.monotonic() < until:
         texts = [make_text(choose, strings) for _ in range(choose.choice((1, 10, 50)))]
         if choose.random() < 0.01:  # some are tokenized in pieces
             texts = [" ".join(texts * 50)[: 800 << 10]]
         tell(("trying", texts))
-        for fault in oracle.find_faults(texts).values():
-            found[fault.kind] += 1
-            if found[fault.kind] <= SHRUNK_A_ROUND:
-                small = shrink_fault(oracle, fault, texts)
-                again = list(oracle.find_faults(small).values())
-                tell(("fault", again[0] if again else fault, small))
-            else:
-                oracle.counts["faults of a kind that was shrunk"] += 1
+        for place, fault in oracle.find_faults(texts).items():
+            oracle.counts["faults"] += 1
+            if fault.kind not in found:
+                tell(("fault", fault, shrink_fault(oracle, fault, texts, place)))
+            found.add(fault.kind)
         until = min(until, time.monotonic() + seconds)
 
 
-def shrink_fault(oracle: Oracle, fault: Fault, texts: Sequence[str]) -> list[str]:
-    """Return fewer and smaller texts with a fault of the same kind."""
+def shrink_fault(oracle: Oracle, fault: Fault, texts: Sequence[str], place: int) -> list[str]:
+    """Return the text at a place, less what it need not hold to fail; all where it fails not alone.
+
+    Halves of it leave, then quarters, at last single characters.
+    """
     counts, oracle.counts = oracle.counts, Counter()
+    until = time.monotonic() + SHRINK_SECONDS
 
-    def fails(tried: list[str]) -> bool:
-        return any(found.kind == fault.kind for found in oracle.find_faults(tried).values())
+    def fails(text: str) -> bool:
+        return any(found.kind == fault.kind for found in oracle.find_faults([text]).values())
 
-    small = shrink_texts(texts, fails, until=time.monotonic() + SHRINK_SECONDS)
+    kept = texts[place]
+    alone = fails(kept)
+    size = len(kept) // 2 if alone else 0
+    while size and time.monotonic() < until:
+        starts = range(0, len(kept), size)
+        shorter = (kept[:start] + kept[start + size :] for start in starts)
+        found = next((text for text in shorter if fails(text)), None)
+        kept, size = (found, min(size, len(found))) if found is not None else (kept, size // 2)
     oracle.counts = counts
-    return small
+    return [kept] if alone else list(texts)
 
 
-def replay(path: Path) -> int:
-    """Try the documents of a file again, say what is wrong with them, return the exit status."""
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    target = Target(*(lines[0][name] for name in ("name", "path", "special_strings", "fast")))
+def replay(body: dict[str, Any]) -> int:
+    """Try the texts of a failure again, say what is wrong with them, return the exit status."""
+    target, texts = Target(**body["target"]), body["texts"]
     try:
         oracle = target.load()
     except BaseException as error:  # a panic of a Rust library
         print(f"{target.path} does not load: {type(error)}: {error}")
         return 1
-    faults = oracle.find_faults([line["text"] for line in lines])
+    faults = oracle.find_faults(texts)
     for place, fault in faults.items():
-        print(f"{lines[place]['text']!r}: {fault.kind}: {fault.detail}")
+        print(f"{texts[place]!r}: {fault.kind}: {fault.detail}")
     return int(bool(faults))
 
 
@@ -148,21 +151,22 @@ def _watch(target: Target, seed: str, report: Report) -> None:
     process = context.Process(target=run_round, args=(target, seed, theirs), daemon=True)
     process.start()
     theirs.close()
+
+    def add(fault: Fault, texts: Sequence[str]) -> None:
+        report.add(fault, target.name, {"target": asdict(target), "texts": texts})
+
     with suppress(EOFError):
         while ours.poll(SILENT_SECONDS):
             kind, *values = ours.recv()
-            report.show_progress()
             if kind == "trying":
                 (tried,) = values
             elif kind == "counts":
                 report.counts.update(values[0])
-            elif report.failures[values[0].kind, target.name] < FILES_OF_A_KIND:
-                report.add_texts(target, *values)
             else:
-                report.counts["faults without a file"] += 1
+                add(*values)
     process.join(10)
     if process.is_alive():
         process.kill()
         process.join()
     if process.exitcode:
-        report.add_texts(target, Fault("dies", f"or hangs: exit code {process.exitcode}"), tried)
+        add(Fault("dies", f"or hangs: exit code {process.exitcode}"), tried)

@@ -44,38 +44,18 @@ def make_text(choose: random.Random, strings: Sequence[str] = (), max_pieces: in
 
 
 def _piece(choose: random.Random, strings: Sequence[str]) -> str:
-    kind = choose.randrange(12)
-    if kind <= 1:
-        return choose.choice(CONTEXTS).format(_new(choose))
-    if kind == 2:
-        return choose.choice(BASES) + "".join(choose.choices(MARKS, k=choose.randint(1, 4)))
-    if kind == 3:
-        return "".join(choose.choices(JAMO, k=choose.randint(1, 5)))
-    if kind == 4:
-        return "".join(choose.choices(BIDI + SPACES, k=choose.randint(1, 4)))
-    if kind == 5:
-        run = choose.choice([*SPACES, *"ax1=.'é数", _new(choose), *strings[:8]])
-        return run * int(2 ** choose.uniform(1, 8))
-    if kind <= 8 and strings:
-        return _bent(choose, choose.choice(strings))
-    if kind == 9:
-        return choose.choice(CONTEXTS).format(chr(choose.randrange(1, 0x33480)))
-    return choose.choice(choose.choice((HARD_STRINGS, WORDS, MARKUP)))
-
-
-def _new(choose: random.Random) -> str:
-    return chr(choose.randrange(*choose.choice(NEW)))
-
-
-def _bent(choose: random.Random, string: str) -> str:
-    """Return a string as it is, among spaces, cut, in another case or another normal form."""
-    kind = choose.randrange(8)
-    if kind <= 2:
-        return string
-    if kind <= 4:
-        return choose.choice(["", " ", "  ", "\n"]) + string + " " * choose.randrange(4)
-    if kind == 5:
-        return string[: choose.randint(0, len(string))]
-    if kind == 6:
-        return choose.choice([string.upper(), string.lower(), string + string])
-    return unicodedata.normalize(choose.choice(["NFD", "NFKD", "NFKC"]), string)
+    new = chr(choose.randrange(*choose.choice(NEW)))
+    string = choose.choice(strings or WORDS)
+    form = choose.choice(["NFD", "NFKD", "NFKC"])
+    drawn = (
+        choose.choice(CONTEXTS).format(choose.choice([new, chr(choose.randrange(1, 0x33480))])),
+        choose.choice(BASES) + "".join(choose.choices(MARKS, k=choose.randint(1, 4))),
+        "".join(choose.choices(choose.choice((JAMO, BIDI + SPACES)), k=choose.randint(1, 5))),
+        choose.choice([*SPACES, *"ax1=.'é数", new, string]) * int(2 ** choose.uniform(1, 8)),
+        string,
+        choose.choice([" ", "  ", "\n"]) + string + " " * choose.randrange(4),
+        choose.choice([string.upper(), string.lower(), string[: choose.randint(0, len(string))]]),
+        unicodedata.normalize(form, string),
+        choose.choice(choose.choice((HARD_STRINGS, WORDS, MARKUP))),
+    )
+    return choose.choice(drawn)
