@@ -184,31 +184,27 @@ def check_document(document: AlignedDocument) -> None:
     Raises:
         DamagedSampleError: with the rule, the value and the document's id.
     """
-    where = f'(document "{document.document_id}")'
-    if document.text is not None and len(document.text) != document.num_text_bytes:
-        raise DamagedSampleError(
-            f"text has {len(document.text)} bytes, num_text_bytes is {document.num_text_bytes} "
-            f"{where}; run beam_jobs.align again"
-        )
-    num_teacher_tokens = len(document.teacher)
-    if len(document.teacher_spans) != len(document.student):
-        raise DamagedSampleError(
-            f"{len(document.teacher_spans)} teacher_spans for {len(document.student)} student "
-            f"tokens {where}; run beam_jobs.align again"
-        )
+    size, num_teacher_tokens = document.num_text_bytes, len(document.teacher)
+    ends = {
+        side: int(tokens.byte_offsets[:, 1].max(initial=0))
+        for side, tokens in (("student", document.student), ("teacher", document.teacher))
+    }
     last_end = int(document.teacher_spans[:, 1].max(initial=0))
-    if last_end > num_teacher_tokens:
+    problem = None
+    if document.text is not None and len(document.text) != size:
+        problem = f"text has {len(document.text)} bytes, num_text_bytes is {size}"
+    elif len(document.teacher_spans) != len(document.student):
+        spans = len(document.teacher_spans)
+        problem = f"{spans} teacher_spans for {len(document.student)} student tokens"
+    elif last_end > num_teacher_tokens:
+        problem = f"teacher_spans end {last_end} exceeds {num_teacher_tokens} teacher tokens"
+    elif max(ends.values()) > size:
+        side = max(ends, key=ends.__getitem__)
+        problem = f"{side} byte_offsets end {ends[side]} exceeds {size} bytes of text"
+    if problem is not None:
         raise DamagedSampleError(
-            f"teacher_spans end {last_end} exceeds {num_teacher_tokens} teacher tokens {where}; "
-            "run beam_jobs.align again"
+            f'{problem} (document "{document.document_id}"); run beam_jobs.align again'
         )
-    for side, tokens in (("student", document.student), ("teacher", document.teacher)):
-        last_byte = int(tokens.byte_offsets[:, 1].max(initial=0))
-        if last_byte > document.num_text_bytes:
-            raise DamagedSampleError(
-                f"{side} byte_offsets end {last_byte} exceeds {document.num_text_bytes} bytes of "
-                f"text {where}; run beam_jobs.align again"
-            )
 
 
 def decode_spans(

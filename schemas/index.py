@@ -7,7 +7,8 @@ input said of it: its metadata.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -164,7 +165,7 @@ def decode_index(
         >>> decode_index(data, with_names=False, metadata=["source"]).metadata["source"][0].as_py()
         'web'
     """
-    try:
+    with _damage_told():
         source = data if isinstance(data, str) else pa.BufferReader(data)
         file = pq.ParquetFile(source, memory_map=isinstance(data, str))
         columns, fields_found = _require_columns(file)
@@ -180,10 +181,6 @@ def decode_index(
         values["metadata"] = {
             name: table.column(column) for name, column in zip(metadata, wanted, strict=True)
         }
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise DamagedShardError(
-            f"shard index is unreadable ({error}): restore it or run beam_jobs.align again"
-        ) from error
     return ShardIndex(**values)
 
 
@@ -197,12 +194,9 @@ def decode_ids(data: bytes) -> pa.ChunkedArray:
         >>> decode_ids(encode_index(index)).to_pylist() == index.document_id
         True
     """
-    try:
-        return pq.read_table(pa.BufferReader(data), columns=["document_id"]).column(0)
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise DamagedShardError(
-            f"shard index is unreadable ({error}): restore it or run beam_jobs.align again"
-        ) from error
+    with _damage_told():
+        table = pq.read_table(pa.BufferReader(data), columns=["document_id"])
+    return table.column(0)
 
 
 def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
@@ -249,6 +243,16 @@ def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
         return {name: array.to_pylist()}
     dtype = _DTYPES[name]
     return {name: array.to_numpy(zero_copy_only=False).astype(dtype)}
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise DamagedShardError(
+            f"shard index is unreadable ({error}): restore it or run beam_jobs.align again"
+        ) from error
 
 
 def _require_length(name: str, values: Any, index: ShardIndex) -> None:

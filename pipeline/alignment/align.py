@@ -44,7 +44,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
             f"student batch has {student.num_documents} documents, teacher batch "
             f"{teacher.num_documents}: both must hold the same documents in the same order"
         )
-    for side, tokens in (("student", student), ("teacher", teacher)):
+    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
         document = first_non_monotone(tokens.byte_offsets, tokens.cu_tokens, tokens.tiles)
         if document >= 0:
             raise AlignmentError(
@@ -52,7 +52,11 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
                 "padding or several texts in one document; tokenize each text by itself, without "
                 "special tokens"
             )
-    _require_offsets(student, teacher)
+        for document in _without_offsets(tokens, others):
+            raise AlignmentError(
+                f"{side} offsets are all (0, 0) in document {document} of the batch: its tokenizer "
+                "reported none (encode_batch_fast does so); use pipeline.tokenization"
+            )
     teacher_spans: NDArray[np.int32] = merge_spans(
         student.byte_offsets,
         student.cu_tokens,
@@ -139,16 +143,6 @@ def chunk_spans(
     edges = -(-np.arange(num_chunks + 1, dtype=np.int64) * num_teacher_tokens // num_chunks)
     chunk = chunk_of_token(num_student_tokens, num_chunks)
     return np.stack([edges[chunk], edges[chunk + 1]], axis=1)
-
-
-def _require_offsets(student: TokenBatch, teacher: TokenBatch) -> None:
-    """Refuse tokens without offsets beside tokens with some: they would all be unmapped."""
-    for side, tokens, others in (("student", student, teacher), ("teacher", teacher, student)):
-        for document in _without_offsets(tokens, others)[:1]:
-            raise AlignmentError(
-                f"{side} offsets are all (0, 0) in document {document} of the batch: its tokenizer "
-                "reported none (encode_batch_fast does so); use pipeline.tokenization"
-            )
 
 
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:

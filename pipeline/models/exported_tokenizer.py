@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -25,13 +25,12 @@ from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
     Definition,
-    added_tokens,
     control_tokens,
-    model_pieces,
     read_template,
     text_template,
+    token_names,
 )
-from schemas.document import AlignedDocument, decode_document
+from schemas.document import decode_document
 from schemas.manifest import TokenizerRecord
 
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
@@ -46,18 +45,13 @@ class ExportedTokenizer:
 
     Attributes:
         files: path in the model's folder, and content, of each file.
-        folder: of the tokenizer in the model's: "", or "tokenizer" where `AutoTokenizer` would
-            change it because of the model's architecture.
         num_documents: documents of the dataset whose ids came out equal.
-        num_probes: texts known to be hard whose ids came out equal.
-        differing_probes: hard texts that differ, none of which the dataset holds.
+        differing_probes: texts known to be hard that differ, none of which the dataset holds.
     """
 
     files: Mapping[str, bytes]
-    folder: str
     num_documents: int
-    num_probes: int
-    differing_probes: tuple[str, ...]
+    differing_probes: Sequence[str]
 
     def write(self, folder: Path) -> None:
         """Write the files into a model's folder."""
@@ -67,10 +61,15 @@ class ExportedTokenizer:
 
     def __str__(self) -> str:
         """Return on what it was proven, in a line."""
-        text = f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
-        text += f" and on {self.num_probes} texts known to be hard"
-        differing = len(self.differing_probes)
-        return f"{text} ({differing} of those differ)" if differing else text
+        return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
+
+
+class _Known(NamedTuple):
+    """A text, where it is from, and the ids that the dataset's tokenizer gives it."""
+
+    place: str
+    text: str
+    ids: list[int]
 
 
 def export_tokenizer(
@@ -95,14 +94,22 @@ def export_tokenizer(
 
     Example:
         >>> str(export_tokenizer(open_dataset("aligned"), config=model.config.to_dict()))
-        'tokenizer: ids equal on 200 documents of the dataset and on 24 texts known to be hard'
+        'tokenizer: ids equal on 200 documents of the dataset'
     """
     record = record or dataset.manifest.student
     own = load_dataset_tokenizer(dataset, "student")
     definition, names = _definition(own, record)
     special = _special_ids(names, record)
-    proof = _Proof(own, definition, record)
-    documents = list(proof.known_texts(_documents(dataset, max_documents)))
+    before = _before(record)
+    # transformers reads these in a text as their tokens, as it should in a prompt; the dataset
+    # reads them as text, so that no document can forge one. Such texts can't be equal.
+    plain = record.special_strings == "plain"
+    control = tuple(control_tokens(definition)) if plain else ()
+    documents = [
+        known
+        for known in _known_documents(dataset, own, max_documents)
+        if not any(name in known.text for name in control)
+    ]
     if not documents:
         logger.warning(
             "no document of %s keeps or spells its text: the exported tokenizer is proven on "
@@ -116,10 +123,16 @@ def export_tokenizer(
         "tokenizer.json": orjson.dumps(definition),
         "tokenizer_config.json": _dump(settings | {"clean_up_tokenization_spaces": False}),
     }
-    place, loaded = _load_as_proven(files, config, proof, documents)
-    written = {str(Path(place, name)): data for name, data in files.items()}
-    generation = {f"{name}_token_id": token_id for name, token_id in special.items()}
-    differing, num_probes = proof.compare_probes(loaded)
+    folder, loaded = _load_as_proven(files, config, documents, before)
+    probes = [text for text in PROBES if not any(name in text for name in control)]
+    batch = own.tokenize_batch([text.encode() for text in probes])
+    of_probes = np.split(batch.input_ids, batch.cu_tokens[1:-1])
+    differing = [
+        text
+        for place, (text, ids) in enumerate(zip(probes, of_probes, strict=True))
+        if place not in batch.failures
+        and _difference(loaded, _Known("", text, ids.tolist()), before) is not None
+    ]
     if differing:
         logger.warning(
             "the exported tokenizer splits %d of %d probe texts otherwise than the dataset's (none "
@@ -129,20 +142,17 @@ def export_tokenizer(
             len(documents),
             [text[:40] for text in differing],
         )
-    return ExportedTokenizer(
-        files=written | {"generation_config.json": _dump(generation)},
-        folder=place,
-        num_documents=len(documents),
-        num_probes=num_probes,
-        differing_probes=tuple(differing),
-    )
+    generation = {f"{name}_token_id": token_id for name, token_id in special.items()}
+    written = {str(Path(folder, name)): data for name, data in files.items()}
+    written["generation_config.json"] = _dump(generation)
+    return ExportedTokenizer(written, len(documents), differing)
 
 
 def _load_as_proven(
     files: Mapping[str, bytes],
     config: Mapping[str, Any],
-    proof: "_Proof",
-    documents: Sequence[tuple[str, str, list[int]]],
+    documents: Sequence[_Known],
+    before: Sequence[int],
 ) -> tuple[str, Any]:
     """Return the folder below the model's where the files are read as they should, and what reads.
 
@@ -155,11 +165,11 @@ def _load_as_proven(
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
     beside = _load({**files, **settings})
     try:
-        proof.compare_documents(beside, documents)
+        _require_equal(beside, documents, before)
         return "", beside
     except TokenizerError as error:
         alone = _load(files)
-        proof.compare_documents(alone, documents)
+        _require_equal(alone, documents, before)
         logger.warning(
             "transformers would change the tokenizer beside a %s model (%s): it lies in the folder "
             '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
@@ -187,8 +197,7 @@ def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, di
         definition = convert_sentencepiece(own.file_bytes, source=record.source)
     else:
         definition = orjson.loads(own.file_bytes)
-    names = {token_id: piece for piece, token_id in model_pieces(definition).items()}
-    names |= {token["id"]: token["content"] for token in added_tokens(definition)}
+    names = token_names(definition)
     ids = {name: token_id for token_id, name in names.items()}
     before, after = read_template(definition.get("post_processor"), ids) or ([], [])
     wanted = _before(record)
@@ -224,72 +233,30 @@ def _dump(body: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True)}\n".encode()
 
 
-class _Proof:
-    """Compares a tokenizer as users load it with the dataset's own."""
-
-    def __init__(self, own: Tokenizer, definition: Definition, record: TokenizerRecord) -> None:
-        self._own = own
-        self._source = record.source
-        self._before = _before(record)
-        # transformers reads these in a text as their tokens, as it should in a prompt; the dataset
-        # reads them as text, so that no document can forge one. Such texts can't be equal.
-        plain = record.special_strings == "plain"
-        self._control = tuple(control_tokens(definition)) if plain else ()
-
-    def known_texts(
-        self, documents: Iterable[tuple[str, AlignedDocument]]
-    ) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield where a document lies, its text and its ids, if the text is known."""
-        for shard, document in documents:
-            # Kept, or spelled by its student tokens and proven by its hash.
-            found = find_text(document, {"student": lambda: self._own})
-            text = "" if found is None else found.decode()
-            if found is not None and not self._holds_control(text):
-                place = f"document {json.dumps(document.document_id)} of {shard}"
-                yield place, text, document.student.input_ids.tolist()
-
-    def compare_documents(
-        self, loaded: Any, documents: Iterable[tuple[str, str, list[int]]]
-    ) -> None:
-        """Raise on a document whose ids differ."""
-        for where, text, ids in documents:
-            place = self._difference(loaded, text, ids)
-            if place is not None:
-                raise TokenizerError(
-                    f'tokenizer "{self._source}": exported for transformers, as '
-                    f"{type(loaded).__name__}, it gives other ids than the dataset's for {where}, "
-                    f"from token {place} on: use the dataset's own file, and export the model "
-                    "without a tokenizer"
-                )
-
-    def compare_probes(self, loaded: Any) -> tuple[list[str], int]:
-        """Return the probe texts whose ids differ, and how many are equal."""
-        texts = [text for text in PROBES if not self._holds_control(text)]
-        batch = self._own.tokenize_batch([text.encode() for text in texts])
-        differing = []
-        for number, text in enumerate(texts):
-            ids = batch.input_ids[batch.cu_tokens[number] : batch.cu_tokens[number + 1]].tolist()
-            if number not in batch.failures and self._difference(loaded, text, ids) is not None:
-                differing.append(text)
-        return differing, len(texts) - len(differing) - len(batch.failures)
-
-    def _difference(self, loaded: Any, text: str, expected: list[int]) -> int | None:
-        """Return the first token that differs, None where all are equal."""
-        found = loaded(text, add_special_tokens=False)["input_ids"]
-        if found == expected:
-            around = loaded(text)["input_ids"]
-            size = len(self._before)
-            return None if around[: size + len(found)] == [*self._before, *found] else 0
-        equal = min(len(found), len(expected))
-        differs = np.flatnonzero(np.array(found[:equal]) != np.array(expected[:equal]))
-        return int(differs[0]) if len(differs) else equal
-
-    def _holds_control(self, text: str) -> bool:
-        return any(name in text for name in self._control)
+def _require_equal(loaded: Any, documents: Iterable[_Known], before: Sequence[int]) -> None:
+    """Raise on a document whose ids differ."""
+    for known in documents:
+        place = _difference(loaded, known, before)
+        if place is not None:
+            raise TokenizerError(
+                f"the dataset's tokenizer, exported for transformers as {type(loaded).__name__}, "
+                f"gives other ids than the dataset's for {known.place}, from token {place} on: use "
+                "the dataset's own file, and export the model without a tokenizer"
+            )
 
 
-def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocument]]:
-    """Yield the first documents of every shard, about as many of each."""
+def _difference(loaded: Any, known: _Known, before: Sequence[int]) -> int | None:
+    """Return the first token that differs, None where all are equal."""
+    found = loaded(known.text, add_special_tokens=False)["input_ids"]
+    if found == known.ids:
+        around = loaded(known.text)["input_ids"]
+        return None if around[: len(before) + len(found)] == [*before, *found] else 0
+    pairs = zip(found, known.ids, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(found), len(known.ids)))
+
+
+def _known_documents(dataset: Dataset, own: Tokenizer, limit: int) -> Iterator[_Known]:
+    """Yield the first documents of every shard whose text is known, about as many of each."""
     shards = dataset.manifest.shards[: max(limit, 1)]
     each = -(-limit // max(len(shards), 1))
     num_bytes = 0
@@ -300,4 +267,8 @@ def _documents(dataset: Dataset, limit: int) -> Iterator[tuple[str, AlignedDocum
             num_bytes += document.num_text_bytes
             if num_bytes > _MAX_PROVEN_BYTES:
                 return
-            yield record.file, document
+            # Kept, or spelled by its student tokens and proven by its hash.
+            text = find_text(document, {"student": lambda: own})
+            if text is not None:
+                place = f"document {json.dumps(document.document_id)} of {record.file}"
+                yield _Known(place, text.decode(), document.student.input_ids.tolist())

@@ -6,13 +6,14 @@ No torch here: the machine that starts a job need not be one that can run the mo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
+from pipeline.tokenization.definition import token_names
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import TokenizerRecord
 
@@ -105,7 +106,7 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
     if tokenizer.file.kind != "huggingface":
         return
     own = _gguf_tokens(path)
-    for token_id, text in _vocabulary(json.loads(tokenizer.file_bytes)):
+    for token_id, text in token_names(tokenizer.file.definition).items():
         found = own[token_id] if token_id < len(own) else None
         if found != text:
             source = getattr(dataset.manifest, side).source
@@ -121,13 +122,3 @@ def _gguf_tokens(path: Path) -> list[str]:
 
     field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
     return [] if field is None else [str(token) for token in field.contents()]
-
-
-def _vocabulary(definition: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield ids and texts of a tokenizer.json, added tokens included."""
-    vocabulary = definition["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        yield from ((token_id, text) for text, token_id in vocabulary.items())
-    else:  # Unigram: text and score, by id
-        yield from ((token_id, entry[0]) for token_id, entry in enumerate(vocabulary))
-    yield from ((entry["id"], entry["content"]) for entry in definition.get("added_tokens", ()))

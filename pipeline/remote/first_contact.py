@@ -71,28 +71,20 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
         >>> require_answer("gs://bucket/aligned/manifest.json")  # doctest: +SKIP
     """
     store = store_of(url)
-    if store is not None and store not in _answered:
-        _require_client(store)
-        ask = look_at or _look_at
-        first_answer(lambda: ask(url), of=store)
-        _answered.add(store)
-
-
-def first_answer(ask: Callable[[], object], *, of: str) -> None:
-    """Ask for a file; that it is missing or forbidden is an answer.
-
-    Raises:
-        NoAnswerError: no answer, or none that is about the file.
-    """
+    if store is None or store in _answered:
+        return
+    _require_client(store)
+    ask = look_at or _look_at
     try:
-        answer_of(ask, of=of)
-    except (FileNotFoundError, PermissionError):
+        answer_of(lambda: ask(url), of=store)
+    except (FileNotFoundError, PermissionError):  # an answer, too
         pass
     except NoAnswerError:
         raise
     except Exception as error:  # clients raise types of their own
         reason = str(error).strip().split("\n")[0] or "no reason given"
-        raise NoAnswerError(f"{of} can't be used: {type(error).__name__}: {reason}") from error
+        raise NoAnswerError(f"{store} can't be used: {type(error).__name__}: {reason}") from error
+    _answered.add(store)
 
 
 def store_of(url: str) -> str | None:

@@ -4,7 +4,6 @@ The client asks a silent hub six times for every file, for minutes. Here it is a
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from pipeline.remote.first_contact import NoAnswerError, answer_of
@@ -34,17 +33,16 @@ def download_file(source: str, names: Sequence[str]) -> Path:
     repository, revision = _split(source)
 
     def first_of(local_only: bool) -> Path:
-        def download(name: str) -> Path:
-            found = hf_hub_download(
-                repository, name, revision=revision, local_files_only=local_only
-            )
-            return Path(found)
-
-        *others, last = names
-        for name in others:
-            with suppress(EntryNotFoundError):
-                return download(name)
-        return download(last)
+        missing = EntryNotFoundError("none was asked for")
+        for name in names:
+            try:
+                found = hf_hub_download(
+                    repository, name, revision=revision, local_files_only=local_only
+                )
+                return Path(found)
+            except EntryNotFoundError as error:
+                missing = error
+        raise missing
 
     return _from_hub_or_cache(source, first_of, " or ".join(names))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gigatoken
 import numpy as np
@@ -68,8 +68,8 @@ class Encoded(NamedTuple):
     report: Callable[[], Report]
 
 
-class Reference(Protocol):
-    """What every reference tokenizer gives.
+class HuggingFaceReference:
+    """A `tokenizer.json`, read by `tokenizers`.
 
     Attributes:
         vocab_size: one greater than the largest id, added tokens included.
@@ -80,37 +80,6 @@ class Reference(Protocol):
         lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
         spells: whether tokens spell their text; WordPiece's drop white space, for one.
     """
-
-    vocab_size: int
-    conventions: Conventions
-    named_tokens: Mapping[str, int]
-    added_strings: Sequence[str]
-    keeps_ascii: bool
-    lost_bytes: bytes
-    spells: bool
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts without added special tokens.
-
-        Raises:
-            LibraryError: it fails on one of them.
-        """
-
-    def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, b"" where that is not known.
-
-        White space aside, where tokens don't spell the text.
-        """
-
-    def pieces(self) -> dict[str, int]:
-        """Return the model's token strings and their ids, added tokens left out."""
-
-    def normalize(self, text: str) -> str:
-        """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
-
-
-class HuggingFaceReference:
-    """A `tokenizer.json`, read by `tokenizers`."""
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
         """Load the tokenizer; a proven one is not looked at again.
@@ -163,7 +132,11 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts, once: the library's encodings hold offsets as well."""
+        """Encode texts, once, without special tokens: the library's encodings hold offsets as well.
+
+        Raises:
+            LibraryError: it fails on one of them.
+        """
         encoded = []
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         for text, encoding in zip(texts, encodings, strict=True):
@@ -172,12 +145,15 @@ class HuggingFaceReference:
         return encoded
 
     def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, see `Reference`."""
+        """Return what each id stands for in a normalised text, b"" where that is not known.
+
+        White space aside, where tokens don't spell the text.
+        """
         return content_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
 
     @_failures_of("tokenizers")
     def normalize(self, text: str) -> str:
-        """Return the text as tokens spell it."""
+        """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
         if self._normalizer is not None:
             text = self._normalizer.normalize_str(text)
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
@@ -213,7 +189,10 @@ class HuggingFaceReference:
 
 
 class SentencePieceReference:
-    """A SentencePiece model (BPE or Unigram), read by `sentencepiece`, which counts bytes."""
+    """A SentencePiece model (BPE or Unigram), read by `sentencepiece`, which counts bytes.
+
+    It gives what `HuggingFaceReference` gives.
+    """
 
     added_strings: Sequence[str] = ()
     lost_bytes = b""
@@ -262,7 +241,7 @@ class SentencePieceReference:
         ]
 
     def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, see `Reference`."""
+        """Return what each id stands for in a normalised text, b"" where that is not known."""
         table = []
         for token_id in range(self.vocab_size):
             piece = self.processor.id_to_piece(token_id)
@@ -298,6 +277,9 @@ class SentencePieceReference:
             f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)
         )
         return self.normalize(pairs).removeprefix(" ") == pairs
+
+
+Reference = HuggingFaceReference | SentencePieceReference
 
 
 class FastEncoder:

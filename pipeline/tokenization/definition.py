@@ -94,6 +94,12 @@ def model_pieces(definition: Definition) -> dict[str, int]:
     return {piece: place for place, (piece, _) in enumerate(vocab)}
 
 
+def token_names(definition: Definition) -> dict[int, str]:
+    """Return the strings of all tokens by their ids, added tokens included."""
+    names = {token_id: piece for piece, token_id in model_pieces(definition).items()}
+    return names | {token["id"]: token["content"] for token in added_tokens(definition)}
+
+
 def spells_text(definition: Definition) -> bool:
     """Return whether tokens spell their text; WordPiece's drop white space, for one."""
     return _speller(definition) is not None
@@ -271,8 +277,19 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+_FROM_LATIN_1 = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
 _NO_BYTE = dict.fromkeys(map(chr, range(256)), "\uffff")
 _TO_LATIN_1 = str.maketrans(_NO_BYTE | {c: chr(byte) for c, byte in BYTE_LEVEL_ALPHABET.items()})
+
+
+def write_byte_level(piece: bytes) -> str:
+    """Return bytes in GPT-2's alphabet.
+
+    Example:
+        >>> write_byte_level(b" a")
+        'Ġa'
+    """
+    return piece.decode("latin-1").translate(_FROM_LATIN_1)
 
 
 def _spell_byte_level(piece: str) -> bytes:

@@ -18,17 +18,16 @@ from typing import Any
 import orjson
 
 from pipeline.tokenization.definition import (
-    BYTE_LEVEL_ALPHABET,
     Definition,
     added_token,
     text_template,
+    write_byte_level,
 )
 from pipeline.tokenization.rank_models import KNOWN_RANK_FILES, RankModel
 
 Ranks = Mapping[bytes, int]
 
 _RANK_LINES = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
-_CHARACTERS = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
 _TEKKEN_CONTROL_TOKENS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
@@ -184,7 +183,7 @@ def _pieces(ranks: Ranks) -> dict[str, int]:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise RankFileError(f"single bytes {missing[:5]} are no tokens: a text with them fails")
-    return {token.decode("latin-1").translate(_CHARACTERS): rank for token, rank in ordered}
+    return {write_byte_level(token): rank for token, rank in ordered}
 
 
 def _merges(pieces: Mapping[str, int]) -> list[tuple[str, str]]:

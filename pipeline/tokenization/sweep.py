@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from pipeline.remote.user_cache import cache_folder, keep
 from pipeline.tokenization.kernels import holds_marked_character
@@ -48,7 +47,6 @@ FORMAT = 2
 KNOWN_SWEEPS = Path(__file__).with_name("known_sweeps.json")
 """By their names, what sweeps of well-known tokenizers found, so that a first run needs none."""
 
-_WHAT_TAKES_TIME = "comparing encoders on every character, once for this tokenizer"
 _BATCH = 256
 _BATCHES_AT_ONCE = 64
 logger = logging.getLogger(__name__)
@@ -107,11 +105,8 @@ def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters
     groups = [code_points[i : i + _BATCH] for i in range(0, len(code_points), _BATCH)]
     differing: list[int] = []
     wrong = partial(_wrong, same_tokens, context)
-    with _bar(len(code_points)) as bar:
-        for i in range(0, len(groups), _BATCHES_AT_ONCE):
-            tried = groups[i : i + _BATCHES_AT_ONCE]
-            differing += _bisect(wrong(tried), wrong)
-            bar.update(sum(map(len, tried)))
+    for i in range(0, len(groups), _BATCHES_AT_ONCE):
+        differing += _bisect(wrong(groups[i : i + _BATCHES_AT_ONCE]), wrong)
     return DifferingCharacters(_united([_stands_for(c) for c in differing]))
 
 
@@ -131,7 +126,7 @@ def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> D
     if remembered is not None:
         return remembered
     start = time.monotonic()
-    logger.info(_WHAT_TAKES_TIME)
+    logger.info("comparing encoders on every character, once for this tokenizer")
     found = find()
     logger.info("%d characters differ, in %.1f s", len(found), time.monotonic() - start)
     keep(path, json.dumps(found.ranges))
@@ -153,15 +148,6 @@ def known_sweeps() -> Mapping[str, DifferingCharacters]:
 def library_versions() -> tuple[str, ...]:
     """Return the versions of the libraries that encode."""
     return tuple(map(version, ("gigatoken", "sentencepiece", "tokenizers")))
-
-
-def _bar(num_characters: int) -> tqdm:
-    """Return a bar on a terminal's stderr; none where only errors are to be seen."""
-    hidden = None if logger.isEnabledFor(logging.WARNING) else True  # None: but on terminals
-    return tqdm(
-        total=num_characters, unit=" characters", unit_scale=True, desc=_WHAT_TAKES_TIME,
-        dynamic_ncols=True, leave=False, disable=hidden,
-    )  # fmt: skip
 
 
 def _wrong(same_tokens: SameTokens, context: str, groups: Groups) -> Groups:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 from pipeline.tokenization.definition import (
-    BYTE_LEVEL_ALPHABET,
     Definition,
     is_byte_level,
     pre_tokenizer_steps,
+    write_byte_level,
 )
 
 CONTEXT = "\n  {0}Aa\n一{0}一\na'{0}a\n!!{0}1\ne\u0301{0}\u0334"
@@ -30,7 +30,6 @@ ASCII_TEXTS = tuple(map("".join, product("\n\r\t '(1As", repeat=4)))
 
 _LAST_BYTES = [bytes([byte]) for byte in range(0x80, 0xC0)]
 _FIRST_BYTES = [bytes([byte]) for byte in range(0xC2, 0xF5)]
-_CHARACTERS = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
 
 
 def show_splits(definition: Definition) -> Definition | None:
@@ -58,7 +57,7 @@ def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition | None:
         "added_tokens": [],
         "normalizer": definition.get("normalizer"),
         "pre_tokenizer": _sequence(steps),
-        "model": _model(sorted(joined, key=_order)),
+        "model": _model(sorted(joined, key=lambda piece: (len(piece), piece))),
     }
 
 
@@ -74,12 +73,12 @@ def _model(joined: Sequence[bytes]) -> Definition:
     pieces = [*(bytes([byte]) for byte in range(256)), *joined]
     known = set(pieces)
     merges = [
-        [_spell(piece[:cut]), _spell(piece[cut:])]
+        [write_byte_level(piece[:cut]), write_byte_level(piece[cut:])]
         for piece in joined
         for cut in range(1, len(piece))
         if {piece[:cut], piece[cut:]} <= known
     ]
-    vocabulary = {_spell(piece): place for place, piece in enumerate(pieces)}
+    vocabulary = {write_byte_level(piece): place for place, piece in enumerate(pieces)}
     return {"type": "BPE", "vocab": vocabulary, "merges": merges}
 
 
@@ -103,11 +102,3 @@ def _parts(whole: bytes) -> Iterator[bytes]:
     for start in range(len(whole)):
         for end in range(start + 2, len(whole) + 1):
             yield whole[start:end]
-
-
-def _order(piece: bytes) -> tuple[int, bytes]:
-    return len(piece), piece
-
-
-def _spell(piece: bytes) -> str:
-    return "".join(_CHARACTERS[byte] for byte in piece)

@@ -1,7 +1,6 @@
 import json
 import random
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -130,20 +129,6 @@ class TestDamage:
         with pytest.raises(DamagedSampleError, match="bytes where its header describes"):
             decode_document(encode_document(DOCUMENT) + b"\0")
 
-    def test_a_flipped_bit_is_noticed_by_the_crc(self) -> None:
-        sample = encode_document(DOCUMENT)
-        crc32, differing = zlib.crc32(sample), 0
-        for bit in range(8 * len(sample)):
-            altered = bytearray(sample)
-            altered[bit // 8] ^= 1 << bit % 8
-            assert zlib.crc32(altered) != crc32
-            try:
-                found = decode_document(bytes(altered))
-            except DatasetError:
-                continue
-            differing += encode_document(found) != sample
-        assert differing > 0  # what the CRC is for
-
     @given(st.data())
     @settings(max_examples=300)
     def test_altered_bytes_raise_nothing_but_dataset_errors(self, data: st.DataObject) -> None:
@@ -166,11 +151,9 @@ class TestDamage:
                 lambda h: h["span.width"].update(data_offsets=[0, 1 << 40]),
                 "tensor at bytes 0:1099511627776",
             ),
-            (lambda h: h["span.width"].update(data_offsets=[0, 1 << 80]), "tensor at bytes 0:"),
             (lambda h: h["span.width"].update(data_offsets=[0.0, 4]), "tensor at bytes 0.0:"),
             (lambda h: h["span.width"].update(data_offsets=[-(1 << 80), 4]), "no readable"),
             (lambda h: h["span.width"].update(data_offsets=4), "no readable safetensors header"),
-            (lambda h: h["span.width"].update(shape=[5]), "no readable safetensors header"),
             (lambda h: h["student.input_ids"].update(data_offsets=[0, 15], shape=[3]), "tensor at"),
             (lambda h: h.pop("text"), "bytes where its header describes"),
             (lambda h: h.pop("span.width"), r"lacks or contradicts a field.*span\.width"),

@@ -1,6 +1,6 @@
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -8,13 +8,10 @@ import pytest
 from schemas.errors import DatasetError, ForeignTokenizerError, SchemaVersionError
 from schemas.manifest import (
     ConventionRecord,
-    DeadLetterRecord,
     GenerationRecord,
     Manifest,
     MetadataColumn,
     RemovedRecord,
-    ShardRecord,
-    TokenizerRecord,
     decode_manifest,
     encode_manifest,
 )
@@ -31,6 +28,8 @@ def test_round_trip() -> None:
     data = encode_manifest(MANIFEST)
     assert decode_manifest(data) == MANIFEST
     assert encode_manifest(decode_manifest(data)) == data
+    empty = replace(MANIFEST, shards=())
+    assert decode_manifest(encode_manifest(empty)) == empty
 
 
 def test_a_person_can_read_it() -> None:
@@ -47,12 +46,6 @@ def test_a_person_can_read_it() -> None:
         "num_student_tokens": 160,
         "num_teacher_tokens": 140,
     }
-
-
-def test_no_shards() -> None:
-    empty = replace(MANIFEST, shards=())
-    assert decode_manifest(encode_manifest(empty)) == empty
-    assert set(empty.totals.values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -166,18 +159,6 @@ def test_foreign_tokenizers_are_refused() -> None:
         MANIFEST.require_tokenizers(student_sha256="b" * 64)
     with pytest.raises(ForeignTokenizerError, match="teacher tokenizer cccc"):
         MANIFEST.require_tokenizers(student_sha256="a" * 64, teacher_sha256="c" * 64)
-
-
-@pytest.mark.parametrize("kind", [TokenizerRecord, ShardRecord, DeadLetterRecord])
-def test_every_field_is_written(kind: type[Any]) -> None:
-    body = json.loads(encode_manifest(MANIFEST))
-    places = {
-        TokenizerRecord: body["student"],
-        ShardRecord: body["shards"][0],
-        DeadLetterRecord: body["dead_letters"],
-    }
-    younger = {"convention"}  # than the format: written where it is known
-    assert set(places[kind]) == {field.name for field in fields(kind)} - younger
 
 
 def test_conventions_are_kept_and_may_be_absent() -> None:

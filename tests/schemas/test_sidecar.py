@@ -97,20 +97,6 @@ def test_a_score_manifest_comes_back_and_what_was_altered_does_not() -> None:
         decode_score_manifest(b'{"schema": "vocag.aligned_dataset"}', where="x")
 
 
-def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
-    rules = [
-        RULE,
-        replace(RULE, weights_sha256="9" * 64),
-        replace(RULE, dtype="bfloat16"),
-        replace(RULE, tokenizer_sha256="9" * 64),
-        replace(RULE, context={"seq_length": 65, "first_token_id": None}),
-    ]
-    prints = [rule.fingerprint for rule in rules]
-    assert len(set(prints)) == 5
-    assert len({sidecar_name("a.tar", p) for p in prints}) == 5
-    assert len({score_manifest_name(p) for p in prints}) == 5
-
-
 def test_golden_scores_are_read_and_written_as_they_first_were() -> None:
     """Version 1: these bytes must be readable as long as the version is."""
     scores, manifest = golden_scores()
@@ -123,26 +109,35 @@ def test_golden_scores_are_read_and_written_as_they_first_were() -> None:
     assert decode_score_manifest(written, where="x") == manifest
 
 
-def test_another_engine_is_another_teacher_and_none_changes_nothing() -> None:
+def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
     # What releases without engines wrote; stored losses are found by it.
-    assert RULE.fingerprint == ("a58467e6c4048d6318c196988e1b49e36b4e03c1a818d788e651a0326163b98d")
+    assert RULE.fingerprint == "a58467e6c4048d6318c196988e1b49e36b4e03c1a818d788e651a0326163b98d"
+    engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
+    changes = [
+        *(("weights_sha256", "9" * 64), ("dtype", "bfloat16"), ("tokenizer_sha256", "9" * 64)),
+        *(("context", {"seq_length": 65, "first_token_id": None}), ("engine", engine)),
+        ("where", "score > 0.5"),
+    ]
+    of_engines = [
+        *(("name", "other"), ("server", ""), ("version", "0.21"), ("quantization", "none")),
+        *(("model", "other"), ("weights_of", "files")),
+    ]
+    rules = [
+        RULE,
+        *(replace(RULE, **{name: value}) for name, value in changes),
+        *(replace(RULE, engine=replace(engine, **{name: value})) for name, value in of_engines),
+    ]
+    prints = {rule.fingerprint for rule in rules}
+    assert len(prints) == len(rules)
+    assert len({sidecar_name("a.tar", p) for p in prints}) == len(rules)
+    assert len({score_manifest_name(p) for p in prints}) == len(rules)
+
+
+def test_an_engine_is_kept_and_a_field_that_is_not_known_is_refused() -> None:
     engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
     served = replace(MANIFEST, rule=replace(RULE, engine=engine))
     assert decode_score_manifest(encode_score_manifest(served), where="x") == served
-    others = [
-        replace(engine, **{field: value})
-        for field, value in (
-            ("name", "other"), ("server", ""), ("version", "0.21"), ("quantization", "none"),
-            ("model", "other"), ("weights_of", "files"),
-        )
-    ]  # fmt: skip
-    rules = [RULE, served.rule, *(replace(RULE, engine=other) for other in others)]
-    assert len({rule.fingerprint for rule in rules}) == len(rules)
-
-
-def test_an_engine_s_field_that_is_not_known_is_refused() -> None:
-    engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
-    body = json.loads(encode_score_manifest(replace(MANIFEST, rule=replace(RULE, engine=engine))))
+    body = json.loads(encode_score_manifest(served))
     body["rule"]["engine"]["kv_cache"] = "fp8"
     with pytest.raises(DatasetError, match=r"'engine.kv_cache'.*, not \["):
         decode_score_manifest(json.dumps(body).encode(), where="x")

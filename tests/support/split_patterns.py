@@ -1,5 +1,8 @@
 """The patterns that gigatoken knows, by the models that brought them; none is GPT-2's own."""
 
+import unicodedata
+from functools import cache
+from itertools import groupby
 from typing import Any
 
 from pipeline.tokenization.rank_models import LLAMA_3, LLAMA_4, QWEN
@@ -31,6 +34,18 @@ SPLIT_PATTERNS: dict[str, tuple[str, ...]] = {
 
 SPLIT_OTHERWISE = LLAMA_3.pattern.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 r"""cl100k's without `\s+$`; gigatoken (0.10) splits by it as if that were there."""
+
+
+@cache
+def edge_characters() -> tuple[str, ...]:
+    """Return the first and last character of every run of one category, and one in 16 of the rest.
+
+    Libraries' tables of Unicode differ in such runs.
+    """
+    assigned = [chr(code) for code in range(0x80, 0x110000) if not 0xD800 <= code < 0xE000]
+    runs = [list(run) for _, run in groupby(assigned, unicodedata.category)]
+    runs = [run for run in runs if unicodedata.category(run[0]) not in ("Cn", "Co")]
+    return tuple(c for run in runs for c in dict.fromkeys([run[0], *run[::16], run[-1]]))
 
 
 def byte_level(

@@ -30,6 +30,7 @@ from tokenizers import (
 from pipeline.tokenization import SpecialStrings, load_tokenizer
 from pipeline.tokenization import Tokenizer as VocagTokenizer
 from pipeline.tokenization.conversion import read_sentencepiece_model
+from pipeline.tokenization.definition import write_byte_level
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 MISTRAL_DATA = Path(mistral_common.__file__).parent / "data"
@@ -110,9 +111,7 @@ def write_definition(body: Definition, folder: Path | None = None) -> Path:
 
 def without_bytes(body: Definition, lost: bytes) -> Definition:
     """Return a byte-level BPE whose vocabulary can't spell some bytes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    lacking = {chr(256 + others.index(b)) if b in others else chr(b) for b in lost}
+    lacking = set(write_byte_level(lost))
     kept = [piece for piece in body["model"]["vocab"] if not set(piece) & lacking]
     pairs = [p if isinstance(p, list) else p.split(" ") for p in body["model"]["merges"]]
     model = {

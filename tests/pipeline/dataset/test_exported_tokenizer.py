@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
-from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
+from pipeline.tokenization import Tokenizer, TokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
 from tests.support.datasets import build_dataset, byte_level, make_texts, store_tokenizer
 from tests.support.hf_folders import write_model
@@ -45,7 +45,7 @@ def test_ids_and_special_tokens_are_the_datasets(name: str, tmp_path: Path) -> N
         assert loaded(text, add_special_tokens=False)["input_ids"] == ids
         assert loaded(text)["input_ids"][: len(before) + len(ids)] == [*before, *ids]
     assert exported.num_documents == 24
-    assert exported.num_probes >= len(PROBES) - 2, exported.differing_probes
+    assert len(exported.differing_probes) <= 2
     assert (loaded.bos_token_id, loaded.eos_token_id) == (
         student.bos_token_id,
         student.eos_token_id,

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 
 from pipeline.tokenization import Tokenizer, TokenizerError, load_tokenizer
+from pipeline.tokenization.sweep import DifferingCharacters
 from tests.support.tokenizer_zoo import Definition, definition, write_definition
 
 PLAIN = [b"plain words", "café".encode()]
@@ -50,7 +51,8 @@ class Broken:
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_panic_fails_its_document_and_no_other(tmp_path: Path, fast: bool) -> None:
-    tokenizer = load_tokenizer(str(that_panics(tmp_path)), fast=fast)
+    path = str(that_panics(tmp_path))
+    tokenizer = load_tokenizer(path, fast=fast, differing=DifferingCharacters(()))
     batch = tokenizer.tokenize_batch([PLAIN[0], b"ab   ", PLAIN[1], b"ab   "])
     reason = "the tokenizers library fails (PanicException): AddedVocabulary bad split"
     assert batch.failures == {1: reason, 3: reason}
@@ -58,19 +60,17 @@ def test_a_panic_fails_its_document_and_no_other(tmp_path: Path, fast: bool) -> 
     assert batch.input_ids.tolist() == tokenizer.tokenize_batch(PLAIN).input_ids.tolist()
 
 
-def test_an_error_of_the_library_does_so_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [Exception("no such token"), PanicException("no such token")])
+@pytest.mark.parametrize("part", ["tokenizer", "_normalizer"])
+def test_an_error_of_the_library_fails_its_documents(
+    tmp_path: Path, part: str, error: BaseException
+) -> None:
     tokenizer = small(tmp_path)
-    tokenizer._reference.tokenizer = Broken(Exception("no such token"))  # type: ignore[attr-defined]
-    failures = tokenizer.tokenize_batch(PLAIN).failures
-    reason = "the tokenizers library fails (Exception): no such token"
-    assert failures == {0: reason, 1: reason}
-
-
-def test_a_panic_of_the_normalizer_fails_its_document(tmp_path: Path) -> None:
-    tokenizer = small(tmp_path)
-    tokenizer._reference._normalizer = Broken(PanicException("bad range"))  # type: ignore[attr-defined]
-    batch = tokenizer.tokenize_batch([*PLAIN, "e\u0301".encode()])  # only this one changes
-    assert batch.failures == {2: "the tokenizers library fails (PanicException): bad range"}
+    setattr(tokenizer._reference, part, Broken(error))
+    batch = tokenizer.tokenize_batch([*PLAIN, "e\u0301".encode()])  # only this one is rewritten
+    reason = f"the tokenizers library fails ({type(error).__name__}): no such token"
+    failed = (0, 1, 2) if part == "tokenizer" else (2,)
+    assert batch.failures == dict.fromkeys(failed, reason)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
@@ -99,15 +99,6 @@ def test_a_panic_of_the_fast_path_ends_it_and_loses_nothing(
     reason = "the gigatoken library fails (PanicException): index out of range"
     assert tokenizer.slow_reason == reason
     assert caplog.text.count(reason) == 1
-
-
-def test_a_panic_while_probing_disables_the_fast_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(write_definition(definition("gpt2_like"), tmp_path))
-    panic = raising(PanicException("index out of range"))
-    monkeypatch.setattr("gigatoken.Tokenizer.encode_batch", panic)
-    assert "index out of range" in (load_tokenizer(path).slow_reason or "")
 
 
 def test_a_panic_while_loading_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

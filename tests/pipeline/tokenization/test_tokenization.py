@@ -22,7 +22,6 @@ from tests.support.tokenizer_zoo import (
     EVERY,
     FAST,
     PACKAGED,
-    SMALL,
     TRAINED,
     definition,
     load,
@@ -107,18 +106,13 @@ def test_tokens_that_spell_the_text_lie_side_by_side(name: str, text: str) -> No
 
 class TestFastPath:
     @pytest.mark.parametrize("name", FAST)
-    def test_is_taken(self, name: str) -> None:
-        tokenizer = load(name)
-        assert tokenizer.fast
-        assert tokenizer.slow_reason is None
-
-    @pytest.mark.parametrize("name", FAST)
     @given(text=texts(40))
     @example(text="")
     @example(text=" ")
     @example(text="  <tool_call>  ")
     @settings(max_examples=60)
-    def test_equals_the_reference(self, name: str, text: str) -> None:
+    def test_is_taken_and_equals_the_reference(self, name: str, text: str) -> None:
+        assert load(name).fast
         assert_equal(tokenize(load(name), text), tokenize(load(name, fast=False), text))
 
     def test_sends_only_what_it_can_not_prove_to_the_reference(self) -> None:
@@ -180,15 +174,11 @@ class TestFastPath:
         assert tokenizer.fast
         assert tokenizer.num_reference_documents == 1
 
-    def test_can_be_switched_off(self) -> None:
-        tokenizer = load("qwen_like", fast=False)
-        assert not tokenizer.fast
-        assert tokenizer.slow_reason == "switched off"
-
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
             ("word_pieces", "do not spell the text"),
+            ("llama_like", "switched off"),
             ("unigram", "gigatoken does not support it: .*Unigram"),
             ("byte_incomplete", "gigatoken does not support it: .*0x04"),
             ("sentencepiece_unigram", "gigatoken does not support it: .*unigram"),
@@ -198,23 +188,16 @@ class TestFastPath:
         ],
     )
     def test_says_why_it_is_not_taken(self, name: str, reason: str) -> None:
-        slow_reason = load(name).slow_reason
+        slow_reason = load(name, fast=reason != "switched off").slow_reason
         assert slow_reason is not None
         assert re.search(reason, slow_reason)
-
-    @pytest.mark.parametrize("change", ["lowercase", "replace", "words", "removed"])
-    def test_ascii_is_compared_where_a_step_may_lose_some(
-        self, change: str, tmp_path: Path
-    ) -> None:
-        write_definition(definition("gpt2_like") | _lossy_steps()[change], tmp_path)
-        assert not load_tokenizer(str(tmp_path))._reference.keeps_ascii
-        assert load("gpt2_like")._reference.keeps_ascii
 
     @pytest.mark.parametrize(
         ("change", "text", "expected"),
         [
             ("words", "a  b", [[0, 0], [0, 1], [3, 3], [3, 4]]),
             ("removed", "x|y|z", [[0, 1], [2, 3], [4, 5]]),
+            ("replace", "xabx", [[0, 4]] * 3),  # nobody knows which part became which
         ],
     )
     def test_lengths_that_add_up_by_chance_are_no_proof(
@@ -224,42 +207,23 @@ class TestFastPath:
         write_definition(definition("gpt2_like") | _lossy_steps()[change], tmp_path)
         tokenizer = load_tokenizer(str(tmp_path))
         batch = tokenize(tokenizer, text)
-        num_bytes = sum(len(tokenizer.token_bytes(i)) for i in batch.input_ids.tolist())
-        assert num_bytes - len(text) in (0, 1)
         assert batch.byte_offsets.tolist() == expected
         assert not batch.tiles[0]
 
 
 def _lossy_steps() -> dict[str, dict[str, Any]]:
-    prefixing = _byte_level(add_prefix_space=True)
+    prefixing = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+    removed = {"type": "Split", "pattern": {"String": "|"}, "behavior": "Removed", "invert": False}
+    shorter = {"type": "Replace", "pattern": {"String": "ab"}, "content": "b"}
     return {
-        "lowercase": {"normalizer": {"type": "Lowercase"}},
-        "replace": {"normalizer": _replace("ab", "b")},
+        "replace": {"normalizer": shorter},
         "words": {"pre_tokenizer": _sequence({"type": "WhitespaceSplit"}, prefixing)},
-        "removed": {"pre_tokenizer": _sequence(_removed("|"), prefixing)},
+        "removed": {"pre_tokenizer": _sequence(removed, prefixing)},
     }
 
 
 def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(steps)}
-
-
-def _removed(string: str) -> dict[str, Any]:
-    pattern = {"String": string}
-    return {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": False}
-
-
-def _replace(old: str, new: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
-
-
-def _byte_level(*, add_prefix_space: bool = False) -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": add_prefix_space,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
 
 
 def _with_ids_swapped(name: str, first: str, second: str) -> Path:
@@ -273,6 +237,7 @@ class TestBatches:
     @pytest.mark.parametrize("name", EVERY)
     def test_many_documents_equal_one_by_one(self, name: str) -> None:
         tokenizer = load(name)
+        assert tokenizer.tokenize_batch([]).byte_offsets.shape == (0, 2)
         strings = [*PROBES, "", "a", *PROBES[::-1]]
         batch = tokenize(tokenizer, *strings)
         for d, string in enumerate(strings):
@@ -281,21 +246,6 @@ class TestBatches:
             np.testing.assert_array_equal(batch.input_ids[own], single.input_ids)
             np.testing.assert_array_equal(batch.byte_offsets[own], single.byte_offsets)
             assert batch.tiles[d] == single.tiles[0]
-
-    @pytest.mark.parametrize("name", EVERY)
-    def test_no_documents(self, name: str) -> None:
-        batch = load(name).tokenize_batch([])
-        assert batch.num_documents == 0
-        assert batch.input_ids.shape == (0,)
-        assert batch.byte_offsets.shape == (0, 2)
-        assert batch.cu_tokens.tolist() == [0]
-
-    @pytest.mark.parametrize("name", EVERY)
-    def test_empty_text_has_no_tokens_and_tiles(self, name: str) -> None:
-        batch = load(name).tokenize_batch([b"", b"", b""])
-        assert batch.cu_tokens.tolist() == [0, 0, 0, 0]
-        assert batch.tiles.all()
-        assert not batch.failures
 
     def test_a_text_beyond_int32_fails_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pipeline.batches.MAX_TEXT_BYTES", 4)
@@ -336,7 +286,7 @@ class TestSpecialStrings:
         forged = set(control.values()) & set(batch.input_ids.tolist())
         assert forged <= {_unknown_id(tokenizer)}
 
-    @pytest.mark.parametrize("name", [*TRAINED, DEEPSEEK])
+    @pytest.mark.parametrize("name", TRAINED)
     def test_honoured_on_request(self, name: str) -> None:
         tokenizer = load(name, special_strings="honoured")
         control = _control_ids(tokenizer)
@@ -430,6 +380,7 @@ class TestVocabulary:
             ("llama_like", "<s>", "</s>", True, False),
             ("unigram", "<s>", "</s>", False, True),
             ("word_pieces", "[CLS]", "[SEP]", True, True),
+            ("mistral_v1", "<s>", "</s>", True, False),
             pytest.param(
                 *("deepseek", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", True, False),
                 marks=pytest.mark.slow,
@@ -444,16 +395,6 @@ class TestVocabulary:
         self, name: str, bos: str | None, eos: str | None, adds_bos: bool, adds_eos: bool
     ) -> None:
         tokenizer = load(name)
-        ids = tokenizers.Tokenizer.from_str(tokenizer.file_bytes.decode())
-        assert tokenizer.bos_token_id == (None if bos is None else ids.token_to_id(bos))
-        assert tokenizer.eos_token_id == (None if eos is None else ids.token_to_id(eos))
+        assert tokenizer.bos_token_id == (None if bos is None else tokenizer.find_token(bos))
+        assert tokenizer.eos_token_id == (None if eos is None else tokenizer.find_token(eos))
         assert (tokenizer.adds_bos, tokenizer.adds_eos) == (adds_bos, adds_eos)
-
-    def test_conventions_of_sentencepiece(self) -> None:
-        tokenizer = load("mistral_v1")
-        assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
-        assert (tokenizer.adds_bos, tokenizer.adds_eos) == (True, False)
-
-
-def test_every_small_tokenizer_is_tried() -> None:
-    assert set(SMALL) <= {parameter for parameter in EVERY if isinstance(parameter, str)}

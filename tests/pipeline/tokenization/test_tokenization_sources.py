@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.tokenization.sources import find_tokenizer
-from tests.support.tokenizer_zoo import MISTRAL_DATA, definition, load, source, write_definition
+from tests.support.tokenizer_zoo import MISTRAL_DATA, definition, source, write_definition
 
 MISTRAL_MODEL = MISTRAL_DATA / "tokenizer.model.v1"
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -24,26 +24,12 @@ def test_a_file(before: bytes, tmp_path: Path) -> None:
     assert file.data == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "name", ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"]
-)
-def test_a_sentencepiece_model(name: str) -> None:
-    tokenizer = load_tokenizer(str(MISTRAL_DATA / name))
-    assert tokenizer.file_name == "tokenizer.model"
-    assert tokenizer.vocab_size == {"t": 32000, "m": 32768}[name[0]]
-
-
 def test_a_folder(tmp_path: Path) -> None:
-    write_definition(definition("qwen_like"), tmp_path)
-    shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
-    file = find_tokenizer(str(tmp_path))
-    assert file.kind == "huggingface"
-    assert load_tokenizer(f"{tmp_path}/").sha256 == load("qwen_like").sha256
-
-
-def test_a_folder_with_one_sentencepiece_model(tmp_path: Path) -> None:
     shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path)
     assert find_tokenizer(str(tmp_path)).kind == "sentencepiece"
+    shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
+    write_definition(definition("qwen_like"), tmp_path)
+    assert find_tokenizer(f"{tmp_path}/").data == source("qwen_like").read_bytes()
 
 
 def test_folders_without_one_tokenizer(tmp_path: Path) -> None:
@@ -75,9 +61,8 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     references.mkdir()
     (references / "main").write_text(COMMIT)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    tokenizer = load_tokenizer(name)
-    assert tokenizer.source == name
-    assert tokenizer.sha256 == load("llama_like").sha256
+    file = find_tokenizer(name)
+    assert (file.source, file.data) == (name, source("llama_like").read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ from pipeline.tokenization.sweep import (
     remembered_differing,
 )
 from tests.support.text_strategies import texts
-from tests.support.tokenizer_zoo import DEEPSEEK, load
-
-RIYAL = "\u20c1"  # of Unicode 17
 
 
 def encoders_that_differ_on(characters: set[str]) -> tokenization_sweep.SameTokens:
@@ -92,17 +89,3 @@ def test_a_folder_that_can_not_be_written_to_is_no_error(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = DifferingCharacters(((0x20C1, 0x20C2),))
     assert remembered_differing("one", lambda: found) == found
-
-
-@pytest.mark.parametrize("name", [DEEPSEEK])
-def test_a_document_with_a_differing_character_takes_the_reference(name: str) -> None:
-    text = f"price {RIYAL}1".encode()
-    tokenizer, reference = load(name), load(name, fast=False)
-    assert tokenizer.fast
-    assert DifferingCharacters(tokenizer.differing.ranges).in_texts([text]).all()
-    before = tokenizer.num_reference_documents
-    found, expected = (one.tokenize_batch([text, b"price"]) for one in (tokenizer, reference))
-    assert found.input_ids.tolist() == expected.input_ids.tolist()
-    assert tokenizer.num_reference_documents == before + 1
-    tokenizer.check_fast_path([text])
-    assert tokenizer.fast
