@@ -4,6 +4,7 @@ Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -83,8 +84,10 @@ def align_batch(
         The documents that both could tokenize, aligned; the others, with reasons.
     """
     texts = [document.text for document in documents]
-    student = student_tokenizer.tokenize_batch(texts)
-    teacher = teacher_tokenizer.tokenize_batch(texts)
+    with ThreadPoolExecutor(max_workers=1) as beside:  # the libraries let other threads run
+        pending = beside.submit(teacher_tokenizer.tokenize_batch, texts)
+        student = student_tokenizer.tokenize_batch(texts)
+        teacher = pending.result()
     failures = find_failures(student, teacher)
     if failures:
         kept = [document for place, document in enumerate(documents) if place not in failures]
