@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import NoReturn
 
 from tqdm import tqdm
@@ -47,48 +47,13 @@ Chain = Sequence[Command]
 """Commands of which each needs the one before it."""
 
 
-class Running:
-    """Processes that are ended with what started them.
-
-    Example:
-        >>> with only_one(folder) as running:  # doctest: +SKIP
-        ...     perform(folder, chains, bar, jobs=2, settings={}, running=running)
-    """
-
-    def __init__(self, lock: int) -> None:
-        """Keep the descriptor that processes inherit: a lock lasts as long as the last of them."""
-        self._lock = lock
-        self._processes: set[subprocess.Popen[bytes]] = set()
-
-    def call(self, words: Sequence[str], log: Path, settings: Mapping[str, str]) -> int:
-        """Run a command line; return its status."""
-        with log.open("w", encoding="utf-8") as file:
-            process = subprocess.Popen(
-                words,
-                env=os.environ | settings,
-                stdout=file,
-                stderr=file,
-                pass_fds=(self._lock,),
-            )
-        self._processes.add(process)
-        status = process.wait()
-        self._processes.discard(process)
-        return status
-
-    def end(self) -> None:
-        """Ask all processes to end."""
-        for process in list(self._processes):
-            process.terminate()
-
-
 @contextmanager
-def only_one(folder: Path) -> Iterator[Running]:
-    """Hold a folder; SIGTERM ends what was started, too.
+def only_one(folder: Path) -> Iterator[int]:
+    """Hold a folder; yield the lock that commands inherit: it lasts as long as the last of them.
 
     Raises:
         SystemExit: somebody else holds it, or a command that they have left.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,10 +62,7 @@ def only_one(folder: Path) -> Iterator[Running]:
                 f"{folder}: another run, or a command that a killed one has left, is at work here: "
                 "wait for it, or end it"
             ) from None
-        try:
-            yield Running(file.fileno())
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        yield file.fileno()
 
 
 def perform(
@@ -110,7 +72,7 @@ def perform(
     *,
     jobs: int,
     settings: Mapping[str, str],
-    running: Running,
+    lock: int,
 ) -> None:
     """Run what is not done yet, several chains at one time.
 
@@ -120,16 +82,18 @@ def perform(
         bar: moves by the commands' costs.
         jobs: chains at one time.
         settings: environment variables.
-        running: of `only_one`.
+        lock: of `only_one`.
 
     Raises:
-        SystemExit: a command failed; names it and its log. No other is begun then, those that run
-            are ended.
+        SystemExit: a command failed; names it and its log. No other is begun then.
     """
+    stopped = Event()
 
     def run_chain(chain: Chain) -> None:
         for command in chain:
-            _run(folder, command, settings, running)
+            if stopped.is_set():
+                return
+            _run(folder, command, settings, lock)
             with bar.get_lock():
                 bar.set_postfix_str(command.name, refresh=False)
                 bar.update(command.cost)
@@ -140,18 +104,22 @@ def perform(
             for done in as_completed([pool.submit(run_chain, chain) for chain in left]):
                 done.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            running.end()
+            stopped.set()
             raise
 
 
-def _run(folder: Path, command: Command, settings: Mapping[str, str], running: Running) -> None:
+def _run(folder: Path, command: Command, settings: Mapping[str, str], lock: int) -> None:
     words = [sys.executable, *map(str, command.arguments)]
     log, record = folder / LOGS / f"{command.name}.log", command.record(folder)
     for path in (log, record):
         path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    status = running.call(words, log, settings)
+    with log.open("w", encoding="utf-8") as file:
+        environment = os.environ | settings
+        ended = subprocess.run(
+            words, env=environment, stdout=file, stderr=file, pass_fds=(lock,), check=False
+        )
+    status = ended.returncode
     if status not in command.accepted:
         raise SystemExit(f"{shlex.join(words)}\nended with {status}: see {log}")
     if command.spare is not None:

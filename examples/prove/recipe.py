@@ -105,14 +105,14 @@ def run(own: Experiment, *, until: str = "table", ignore_gate: bool = False) -> 
     settings = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     settings |= {"OMP_NUM_THREADS": "1"} if own.scale.device == "cpu" else {}
     bar = tqdm(total=0, initial=round(costs(own)[1]), unit="", mininterval=1)
-    with only_one(own.output) as running, bar:
+    with only_one(own.output) as lock, bar:
         for name in stages(own):
             bar.set_description(name)
             bar.total = round(costs(own)[0])
             write_costs(own)
             # Made anew: what earlier stages found stands in the arguments now.
             chains = stages(own)[name]
-            perform(own.output, chains, bar, jobs=own.jobs, settings=settings, running=running)
+            perform(own.output, chains, bar, jobs=own.jobs, settings=settings, lock=lock)
             if name == "gate":
                 passed = json.loads((own.output / "kept.json").read_text("utf-8"))["passed"]
                 if until == "gate" or not (passed or ignore_gate):

@@ -105,8 +105,8 @@ def render_preview(
 
     Args:
         title: of the page.
-        head: what comes before the documents.
-        documents: what is drawn, each in a card of its own.
+        head: what comes before the documents, each of which is drawn in a card of its own.
+        documents: what is drawn.
         legend: what chips of these classes mean.
         marks: of student tokens, by their index.
 
@@ -125,9 +125,7 @@ def render_preview(
 def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
     """Return a block as an SVG, each student token joined to every teacher token of its span.
 
-    Args:
-        block: what to draw.
-        marks: of student tokens, by their index; a kept token's links end in an arrow.
+    The links of a student token that is marked as kept end in an arrow.
     """
     width = max(_width(block.student), _width(block.teacher)) + 2 * _MARGIN
     student = _places(block.student, width, top=_MARGIN)

@@ -36,12 +36,8 @@ def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room
     """Return what of a task fits.
 
     Answers are asked of all items or of none, for accuracies of parts of a set don't compare; all
-    get the room that the longest prompt leaves. Of texts, those that fit are measured.
-
-    Args:
-        task: its requests are built here.
-        model: the student.
-        max_answer_tokens: the protocol's limit, to be lowered.
+    get the room that the longest prompt leaves, `max_answer_tokens` at most. Of texts, those that
+    fit are measured. The task's requests are built here.
     """
     task.build_all_requests()
     instances: Sequence[Instance] = task.instances

@@ -24,17 +24,10 @@ Sample = Mapping[str, Any]
 
 
 def describe_differences(folder: Path, other: Path) -> list[str]:
-    """Return a table of one student's values less another's, on the items that both answered.
-
-    Args:
-        folder: of the one's results.
-        other: of the other's.
+    """Return a table of one folder's values less another's, on the items that both answered.
 
     Raises:
         ValueError: results that can't be read.
-
-    Example:
-        >>> describe_differences(Path("out/full"), Path("out/teacher"))  # doctest: +SKIP
     """
     one, two = read_results(folder), read_results(other)
     rows = []

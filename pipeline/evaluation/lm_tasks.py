@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import as_file, files
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 from lm_eval.api.task import ConfigurableTask
@@ -13,8 +13,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from pipeline.evaluation.data import read_items
 from pipeline.evaluation.likelihood import text_to_score
 from pipeline.evaluation.sets import SETS, Item, make_prompt
-
-Measure = Literal["accuracy", "text", "solution", "answer", "options"]
+from pipeline.evaluation.settings import MEASURES, Measure
 
 
 def load_documents(
@@ -51,10 +50,9 @@ def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
         >>> measures_of("svamp", [Item(question="1 + 1?", problem="1 + 1?", answer="2")])
         ['accuracy', 'text', 'answer']
     """
-    measures: list[Measure] = ["accuracy", "text", "solution", "answer", "options"]
-    if SETS[set_name].file == "math":  # its answer stands in its solution
-        measures.remove("answer")
-    return [measure for measure in measures if any(_has(item, measure) for item in items)]
+    found = [measure for measure in MEASURES if any(_has(item, measure) for item in items)]
+    in_solution = SETS[set_name].file == "math"  # whose answers stand there
+    return [measure for measure in found if not (in_solution and measure == "answer")]
 
 
 def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> ConfigurableTask:
@@ -62,10 +60,6 @@ def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> Con
 
     Raises:
         ValueError: the set's data can't be had.
-
-    Example:
-        >>> load_task("gsm8k", "solution", "benchmarks").task_name  # doctest: +SKIP
-        'vocag_gsm8k_solution'
     """
     with as_file(files("pipeline.evaluation").joinpath("tasks")) as folder:
         config: Mapping[str, Any] = load_yaml(folder / f"{measure}.yaml")

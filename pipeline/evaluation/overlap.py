@@ -107,10 +107,6 @@ def check_overlap(
 
     Raises:
         ValueError: the dataset or a set can't be read.
-
-    Example:
-        >>> out = Path("overlap")
-        >>> list(check_overlap("aligned", ["math"], output=out))  # doctest: +SKIP
     """
     dataset = open_dataset(dataset_path)
     items = dict(_read_all(name, data) for name in sets)

@@ -39,10 +39,6 @@ def write_report(output: Path) -> Path:
 
     Raises:
         ValueError: a student's results can't be read.
-
-    Example:
-        >>> write_report(Path("evaluated"))  # doctest: +SKIP
-        PosixPath('evaluated/report.html')
     """
     folders = student_folders(output)
     students = [read_results(folder) for folder in folders]

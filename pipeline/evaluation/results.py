@@ -21,11 +21,6 @@ class Value:
     low: float
     high: float
 
-    @property
-    def margin(self) -> float:
-        """Half the interval's width."""
-        return (self.high - self.low) / 2
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -104,10 +99,6 @@ def read_results(folder: Path) -> Results:
 
     Raises:
         ValueError: a file of another form.
-
-    Example:
-        >>> read_results(Path("evaluated/teacher")).student  # doctest: +SKIP
-        'teacher'
     """
     path = folder / RESULTS_FILE
     try:

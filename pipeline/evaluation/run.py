@@ -16,7 +16,7 @@ from pipeline.evaluation.answer_log import AnswerLog
 from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of
 from pipeline.evaluation.contexts import find_room
 from pipeline.evaluation.data import describe_data, read_items
-from pipeline.evaluation.lm_tasks import Measure, load_task, measures_of, spread
+from pipeline.evaluation.lm_tasks import load_task, measures_of, spread
 from pipeline.evaluation.results import (
     RESULTS_FILE,
     Measurement,
@@ -24,7 +24,7 @@ from pipeline.evaluation.results import (
     read_results,
     summarise,
 )
-from pipeline.evaluation.settings import Asked, Engine
+from pipeline.evaluation.settings import Asked, Engine, Measure
 from pipeline.evaluation.students import Student
 
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
@@ -34,7 +34,7 @@ def open_results(student: Student, folder: Path, engine: Engine) -> Results:
     """Return the folder's results, to be added to, or new ones.
 
     Raises:
-        ValueError: they are another student's, or this one's with another dtype or tokenizer.
+        ValueError: they are another student's, or this one's with another dtype.
     """
     fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
@@ -46,14 +46,12 @@ def open_results(student: Student, folder: Path, engine: Engine) -> Results:
             f"{student.sha256[:12]}…): name this one, NAME={student.source}, or remove the folder"
         )
     for _, _, made in found.all():
-        for name in ("dtype", "tokenizer"):
-            then, now = made.settings[name], getattr(engine, name)
-            if then != now:
-                raise ValueError(
-                    f"{folder} has results with --{name} {then or '(none)'}, this run has "
-                    f"{now or '(none)'}: one table must not mix them; name this student "
-                    f"otherwise, NAME={student.source}, or remove the folder"
-                )
+        if (then := made.settings["dtype"]) != engine.dtype:
+            raise ValueError(
+                f"{folder} has results with --dtype {then}, this run has {engine.dtype}: one table "
+                f"must not mix them; name this student otherwise, NAME={student.source}, or remove "
+                "the folder"
+            )
     fresh.measurements = found.measurements
     return fresh
 
@@ -83,18 +81,9 @@ def measure_all(
     engine: Engine,
     folder: Path,
 ) -> Iterator[tuple[str, Measure, Measurement]]:
-    """Measure step by step; after each the folder's results are written anew.
+    """Measure set by set; yield each step with what came of it.
 
-    Args:
-        model: the student.
-        results: to add to.
-        steps: sets and measures.
-        asked: from which data, how many items, and how long answers may be.
-        engine: how the student runs; kept with each measurement.
-        folder: of the results and of the student's answer log.
-
-    Yields:
-        each step with what came of it.
+    After each step the folder's results are written anew. It also holds the student's answer log.
     """
     settings = asdict(engine) | {name: version(name) for name in _LIBRARIES}
     with closing(AnswerLog(model, folder / answers_name(results.sha256, engine))) as log:
@@ -109,7 +98,7 @@ def measure_all(
 def answers_name(student_sha256: str, engine: Engine) -> str:
     """Return the file name of a student's answers: other weights or rounding, other answers."""
     kind = engine.device.partition(":")[0]
-    identity = json.dumps([student_sha256, engine.dtype, kind, engine.tokenizer])
+    identity = json.dumps([student_sha256, engine.dtype, kind])
     return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
 
 

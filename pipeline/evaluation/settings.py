@@ -1,12 +1,13 @@
 """What is asked of a student, and how it runs: options of `vocag evaluate`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pipeline.evaluation.sets import NINE, SETS, require_known
 from vocag_cli.options import Option
 
-MEASURES = ("accuracy", "text", "solution", "answer", "options")
+Measure = Literal["accuracy", "text", "solution", "answer", "options"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,11 @@ class Engine:
         device: such as cpu or cuda:1 (default: the GPU if there is one).
         batch_size: questions at a time; with more than one, 16-bit answers may differ in rare
             cases.
-        tokenizer: folder or repository of the tokenizer, if it isn't the student's own.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Option("NAME")] = ""
     batch_size: int = 1
-    tokenizer: Annotated[str, Option("TOKENIZER")] = ""
 
     def __post_init__(self) -> None:
         """Check the batch size.

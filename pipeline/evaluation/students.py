@@ -42,10 +42,6 @@ def find_student(source: str) -> Student:
 
     Raises:
         ValueError: no such student.
-
-    Example:
-        >>> find_student("mine=runs/teacher/model").name  # doctest: +SKIP
-        'mine'
     """
     name, separator, rest = source.partition("=")
     found = find_teacher(rest if separator else source, role="student")
@@ -72,13 +68,7 @@ def open_model(student: Student, engine: Engine) -> LM:
 
     Raises:
         ValueError: no tokenizer there, or weights that can't be loaded.
-
-    Example:
-        >>> student = find_student("runs/teacher/model")  # doctest: +SKIP
-        >>> open_model(student, Engine()).max_length  # doctest: +SKIP
-        2048
     """
-    tokenizer = engine.tokenizer
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,
@@ -89,9 +79,7 @@ def open_model(student: Student, engine: Engine) -> LM:
     else:
         arguments["pretrained"] = str(student.path)
     if (student.path / _OWN_TOKENIZER).is_dir():
-        tokenizer = tokenizer or str(student.path / _OWN_TOKENIZER)
-    if tokenizer:
-        arguments["tokenizer"] = tokenizer
+        arguments["tokenizer"] = str(student.path / _OWN_TOKENIZER)
     try:
         model: LM = get_model("hf")(**arguments)
     except (OSError, RuntimeError, ImportError) as error:
@@ -99,8 +87,7 @@ def open_model(student: Student, engine: Engine) -> LM:
     if getattr(model, "prefix_token_id", 0) is None:
         raise ValueError(
             f"student {student.source}: its tokenizer names neither a BOS nor an EOS token, so "
-            "there is nothing to begin a text with: name one in its tokenizer_config.json, or "
-            "another tokenizer with --tokenizer"
+            "there is nothing to begin a text with: name one in its tokenizer_config.json"
         )
     return model
 

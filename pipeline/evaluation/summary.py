@@ -68,7 +68,7 @@ def format_value(value: Value | None, metric: str) -> str:
     if value is None:
         return "–"
     if metric == "bits_per_byte":
-        return f"{value.value:.3f} ± {value.margin:.3f}"
+        return f"{value.value:.3f} ± {(value.high - value.low) / 2:.3f}"
     if metric == "chance":
         return f"{100 * value.value:.1f}"
     return format_range(value, metric)
@@ -77,11 +77,7 @@ def format_value(value: Value | None, metric: str) -> str:
 def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
     """Return a value with the ends of its interval: shares in percent, others as they are.
 
-    Args:
-        value: the value.
-        metric: of it.
-        sign: "+" shows the sign of what is positive, too.
-        to: between the ends.
+    A `sign` of "+" shows the sign of what is positive, too; `to` stands between the ends.
 
     Example:
         >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")

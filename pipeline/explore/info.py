@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isnan, nan
 
 import numpy as np
 
@@ -99,9 +98,7 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
                 f"{format_count(student - student_text)} student, "
                 f"{format_count(teacher - teacher_text)} teacher"
             ),
-            "steps per epoch": (
-                f"{format_count(steps)} of {format_plural(global_batch_size, 'row')}"
-            ),
+            "steps per epoch": f"{format_count(steps)} of {format_count(global_batch_size)} rows",
             "rows left out at an epoch's end": (
                 f"{format_count(dropped)} ({format_share(dropped, num_rows)})"
             ),
@@ -114,7 +111,7 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
     stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
     text = totals["num_text_bytes"]
-    removed = manifest.removed
+    removed, unmapped = manifest.removed, student - statistics.num_mapped
     left_out = f", and {format_count(removed.count)} removed" if removed else ""
     return {
         "generation": format_count(manifest.generation),
@@ -123,27 +120,17 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
         "student tokens": f"{format_count(student)}, {format_ratio(text, student)} bytes each",
         "teacher tokens": f"{format_count(teacher)}, {format_ratio(text, teacher)} bytes each",
         "teacher / student tokens": format_ratio(teacher, student),
-        **_quality(manifest, statistics),
+        "unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})",
+        "byte IoU": f"{statistics.byte_iou:.4f}",
         "on disk": f"{format_bytes(stored)}, {format_ratio(stored, student)} B per student token",
         "shards": format_count(len(manifest.shards)),
     }
 
 
-def _quality(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, str]:
-    """Return what is known of the alignment of the documents that are read."""
-    student = manifest.totals["num_student_tokens"]
-    unmapped = student - statistics.num_mapped
-    told = {"unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})"}
-    if isnan(statistics.byte_ios_sum):
-        return {**told, "byte IoU": f"{statistics.byte_iou:.4f}"}
-    return {**told, "byte IoU, IoS": f"{statistics.byte_iou:.4f}, {statistics.byte_ios:.4f}"}
-
-
 def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
     """Return the statistics less the removed documents', as the indices know them.
 
-    Their samples aren't read: they may be removed because they are damaged. So IoS, which no index
-    has, is NaN if documents are removed.
+    Their samples aren't read: they may be removed because they are damaged.
     """
     read = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
     for shard in range(len(dataset.manifest.shards)):
@@ -155,7 +142,6 @@ def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
             read,
             num_mapped=read.num_mapped - int(index.num_mapped[removed].sum()),
             byte_iou_sum=read.byte_iou_sum - float(index.byte_iou_sum[removed].sum()),
-            byte_ios_sum=nan,
             student_length_counts=read.student_length_counts - count_lengths(students[removed]),
             teacher_length_counts=read.teacher_length_counts - count_lengths(teachers[removed]),
         )

@@ -46,12 +46,7 @@ class PlannedMixture:
 def plan_mixture_rows(
     opened: OpenedRun, rules: PackingRules, *, num_rows: int | None = None
 ) -> PlannedMixture:
-    """Return what a run on a mixture would read; nothing is kept.
-
-    Args:
-        opened: the mixture's datasets.
-        rules: by which they are packed.
-        num_rows: of the run; None: as many as the mixture gives.
+    """Return what a run of so many rows would read of a mixture; None: as many as it gives.
 
     Raises:
         ValueError: datasets that don't fit together, or have too few rows.
@@ -76,7 +71,7 @@ def plan_mixture_rows(
 
 
 def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
-    """Return the rows of a dataset; nothing is kept.
+    """Return the rows of a dataset.
 
     Raises:
         WhereError: no document is read.
@@ -87,12 +82,7 @@ def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
 
 
 def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iterator[str]:
-    """Yield the lines of `explore plan` on a mixture.
-
-    Args:
-        planned: what to tell.
-        global_batch_size: rows per step.
-    """
+    """Yield the lines of `explore plan` on a mixture."""
     plan, rules = planned.plan, planned.rules
     yield printable(
         f"{planned.mixture.path}: rows of {format_count(rules.seq_length)} student and "

@@ -21,13 +21,9 @@ from schemas.errors import DatasetError
 def load_previews(
     dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
-    """Read documents to look at: one by its id, or the first of the dataset.
+    """Read documents to look at, the first `max_tokens` student tokens of each.
 
-    Args:
-        dataset: the dataset.
-        num_documents: how many, where no id is given.
-        document_id: the one to show.
-        max_tokens: student tokens shown of each.
+    They are the dataset's first, or the one of an id.
 
     Raises:
         DatasetError: no such document; a sample or index is damaged.

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.printing import print_lines
@@ -28,7 +28,7 @@ examples:
       Fig. 2: one text by each tokenizer, and how the first maps to the others.
   vocag figures alignment --student llama2 --teacher qwen2_5 --input corpus.jsonl --output fig3.svg
       Fig. 3: IoU and IoS of equal chunks against alignment by token.
-  vocag figures kept --student ./student --teacher ./teacher --text-file text.txt --output fig8.html
+  vocag figures kept "$(cat text.txt)" --student student --teacher teacher --output fig8.html
       Fig. 8: which tokens of a text the teacher keeps.
 
 A tokenizer is a tokenizer.json, a SentencePiece model, a folder that holds one, or a Hugging Face
@@ -150,27 +150,23 @@ class KeptOptions:
     """Fig. 8: tokens that a teacher keeps.
 
     Attributes:
+        text: the text itself.
         student: a causal language model with its tokenizer: folder or Hugging Face repository.
         teacher: likewise.
-        text: the text itself; or --text-file.
-        text_file: read the text from a file.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: of the teacher's losses over a span.
         output: also write .html.
     """
 
+    text: Text
     student: ModelSource
     teacher: ModelSource
-    text: Text | None = None
-    text_file: Path | None = None
     keep_fraction: float = 0.4
     aggregation: Literal["mean", "max", "sum"] = "max"
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is one text, and the file's ending."""
-        if (self.text is None) == (self.text_file is None):
-            raise ValueError("give the text itself or --text-file, not both")
+        """Check the file's ending."""
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
@@ -178,26 +174,21 @@ class KeptOptions:
         # Only this figure needs torch and transformers.
         from pipeline.figures import kept
 
-        text = self.text_file.read_text("utf-8") if self.text_file else self.text or ""
         student, teacher = _split_name(self.student), _split_name(self.teacher)
         tokens = kept.score_text(
-            text,
+            self.text,
             student=(student[1], _load(self.student)),
             teacher=(teacher[1], _load(self.teacher)),
             keep_fraction=self.keep_fraction,
             aggregation=self.aggregation,
         )
-        yield from kept.describe_kept(tokens)
+        yield kept.describe_kept(tokens)
         if self.output is not None:
             self.output.write_text(kept.draw_kept(tokens, student[0], teacher[0]), "utf-8")
             yield f"wrote {self.output}"
 
 
-class _Figure(Protocol):
-    def lines(self) -> Iterator[str]: ...
-
-
-_FIGURES: dict[str, type[_Figure]] = {
+_FIGURES: dict[str, type[VocabularyOptions | TokensOptions | AlignmentOptions | KeptOptions]] = {
     "vocabulary": VocabularyOptions,
     "tokens": TokensOptions,
     "alignment": AlignmentOptions,

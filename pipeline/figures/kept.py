@@ -1,6 +1,5 @@
 """Which tokens of a text a real teacher keeps for a real student (paper, Fig. 8)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 from typing import cast
@@ -13,7 +12,7 @@ from torch import Tensor
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.drawing.blocks import PreviewDocument, PreviewToken, lay_out
-from pipeline.drawing.formatting import format_count, format_share, format_table
+from pipeline.drawing.formatting import format_count, format_share
 from pipeline.drawing.page_blocks import Mark, render_preview
 from pipeline.drawing.web_page import tag
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
@@ -21,8 +20,6 @@ from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import Tokenizer
-
-NUM_SHOWN = 12
 
 _LEGEND = (
     ("student kept", "kept, with an arrow: the teacher guides this token"),
@@ -111,18 +108,16 @@ def score_text(
     )
 
 
-def describe_kept(tokens: KeptTokens) -> Iterator[str]:
-    """Yield the summary and the tokens with the largest differences for the terminal."""
-    yield _summary(tokens)
-    differences = tokens.student_losses - tokens.guidance
-    largest = np.argsort(np.where(np.isnan(differences), -np.inf, differences))[::-1][:NUM_SHOWN]
-    texts = [token.text for token in tokens.student]
-    rows = [["token", "text", "student", "teacher", "difference", ""]]
-    for i in largest.tolist():
-        losses = (tokens.student_losses[i], tokens.guidance[i], differences[i])
-        kept = "kept" if tokens.kept[i] else "dropped"
-        rows.append([str(i), texts[i], *(f"{x:.2f}" for x in losses), kept])
-    yield from format_table(rows, align="><>>><")
+def describe_kept(tokens: KeptTokens) -> str:
+    """Return the counts, in words."""
+    num_tokens, num_kept = len(tokens.kept), int(tokens.kept.sum())
+    mapped = ~np.isnan(tokens.guidance)
+    return (
+        f"{format_count(num_tokens)} student tokens, {format_share(int(mapped.sum()), num_tokens)} "
+        f"mapped, {format_share(num_kept, num_tokens)} kept (threshold {tokens.threshold:.2f} "
+        f"nats); mean loss: student {np.nanmean(tokens.student_losses):.2f}, teacher over mapped "
+        f"tokens {tokens.guidance[mapped].mean():.2f} nats"
+    )
 
 
 def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
@@ -132,7 +127,7 @@ def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
     head = [
         tag("h1", title),
         tag("p", "Student ", names[0], " above, teacher ", names[1], " below."),
-        tag("p", _summary(tokens)),
+        tag("p", describe_kept(tokens)),
         tag("p", "Rest the pointer on a token for its losses in nats.", class_="soft small"),
     ]
     return render_preview(title, head, [tokens.document], legend=_LEGEND, marks=_marks(tokens))
@@ -154,17 +149,6 @@ def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[
     losses = score_tokens(hidden, output_layer(model), input_ids, teacher_loss_mask=mask)
     num_added = len(tokens) - len(ids)
     return losses[:, num_added:], mask[:, num_added:]
-
-
-def _summary(tokens: KeptTokens) -> str:
-    num_tokens, num_kept = len(tokens.kept), int(tokens.kept.sum())
-    mapped = ~np.isnan(tokens.guidance)
-    return (
-        f"{format_count(num_tokens)} student tokens, {format_share(int(mapped.sum()), num_tokens)} "
-        f"mapped, {format_share(num_kept, num_tokens)} kept (threshold {tokens.threshold:.2f} "
-        f"nats); mean loss: student {np.nanmean(tokens.student_losses):.2f}, teacher over mapped "
-        f"tokens {tokens.guidance[mapped].mean():.2f} nats"
-    )
 
 
 def _marks(tokens: KeptTokens) -> dict[int, Mark]:

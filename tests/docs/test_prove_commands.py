@@ -2,18 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from prove.arms import SCALES, arms_of
-from prove.collect import command_lines, thinned_logs
 from prove.commands import Command, only_one, perform
-from prove.compute import equal_steps, read_weights, training_cost
+from prove.compute import read_weights, training_cost
 from prove.recipe import Experiment, stages, steps_of, write_costs
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
@@ -34,8 +31,8 @@ def _writes(name: str, *, needs: Path | None = None, fails: bool = False) -> Com
 
 
 def _perform(folder: Path, chains: list[list[Command]], jobs: int = 1) -> float:
-    with only_one(folder) as running, tqdm(total=9, disable=None) as bar:
-        perform(folder, chains, bar, jobs=jobs, settings={}, running=running)
+    with only_one(folder) as lock, tqdm(total=9, disable=None) as bar:
+        perform(folder, chains, bar, jobs=jobs, settings={}, lock=lock)
         return float(bar.n)
 
 
@@ -73,38 +70,16 @@ def test_a_failure_names_its_log_and_what_is_left_is_done_by_the_next_run(
     assert accepted.record(tmp_path).exists()
 
 
-_DRIVER = """
-import sys; sys.path.append({examples!r})
-from pathlib import Path
-from tqdm import tqdm
-from prove.commands import Command, only_one, perform
-folder = Path({folder!r})
-wait = "import os, signal; open('begun', 'w').write(str(os.getpid())); signal.pause()"
-with only_one(folder) as running, tqdm(total=1) as bar:
-    perform(folder, [[Command("wait", ["-c", wait])]], bar, jobs=2, settings={{}}, running=running)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_a_run_that_ends_takes_its_commands_along_or_keeps_others_out(
-    tmp_path: Path, is_asked: bool
-) -> None:
-    os.mkfifo(tmp_path / "begun")
-    script = _DRIVER.format(examples=str(EXAMPLES), folder=str(tmp_path))
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
-    command = int((tmp_path / "begun").read_text())
-    process.send_signal(signal.SIGTERM if is_asked else signal.SIGKILL)
-    assert process.wait() != 0
-    assert not (tmp_path / "done" / "wait.json").exists()
-    if is_asked:
-        with only_one(tmp_path):  # the lock is free: no process is left that inherited it
-            return
-    try:
-        with pytest.raises(SystemExit, match="a killed one has left"), only_one(tmp_path):
-            pass
-    finally:
-        os.kill(command, signal.SIGKILL)
+def test_a_command_that_was_left_keeps_others_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "end")
+    with only_one(tmp_path) as lock:
+        left = subprocess.Popen(["cat", str(tmp_path / "end")], pass_fds=(lock,))
+    with pytest.raises(SystemExit, match="a killed one has left"), only_one(tmp_path):
+        pass
+    (tmp_path / "end").write_text("")
+    assert left.wait() == 0
+    with only_one(tmp_path):
+        pass
 
 
 def test_arithmetic_is_what_torch_counts_but_for_attention(tmp_path: Path) -> None:
@@ -116,33 +91,6 @@ def test_arithmetic_is_what_torch_counts_but_for_attention(tmp_path: Path) -> No
     counts = counter.get_flop_counts()["Global"]
     products = sum(n for name, n in counts.items() if "attention" not in str(name))
     assert products == 4 * training_cost(weights)
-
-
-def test_equal_steps_pay_for_the_same() -> None:
-    assert equal_steps(400, 144.4, 155.7) == 371
-    assert equal_steps(400, 381.1, 155.7) == 979
-
-
-def test_records_hold_every_command_without_the_machines_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "prove"
-    text = ["examples/prove/corpus.py", "--data", "/data/of/mine", "--output", folder / "text"]
-    for name, words in (("text", text), ("runs/a", ["-m", "x", folder / "noisy", "/data/of/mine"])):
-        record = folder / "done" / f"{name}.json"
-        record.parent.mkdir(parents=True, exist_ok=True)
-        line = " ".join(map(str, ["/usr/bin/python3", *words]))
-        record.write_text(json.dumps({"command": line, "seconds": 1.0}))
-    assert sorted(command_lines(folder)) == [
-        "python -m x prove/noisy benchmarks",
-        "python examples/prove/corpus.py --data benchmarks --output prove/text",
-    ]
-    log = folder / "runs" / "a" / "log.jsonl"
-    log.parent.mkdir(parents=True)
-    steps = [{"step": step, "loss": 1.0, "seconds": 2.0} for step in range(1, 42)]
-    steps[-1]["heldout_bits_per_byte"] = 3.0
-    log.write_text("\n".join(map(json.dumps, steps)))
-    kept = [json.loads(line) for line in thinned_logs(folder)]
-    assert [step["step"] for step in kept] == [20, 40, 41]
-    assert kept[-1] == {"run": "runs/a", "step": 41, "loss": 1.0, "heldout_bits_per_byte": 3.0}
 
 
 @pytest.mark.parametrize("name", SCALES)

@@ -20,6 +20,7 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
 from pipeline.training.method import Method
 from tests.support.scored_data import SEQ_LENGTH
+from tests.support.servers import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -86,18 +87,29 @@ def test_the_accelerate_loop_in_two_processes_is_the_same(
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     alone = accelerate_loop.main(loop_arguments(world, tmp_path / "one"))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = str(EXAMPLES / "accelerate_loop.py")
-    ended = subprocess.run(
-        [sys.executable, *launcher, script, *loop_arguments(world, tmp_path / "two")],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    command = [sys.executable, str(EXAMPLES / "accelerate_loop.py")]
+    command += loop_arguments(world, tmp_path / "two")
+    place = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(EXAMPLES.parent),
+    }
+    ranks = [
+        subprocess.Popen(  # as torchrun starts them, without its own start-up
+            command,
+            env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    told, other = (rank.communicate()[0] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0]
     expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(alone, start=1)]
-    assert [line for line in ended.stdout.splitlines() if line.startswith("step")] == expected
+    assert [line for line in told.splitlines() if line.startswith("step")] == expected
+    assert "step" not in other
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)

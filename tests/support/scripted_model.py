@@ -26,19 +26,16 @@ class ScriptedModel(LM):
         self._say, self._nats_per_byte = answer, nats_per_byte
         self.max_length = max_length
         self.asked: list[str] = []
-        self.bars: list[bool] = []
 
     def tok_encode(self, string: str) -> list[int]:
         return list(range(len(re.findall(r"\S+", string))))
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        self.bars.append(not disable_tqdm)
         return [self._generate(request) for request in requests]
 
     def loglikelihood(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        self.bars.append(not disable_tqdm)
         return [self._likelihood(request) for request in requests]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:

@@ -60,14 +60,6 @@ def test_a_paired_difference_of_shares(
     assert (made.low, made.high) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_its_interval_holds_the_truth_as_often_as_it_says() -> None:
-    chance = random.Random(1)
-    cells, weights = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], [0.15, 0.05, 0.3, 0.5]
-    made = [share_difference(chance.choices(cells, weights, k=60)) for _ in range(1000)]
-    held = sum(one.low <= 0.1 <= one.high for one in made)
-    assert 930 <= held <= 985
-
-
 def test_a_table_is_of_the_items_that_both_answered(tmp_path: Path) -> None:
     measure(ScriptedModel(state_right), tmp_path / "a", ["gsm8k", "svamp"])
     measure(ScriptedModel(state_wrong), tmp_path / "b", ["gsm8k"], limit=2)

@@ -188,24 +188,6 @@ def test_both_lines_of_a_block_stand_under_each_other(dataset: Path, width: int)
     assert drawn == document.num_student_tokens
 
 
-@pytest.mark.parametrize(
-    ("text", "columns"),
-    [
-        ("🇫🇷", 2),
-        ("👩‍👩‍👧‍👦", 2),
-        ("👍🏽 ok", 5),
-        ("❤️", 2),
-        ("数a", 3),
-        ("◌\u0301", 1),
-        ("e\u0301|é", 3),
-        ("", 0),
-        ("<0xF0>", 6),
-    ],
-)
-def test_columns_of_a_text(text: str, columns: int) -> None:
-    assert display_width(text) == columns
-
-
 # The page.
 
 
@@ -289,9 +271,8 @@ def test_info_counts_no_removed_document(
     for name in ("all", "left"):
         assert main(["info", str(tmp_path / name)]) == 0
         shown.append(capsys.readouterr().out.replace(", and 3 removed", "").splitlines()[2:])
-    expected = [re.sub("(byte IoU), IoS( .*),.*", r"\1     \2", line) for line in shown[1]]
     sizes = re.compile(r"^(generation|on disk).*|  [\d.]+ \w*B$")
-    assert [sizes.sub("", line) for line in shown[0]] == [sizes.sub("", line) for line in expected]
+    assert [sizes.sub("", line) for line in shown[0]] == [sizes.sub("", line) for line in shown[1]]
 
 
 def test_plan_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,6 +322,8 @@ def test_plan_of_a_mixture_tells_stages_and_epochs(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["preview", "DATASET", "--id", "nobody"], 'no document "nobody"'),
+        (["plan", "DATASET", "--seq-length", "8", "--num-steps", "6"], "--num-steps 6 is for mix"),
         (["plan", "no.toml", "--seq-length", "8"], "[Errno 2] No such file or directory"),
         (["info", "no/such/folder"], "no/such/folder/manifest.json does not exist"),
         (["preview", "x", "--documents", "0"], "--documents 0: it must be at least 1"),
@@ -349,28 +332,10 @@ def test_plan_of_a_mixture_tells_stages_and_epochs(
     ],
 )
 def test_errors_are_one_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
+    assert main([str(dataset) if word == "DATASET" else word for word in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"explore: {words}")
     assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "message"),
-    [
-        ("preview", ["--id", "nobody"], 'no document "nobody"'),
-        ("plan", ["--seq-length", "8", "--num-steps", "6"], "--num-steps 6 is for mixtures"),
-    ],
-)
-def test_what_a_dataset_does_not_have(
-    command: str,
-    arguments: list[str],
-    message: str,
-    dataset: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([command, str(dataset), *arguments]) == 2
-    assert message in capsys.readouterr().err
