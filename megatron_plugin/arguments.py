@@ -100,7 +100,6 @@ class VocagOptions:
         student: Hugging Face folder or repository to start from; it also sets Megatron's model
             arguments (default: random weights, model arguments as given).
         on_damage: stop at a sample that can't be read, or mask and count it.
-        shuffle_shards: shards that are shuffled together.
         cache_folder: for remote shards and packing plans (default: ~/.cache/vocag).
         cache_gigabytes: GiB of remote shards kept on local disk.
         teacher: which teacher runs in this job.
@@ -118,7 +117,6 @@ class VocagOptions:
     student: ModelSource | None = None
     # `OnDamage` by its values: its wing's kernels take half a second to import.
     on_damage: Literal["raise", "quarantine"] = "raise"
-    shuffle_shards: int = 8
     cache_folder: Annotated[Path, Option("FOLDER")] = Path("~/.cache/vocag")
     cache_gigabytes: int = 256
     teacher: Annotated[TeacherOptions, Option(form="prefix")] = NO_TEACHER

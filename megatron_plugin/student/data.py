@@ -134,7 +134,6 @@ class StudentData:
             global_batch_size=global_batch_size,
             # Samples are numbers; the run's own length ends it.
             num_epochs=None,
-            shuffle_shards=options.shuffle_shards,
             on_damage=options.on_damage,
             cache_folder=options.cache_folder,
             cache_bytes=options.cache_gigabytes << 30,
