@@ -35,7 +35,6 @@ def far(*means: float, num_losses: int = 100_000) -> list[str]:
 def test_one_that_is_off_is_found_among_any_number() -> None:
     assert far(2.3, 2.2, 5.3, 2.4) == ["c-2.tar"]
     assert far(2.3, 2.2, 2.4, 0.0) == ["c-3.tar"]
-    assert far(2.3, 5.3, 2.4) == ["c-1.tar"]
     assert far(2.3, 5.3) == ["c-0.tar", "c-1.tar"], "either may be wrong"
 
 

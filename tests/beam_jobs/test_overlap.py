@@ -11,7 +11,6 @@ from tests.support.corpus import (
     Corpus,
     align_options,
     command_line,
-    digests,
     json_line,
     make_text,
 )
@@ -61,24 +60,10 @@ def test_listed_documents_are_dead_letters_with_a_reason_of_their_own(
     assert main(command) == 2
 
 
-def test_what_stays_is_as_if_the_others_had_never_been(tmp_path: Path) -> None:
-    whole = write_input(tmp_path / "whole", range(20))
-    overlap = write_list(tmp_path / "overlap.jsonl", *range(15, 20))
-    assert main(arguments(whole, tmp_path / "a", f"--exclude-overlap={overlap}")) == 0
-    part = write_input(tmp_path / "part", range(15))
-    assert main(arguments(part, tmp_path / "b")) == 0
-    shards = [
-        [digest for name, digest in sorted(digests(tmp_path / output).items()) if "tar" in name]
-        for output in "ab"
-    ]
-    assert shards[0] == shards[1] != []
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "is not there: vocag overlap makes it"),
-        ("forum/7\n", "line 1 is none of vocag overlap"),
         ('{"document_id": "a"}\n', "line 1 is none of vocag overlap"),
     ],
 )

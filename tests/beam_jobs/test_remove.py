@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.validate.dataset import validate_dataset
 from schemas.errors import DatasetError
-from schemas.manifest import Manifest
+from schemas.manifest import encode_manifest
 from schemas.removed import RemovedDocuments, encode_removed
 from tests.support.datasets import build_dataset
 
@@ -172,8 +175,8 @@ def test_killed_anywhere_and_run_again(
 ) -> None:
     output, other = tmp_path / "aligned", tmp_path / "other"
     options = [RemoveOptions(str(o), write_ids(tmp_path, "doc-0-3")) for o in (output, other)]
-    for folder in (output, other):
-        build_dataset(folder)
+    build_dataset(other)
+    shutil.copytree(other, output)
     remove(options[1])
     with monkeypatch.context() as patch:
         kill_at(patch, number)
@@ -202,40 +205,32 @@ def test_earlier_generations_are_checked(tmp_path: Path) -> None:
     assert validate_dataset(str(output)).findings == ()
 
 
-def relist(output: Path, shard: list[int], document: list[int], **changes: Any) -> None:
-    """Let the manifest name another list of removed documents."""
-    from hashlib import sha256
-
-    data = encode_removed(RemovedDocuments(np.array(shard), np.array(document)))
-    (output / "removed-g001.parquet").write_bytes(data)
-    manifest = open_dataset(str(output)).manifest
-    record = {"file": "removed-g001.parquet", "sha256": sha256(data).hexdigest()}
-    body = json.loads((output / "manifest.json").read_bytes())
-    body["removed"] = record | {"count": len(shard)} | changes
-    values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
-    removed = type(manifest.removed)(**body["removed"])  # type: ignore[misc]
-    body["fingerprint"] = Manifest(**values | {"removed": removed}).fingerprint
-    (output / "manifest.json").write_text(json.dumps(body))
-
-
 def test_a_wrong_list_is_found(tmp_path: Path) -> None:
     output = tmp_path / "aligned"
     build_dataset(output)
-    remove(RemoveOptions(str(output), write_ids(tmp_path, "doc-0-3"), quiet=True))
+    manifest = remove(RemoveOptions(str(output), write_ids(tmp_path, "doc-0-3"), quiet=True))
+
+    def relist(shard: list[int], document: list[int], **changes: Any) -> list[str]:
+        """Let the manifest name another list; return what is found."""
+        data = encode_removed(RemovedDocuments(np.array(shard), np.array(document)))
+        (output / "removed-g001.parquet").write_bytes(data)
+        assert manifest.removed is not None
+        given = {"sha256": sha256(data).hexdigest(), "count": len(shard)} | changes
+        other = replace(manifest, removed=replace(manifest.removed, **given))
+        (output / "manifest.json").write_bytes(encode_manifest(other))
+        return messages()
 
     def messages() -> list[str]:
         findings = validate_dataset(str(output)).findings
         return [f"{finding.check}: {finding.message}" for finding in findings]
 
-    relist(output, [0, 7], [99, 0])
-    assert [m.rpartition("names ")[2] for m in messages()] == [
+    assert [m.rpartition("names ")[2] for m in relist([0, 7], [99, 0])] == [
         "document 0 of shard 7: there is none",
         "document 99 of shard 0: there is none",
     ]
-    relist(output, [1], [0], count=2)
-    assert "removed-g001.parquet lists 1 documents, the manifest says 2" in messages()[0]
-    relist(output, [1, 0], [0, 0])
-    assert "not in order" in messages()[0]
+    (wrong,) = relist([1], [0], count=2)
+    assert "removed-g001.parquet lists 1 documents, the manifest says 2" in wrong
+    assert "not in order" in relist([1, 0], [0, 0])[0]
     (output / "removed-g001.parquet").write_bytes(b"altered")
     assert [m.partition(":")[0] for m in messages()] == ["removed"]
     (output / "removed-g001.parquet").unlink()

@@ -10,17 +10,10 @@ import pytest
 
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.options import ScoreOptions
-from pipeline.explore.command import InfoOptions, PlanOptions, PreviewOptions
-from pipeline.figures.command import (
-    AlignmentOptions,
-    KeptOptions,
-    TokensOptions,
-    VocabularyOptions,
-)
+from pipeline.explore.command import PlanOptions
 from pipeline.training.config import TrainConfig
 from pipeline.validate.command import ValidateOptions
 from vocag_cli.options import (
-    Folder,
     Option,
     Rest,
     _entries,
@@ -30,9 +23,7 @@ from vocag_cli.options import (
     read_options,
 )
 
-OF_FIGURES = (AlignmentOptions, KeptOptions, TokensOptions, VocabularyOptions)
-OF_EXPLORE = (InfoOptions, PlanOptions, PreviewOptions)
-ALL = (AlignOptions, ScoreOptions, TrainConfig, ValidateOptions, *OF_FIGURES, *OF_EXPLORE)
+ALL = (AlignOptions, ScoreOptions, TrainConfig, ValidateOptions, PlanOptions)
 
 
 @dataclass(frozen=True)
@@ -95,14 +86,6 @@ def parse(*arguments: str) -> Cut:
 GROUPS = {"wood": "the wood", "blade": "the blade"}
 
 
-def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as left:
-        parse("--help")
-    assert left.value.code == 0
-    return capsys.readouterr().out
-
-
 def test_what_is_left_out_has_the_dataclass_default() -> None:
     assert parse("oak") == Cut("oak", blade=Blade(seed=3))
 
@@ -128,12 +111,9 @@ def test_every_form_of_value_is_read() -> None:
     )
 
 
-def test_a_repeated_option_keeps_every_value_and_others_the_last() -> None:
+def test_repeated_options() -> None:
     given = parse("oak", "--marks", "a", "--marks=b", "--teeth=1", "--teeth=2")
     assert (given.marks, given.blade.teeth) == (("a", "b"), 2)
-
-
-def test_an_option_that_must_not_be_repeated_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="--owner is given twice; two people can't own it"):
         parse("oak", "--owner=a", "--owner=a")
 
@@ -158,7 +138,10 @@ def test_argparse_says_what_is_wrong_and_ends_with_2(
 def test_the_help_is_the_docstring(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = shown(capsys, monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = capsys.readouterr().out
     flat = " ".join(text.split())
     for part in (
         "Cut wood. 100 % by hand. options: -h",
@@ -166,7 +149,6 @@ def test_the_help_is_the_docstring(
         "of the pieces, in m; the rest is burnt (default: 1.0 2.5)",
         "the blade: --blade {saw,axe} of the blade (default: saw)",
         "of everything (default: 3)",
-        "such as 5 % (default: 0.05)",
         "whose it is (default: nobody's) --log FILE what to write --dry-run cut nothing",
     ):
         assert part in flat
@@ -192,13 +174,10 @@ def test_commands_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
         return parse_command(kinds, arguments, prog="wood", description="Wood.", epilog="more")
 
     assert parse_one("sharpen", "--name", "axe") == Blade("axe")
-    for arguments in ([], ["sharpen", "--nam", "axe"], ["burn"]):
+    for arguments in ([], ["sharpen", "--nam", "axe"], ["burn"], ["--help"]):
         with pytest.raises(SystemExit) as left:
             parse_one(*arguments)
-        assert left.value.code == 2
-    assert "invalid choice: 'burn'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        parse_one("--help")
+        assert left.value.code == (0 if arguments == ["--help"] else 2)
     assert re.search(r"sharpen +What cuts\.", capsys.readouterr().out)
 
 
@@ -228,29 +207,11 @@ def test_options_join_a_parser_that_has_others() -> None:
     assert read == Shop(4, Blade("axe", 4), Blade("axe", 6, 7))
     assert read_options(Shop, vars(parser.parse_args([])), prefix="shop_") == Shop(1, Blade(seed=1))
     gifts = parser.format_help().partition("gifts:")[2]
-    assert re.findall(r"--[a-z-]+", gifts) == [
-        "--shop-spare",
-        "--shop-spare-seed",
-        "--shop-spare-teeth",
-    ]
+    names = ["--shop-spare", "--shop-spare-seed", "--shop-spare-teeth"]
+    assert re.findall(r"--[a-z-]+", gifts) == names
 
 
 def test_a_flag_that_may_be_left_open_has_a_twin() -> None:
     required = ["--input=a", "--output=b"]
     for given, expected in (([], None), (["--keep-text"], True), (["--no-keep-text"], False)):
         assert parse_options(AlignOptions, [*required, *given], prog="align").keep_text is expected
-
-
-def test_the_outermost_mark_of_a_value_is_the_one_that_shows() -> None:
-    @dataclass(frozen=True)
-    class Copy:
-        """Copy.
-
-        Attributes:
-            output: where to.
-        """
-
-        output: Annotated[Folder, Option("NEW")]
-
-    (entry,) = _entries(Copy)
-    assert entry.option.metavar == "NEW"
