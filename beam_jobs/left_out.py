@@ -15,8 +15,8 @@ DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
 
-EXPECTED = frozenset({"overlap", "known_id"})
-"""Reasons that are no loss: the user listed the document, or the dataset that grows has its id."""
+EXPECTED = frozenset({"known_id"})
+"""Reasons that are no loss: the dataset that grows has the document's id."""
 
 
 def describe_place(letter: Mapping[str, Any]) -> str:

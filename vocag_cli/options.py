@@ -128,9 +128,6 @@ def add_options(
         kind: a frozen dataclass.
         prefix: of every option, such as "vocag_".
         groups: by the name of a group's first option, the group's title.
-
-    Example:
-        >>> add_options(parser, RunOptions, prefix="vocag_")
     """
     place: argparse._ActionsContainer = parser
     for entry in _entries(kind, _Holder(prefix=prefix)):
@@ -155,10 +152,6 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
 
     Raises:
         ValueError: from the dataclass.
-
-    Example:
-        >>> read_options(RunOptions, values, prefix="vocag_")  # doctest: +SKIP
-        RunOptions(workers=2, quiet=False, verbose=False)
     """
     return _build(kind, values, _Holder(prefix=prefix))
 

@@ -37,12 +37,6 @@ def append_configuration(output: str, configuration: Mapping[str, Any]) -> dict[
     return {**configuration, _APPEND_TO: before}
 
 
-def find_appended(output: str, configuration: Mapping[str, Any]) -> Manifest | None:
-    """Return the dataset where its newest shards are those of this run."""
-    manifest = read_newest(output)
-    return manifest if manifest.configuration == configuration else None
-
-
 def _require_alike(output: str, manifest: Manifest, configuration: Mapping[str, Any]) -> None:
     there, here = (
         {name: value for name, value in each.items() if value and name not in _OF_THE_INPUT}

@@ -7,12 +7,12 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.align.append import append_configuration, find_appended
+from beam_jobs.align.append import append_configuration
 from beam_jobs.align.inputs.files import describe_inputs
-from beam_jobs.align.inputs.overlap import digest_of_overlap, read_overlap
 from beam_jobs.align.inputs.parts import count_buckets
 from beam_jobs.align.opened import OpenedInput
 from beam_jobs.align.options import AlignOptions
+from beam_jobs.generations import read_newest
 from beam_jobs.runs import find_finished, run_folder_of
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.tokenization import Tokenizer
@@ -57,8 +57,10 @@ class Attempt:
         Raises:
             OptionsError: the folder holds a dataset, or a run, of another configuration.
         """
-        find = find_appended if self.options.append else find_finished
-        return find(self.output, self.configuration)
+        if not self.options.append:
+            return find_finished(self.output, self.configuration)
+        manifest = read_newest(self.output)
+        return manifest if manifest.configuration == self.configuration else None
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:
@@ -88,9 +90,6 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
         **({} if dataset is None else dataset.identity),
         **_chosen_conventions(options, opened.tokenizers),
     }
-    if options.exclude_overlap:  # datasets made without a list keep their configuration
-        overlap = read_overlap(options.exclude_overlap)
-        configuration["overlap_sha256"] = digest_of_overlap(overlap)
     return append_configuration(options.output, configuration) if options.append else configuration
 
 

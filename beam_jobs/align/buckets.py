@@ -162,15 +162,13 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
     documents, letters = _separate(records)
     progress = worker_progress(job.run_folder)
     progress.add(aligned_documents=len(letters))
-    by_reference = (0, 0)
     bytes_left = sum(len(document.text) for document in documents)
     with _Tars(bucket, job) as tars:
         for batch in _batches(documents, min(BATCH_BYTES, job.shard_bytes // 16)):
-            aligned, counts = _align(batch, job)
+            aligned = _align(batch, job)
             bytes_left -= sum(len(document.text) for document in batch)
             tars.add(aligned, bytes_left)
             letters += _failures(aligned, batch)
-            by_reference = (by_reference[0] + counts[0], by_reference[1] + counts[1])
             progress.add(
                 aligned_documents=len(batch), student_tokens=len(aligned.student.input_ids)
             )
@@ -183,8 +181,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
             name,
             num_bytes,
             dict(sorted(Counter(letter.reason.value for letter in letters).items())),
-            *by_reference,
-            attempt=job.attempt,
+            job.attempt,
         )
 
 
@@ -225,18 +222,11 @@ def _batches(
         yield batch
 
 
-def _align(batch: Sequence[PlacedDocument], job: Job) -> tuple[AlignedBatch, tuple[int, int]]:
-    """Return the aligned batch, and how many documents took each side's reference path."""
+def _align(batch: Sequence[PlacedDocument], job: Job) -> AlignedBatch:
     documents = [SourceDocument(each.document_id, each.text, each.metadata) for each in batch]
     student, teacher = load_stored(job.student), load_stored(job.teacher)
-    with _align_lock:  # the tokenizers of a process are shared by its threads, and so is the count
-        before = student.num_reference_documents, teacher.num_reference_documents
-        aligned = align_batch(documents, student, teacher)
-        counts = (
-            student.num_reference_documents - before[0],
-            teacher.num_reference_documents - before[1],
-        )
-    return aligned, counts
+    with _align_lock:  # the tokenizers of a process are shared by its threads
+        return align_batch(documents, student, teacher)
 
 
 def _failures(aligned: AlignedBatch, batch: Sequence[PlacedDocument]) -> list[DeadLetter]:

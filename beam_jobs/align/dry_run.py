@@ -57,21 +57,6 @@ class Volume:
         return Volume(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What the input holds, and what a job would make of it.
-
-    Attributes:
-        input: the whole input's documents.
-        num_sampled_bytes: of text that the estimate rests on.
-        num_shard_bytes: tars and their indices.
-    """
-
-    input: Volume
-    num_sampled_bytes: int
-    num_shard_bytes: float
-
-
 def describe_job(opened: OpenedInput) -> str:
     """Return what the job would read, write, take and leave out, in lines.
 
@@ -85,20 +70,22 @@ def describe_job(opened: OpenedInput) -> str:
     documents = [document for part in sample for document in part.documents]
     letters = _describe_letters(sample)
     if not documents:
-        raise InputError("\n".join([_nothing_usable(files, sample), *letters]))
+        told = (
+            "--dry-run can't tell tokens, disk, memory or time: no document could be used in the "
+            f"{format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
+        )
+        raise InputError("\n".join([told, *letters]))
     for tokenizer in tokenizers:
         tokenizer.check_fast_path(probe_texts(sample))
-    estimate = estimate_volume(sample, opened)
-    whole = estimate.input
-    sampled = format_bytes(estimate.num_sampled_bytes)
+    whole, num_sampled_bytes, shards = estimate_volume(sample, opened)
     lines = [
         "dry run: nothing was written",
         f"  input           {_describe_files(files)}; about {format_bytes(whole.num_text_bytes)} "
-        f"of text in {_describe_documents(whole.num_documents)}",
+        f"of text in {format_plural(round(whole.num_documents), 'document')}",
         f"  sample          {format_plural(len(documents), 'document')} of "
-        f"{format_plural(len(sample), 'place')}, {sampled} of text",
+        f"{format_plural(len(sample), 'place')}, {format_bytes(num_sampled_bytes)} of text",
         *_describe_tokens(whole, tokenizers),
-        *_describe_needs(opened, estimate),
+        *_describe_needs(opened, whole, shards),
     ]
     if columns:
         told = ", ".join(f"{column.name} {column.type}" for column in columns)
@@ -106,8 +93,14 @@ def describe_job(opened: OpenedInput) -> str:
     return "\n".join(lines + letters)
 
 
-def estimate_volume(sample: Sequence[SampledPart], opened: OpenedInput) -> Estimate:
-    """Align and encode a sample as the job would, and return what that means for the input."""
+def estimate_volume(
+    sample: Sequence[SampledPart], opened: OpenedInput
+) -> tuple[Volume, float, float]:
+    """Align and encode a sample as the job would.
+
+    Returns:
+        The whole input, bytes of text that this rests on, and bytes of tars with their indices.
+    """
     options, tokenizers = opened.options, opened.tokenizers
     keep_text = bool(options.keep_text)
     documents = [document for part in sample for document in part.documents]
@@ -129,7 +122,7 @@ def estimate_volume(sample: Sequence[SampledPart], opened: OpenedInput) -> Estim
     buckets = count_buckets(opened.files, shard_bytes=options.shard_bytes, keep_text=keep_text)
     shards = min(float(buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
     of_tars = 1 + (index - empty) / max(1, sampled.num_tar_bytes)
-    return Estimate(whole, round(sampled.num_text_bytes), shards + whole.num_tar_bytes * of_tars)
+    return whole, sampled.num_text_bytes, shards + whole.num_tar_bytes * of_tars
 
 
 def _measure(
@@ -163,13 +156,6 @@ def _align(
     return align_batch([SourceDocument(d.document_id, d.text) for d in documents], *tokenizers)
 
 
-def _nothing_usable(files: Sequence[InputFile], sample: Sequence[SampledPart]) -> str:
-    return (
-        "--dry-run can't tell tokens, disk, memory or time: no document could be used in the "
-        f"{format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
-    )
-
-
 def _describe_files(files: Sequence[InputFile]) -> str:
     kinds = Counter(
         file.format if file.compression == "none" else f"{file.format} {file.compression}"
@@ -178,15 +164,6 @@ def _describe_files(files: Sequence[InputFile]) -> str:
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     num_bytes = sum(file.num_bytes for file in files)
     return f"{format_plural(len(files), 'file')} ({listed}), {format_bytes(num_bytes)}"
-
-
-def _describe_documents(number: float) -> str:
-    rounded = round(number)
-    return (
-        format_plural(rounded, "document")
-        if rounded < 1000
-        else f"{format_short(number)} documents"
-    )
 
 
 def _describe_tokens(whole: Volume, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[str]:
@@ -206,9 +183,8 @@ def _describe_path(tokenizer: Tokenizer) -> str:
     return f"fast path{f', {slow} of the documents by the reference' if slow else ''}"
 
 
-def _describe_needs(opened: OpenedInput, estimate: Estimate) -> list[str]:
+def _describe_needs(opened: OpenedInput, whole: Volume, shards: float) -> list[str]:
     options, tokenizers = opened.options, opened.tokenizers
-    whole, shards = estimate.input, estimate.num_shard_bytes
     on_their_way = whole.num_block_bytes if choose_shuffle(options) == "files" else 0
     disk = shards + on_their_way + sum(len(tokenizer.file_bytes) for tokenizer in tokenizers)
     workers = options.run.workers

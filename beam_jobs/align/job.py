@@ -21,7 +21,6 @@ class Job:
         run_folder: temporary files and commit records of this configuration, inside `output`.
         name: prefix of the shards.
         rules: what counts as a document.
-        overlap: what listed documents hold of test sets, by id; they are left out.
         num_buckets: parts that the corpus is hashed into.
         shard_bytes: a shard is closed once it is this large.
         keep_text: whether samples hold their text.
@@ -39,7 +38,6 @@ class Job:
     run_folder: str
     name: str
     rules: ReadingRules
-    overlap: Mapping[str, str]
     num_buckets: int
     shard_bytes: int
     keep_text: bool
@@ -93,8 +91,6 @@ class BucketRecord:
         dead_letters: name of its dead letters' file in the run's folder, "" where it has none.
         dead_letters_bytes: that file's size.
         by_reason: count of each dead letter reason.
-        student_reference_documents: documents that took the reference path.
-        teacher_reference_documents: the same for the teacher.
         attempt: the attempt at the run that made it.
     """
 
@@ -104,8 +100,6 @@ class BucketRecord:
     dead_letters: str
     dead_letters_bytes: Count
     by_reason: Mapping[str, Count]
-    student_reference_documents: Count
-    teacher_reference_documents: Count
     attempt: str
 
     @property

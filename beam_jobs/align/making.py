@@ -12,7 +12,6 @@ from beam_jobs import storage
 from beam_jobs.align.attempt import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
-from beam_jobs.align.inputs.overlap import read_overlap
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.inputs.probes import (
     probe_texts,
@@ -134,7 +133,6 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
         run_folder=attempt.run_folder,
         name=options.name,
         rules=rules,
-        overlap=read_overlap(options.exclude_overlap) if options.exclude_overlap else {},
         num_buckets=attempt.configuration["num_buckets"],
         shard_bytes=options.shard_bytes,
         keep_text=bool(options.keep_text),
@@ -183,7 +181,6 @@ def _describe_run(attempt: Attempt, manifest: Manifest) -> RunSummary:
         side: SideSummary(
             convention=describe_convention(getattr(manifest, side), tokenizer),
             slow_reason=None if tokenizer.fast else tokenizer.slow_reason or "asked for",
-            reference_documents=told[f"{side}_reference_documents"],
         )
         for side, tokenizer in zip(("student", "teacher"), attempt.opened.tokenizers, strict=True)
     }

@@ -108,25 +108,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def parse_share(text: str) -> float:
-    """Return a share written as `0.01` or `1%`.
-
-    Example:
-        >>> parse_share("1%")
-        0.01
-    """
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if number != text.strip() else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f'"{text}" is no share; write 0.01 or 1%')
-    return share
-
-
 Size = Annotated[int, Option("SIZE", parse_size)]
-Share = Annotated[float, Option("SHARE", parse_share)]
 _ALL_FIELDS = "name all fields at once: --metadata source,language"
 _ONE_TEXT = r"to join fields, use --text-template '{question}\n{answer}'"
 
@@ -158,10 +140,8 @@ class AlignOptions:
             source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
             type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
-        exclude_overlap: leave out the documents of this list, which vocag overlap makes: they hold
-            questions of test sets. They don't count for --max-dead-letters.
-        max_dead_letters: end with status 3 where a larger share of the documents is left out, such
-            as 0.05 or 5%; the dataset is written all the same (default: 1%).
+        max_dead_letters: end with status 3 where a larger share of the documents is left out; the
+            dataset is written all the same.
         student_bos: token that stands before a student's text, its id, or none (default: BOS where
             the tokenizer puts one, else what separates documents).
         student_eos: token that stands after a student's document, likewise.
@@ -191,8 +171,7 @@ class AlignOptions:
     id_field: Annotated[str, Option("FIELD")] = "id"
     metadata: Annotated[str, Option("FIELDS", once=_ALL_FIELDS)] = ""
     max_document_bytes: Size = 0
-    exclude_overlap: Annotated[str, Option("LIST")] = ""
-    max_dead_letters: Share = 0.01
+    max_dead_letters: float = 0.01
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
@@ -224,6 +203,8 @@ class AlignOptions:
             )
         if STANDARD_INPUT in self.input and self.format == DATASET:
             raise OptionsError("--format dataset: a dataset is a folder; give its path or URL")
+        if not 0 <= self.max_dead_letters <= 1:
+            raise OptionsError(f"--max-dead-letters {self.max_dead_letters} is not in 0 .. 1")
         if not self.text_field:
             raise OptionsError("--text-field is empty; name the field that holds the text")
         if self.text_template and self.text_field != "text":

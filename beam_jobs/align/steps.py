@@ -21,7 +21,6 @@ from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.metadata import columns_of
-from beam_jobs.align.inputs.overlap import exclude_overlap
 from beam_jobs.align.inputs.parts import decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
@@ -95,8 +94,7 @@ class ReadBlocks(_JobStep):
                 yield from read_taken_ids(part)
             else:
                 count_lines = partial(keep_line_count, self._job.run_folder, part)
-                outcomes = read_part(part, self._job.rules, count_lines=count_lines)
-                yield from exclude_overlap(outcomes, self._job.overlap)
+                yield from read_part(part, self._job.rules, count_lines=count_lines)
 
 
 class AlignBucket(_JobStep):
@@ -152,7 +150,9 @@ class WriteManifest(_JobStep):
         records = [read_record(record, BucketRecord) for record in element[1]]
         records.sort(key=lambda record: record.bucket)
         dead_letters = self._write_dead_letters(records)
-        self._write(self._job.run_folder, SUMMARY_FILE, self._summary(records))
+        reused = sum(record.attempt != self._job.attempt for record in records)
+        summary = json.dumps({"reused_buckets": reused}).encode()
+        self._write(self._job.run_folder, SUMMARY_FILE, summary)
         if not self._job.generation or any(record.tars for record in records):
             manifest = make_manifest(records, dead_letters, self._job)
             self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
@@ -174,14 +174,6 @@ class WriteManifest(_JobStep):
         self._write(self._job.output, file, data)
         counts = dict(sorted(by_reason.items()))
         return DeadLetterRecord(file, sha256(data).hexdigest(), len(letters), counts)
-
-    def _summary(self, records: list[BucketRecord]) -> bytes:
-        summary = {
-            "student_reference_documents": sum(r.student_reference_documents for r in records),
-            "teacher_reference_documents": sum(r.teacher_reference_documents for r in records),
-            "reused_buckets": sum(r.attempt != self._job.attempt for r in records),
-        }
-        return json.dumps(summary).encode()
 
     def _write(self, folder: str, name: str, data: bytes) -> None:
         storage.write_atomically(storage.join(folder, name), data, scratch=self._job.run_folder)

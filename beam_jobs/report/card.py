@@ -45,11 +45,6 @@ def _growth(manifest: Manifest) -> dict[str, str]:
     return told
 
 
-def may_write(existing: bytes | None) -> bool:
-    """Whether a card may take the place of what is there."""
-    return existing is None or MARK.encode() in existing
-
-
 def _front_matter(manifest: Manifest) -> list[str]:
     count = manifest.totals["num_documents"]
     size = next((name for limit, name in _SIZES if count < limit), _LARGEST)

@@ -64,9 +64,7 @@ def _figure(
     for name, counts in series.items():
         for cells, count in zip(body, counts, strict=True):
             cells += [format_count(count), format_share(count, wholes[name])]
-    rows = [_row(cells, "td") for cells in body]
-    table = tag("table", tag("thead", _row(heading, "th")), tag("tbody", *rows))
-    values = tag("div", table, class_="scroll")
+    values = table(heading, body)
     if not can_draw():
         return tag("figure", tag("figcaption", title), values, class_="card")
     shares = {name: [n / (wholes[name] or 1) for n in counts] for name, counts in series.items()}
@@ -75,8 +73,15 @@ def _figure(
     return tag("figure", draw_svg(chart), hidden, class_="card")
 
 
-def _row(cells: Sequence[str], kind: str) -> Element:
-    return tag("tr", *(tag(kind, cell, class_="number") for cell in cells))
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
+    """Return a table of a text and numbers."""
+
+    def row(cells: Sequence[str], kind: str) -> Element:
+        numbers = (tag(kind, cell, class_="number") for cell in cells[1:])
+        return tag("tr", tag(kind, cells[0], class_="fact"), *numbers)
+
+    body = tag("tbody", *(row(cells, "td") for cells in rows))
+    return tag("div", tag("table", tag("thead", row(heading, "th")), body), class_="scroll")
 
 
 def _trim(

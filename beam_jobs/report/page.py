@@ -51,12 +51,10 @@ class SideSummary:
     Attributes:
         convention: which tokens stand around a text, in words.
         slow_reason: why the fast path was not taken, None where it was.
-        reference_documents: documents that took the reference path.
     """
 
     convention: str
     slow_reason: str | None = None
-    reference_documents: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
 
 
 def _heading(manifest: Manifest, run: RunSummary) -> Element:
-    student = tag("span", _short_source(manifest.student), class_="student")
-    teacher = tag("span", _short_source(manifest.teacher), class_="teacher")
+    student = tag("span", manifest.student.source, class_="student")
+    teacher = tag("span", manifest.teacher.source, class_="teacher")
     fingerprint = tag("span", manifest.fingerprint, class_="mono")
     return tag(
         "header",
@@ -193,7 +191,7 @@ def _dead_letters(manifest: Manifest) -> Element:
     ]
     return _panel(
         None,
-        _table(["reason", "documents", "share"], rows),
+        distributions.table(["reason", "documents", "share"], rows),
         tag("p", "Each is named in ", tag("code", letters.file), ".", class_="soft small"),
     )
 
@@ -212,7 +210,6 @@ def _tokenizer_facts(record: TokenizerRecord, side: SideSummary) -> Element:
             "End of document": _special(record.eos_token_id, record.adds_eos),
             "In training rows": side.convention,
             "Fast path": tag("span", state, class_="good" if fast else "warn"),
-            "Documents on the reference path": format_count(side.reference_documents),
         }
     )
 
@@ -254,7 +251,7 @@ def _shards(shards: Sequence[ShardRecord]) -> Element:
         for shard in shards
     ]
     summary = tag("summary", format_plural(len(shards), "shard"))
-    return _panel(None, tag("details", summary, _table(heading, rows)))
+    return _panel(None, tag("details", summary, distributions.table(heading, rows)))
 
 
 def _tables(*panels: Element) -> Element:
@@ -272,22 +269,3 @@ def _facts(facts: Mapping[str, Child], *, kind: str = "fact") -> Element:
         for name, value in facts.items()
     ]
     return tag("table", tag("tbody", *rows))
-
-
-def _table(heading: list[str], rows: list[list[str]]) -> Element:
-    """Return a table of a text and numbers."""
-
-    def row(cells: list[str], kind: str) -> Element:
-        numbers = (tag(kind, cell, class_="number") for cell in cells[1:])
-        return tag("tr", tag(kind, cells[0], class_="fact"), *numbers)
-
-    body = tag("tbody", *(row(cells, "td") for cells in rows))
-    table = tag("table", tag("thead", row(heading, "th")), body)
-    return tag("div", table, class_="scroll")
-
-
-def _short_source(record: TokenizerRecord) -> str:
-    parts = [part for part in record.source.rstrip("/").split("/") if part]
-    if parts and parts[-1] in ("tokenizer.json", "tokenizer.model"):
-        parts = parts[:-1] or parts
-    return parts[-1] if parts else record.source

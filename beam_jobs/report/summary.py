@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from beam_jobs import storage
-from beam_jobs.report.card import CARD_FILE, may_write, render_card
+from beam_jobs.report.card import CARD_FILE, MARK, render_card
 from beam_jobs.report.page import RunSummary, render_report
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_read
@@ -13,7 +13,6 @@ from pipeline.drawing.formatting import (
     format_count,
     format_duration,
     format_plural,
-    format_share,
     format_short,
 )
 from schemas.manifest import Manifest, totals_of
@@ -50,8 +49,7 @@ def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: s
 def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
     """Write the dataset card, unless a person wrote a `README.md` of their own."""
     path = storage.join(output, CARD_FILE)
-    existing = None if storage.num_bytes_of(path) is None else storage.read_bytes(path)
-    if may_write(existing):
+    if storage.num_bytes_of(path) is None or MARK.encode() in storage.read_bytes(path):
         card = render_card(count_read(Dataset(output, manifest)))
         storage.write_atomically(path, card.encode(), scratch=scratch)
 
@@ -73,8 +71,10 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
         f"  shards          {len(manifest.newest_shards)}, {format_bytes(totals['num_bytes'])}, "
         f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
         f"  dead letters    {_dead_letters(manifest)}",
-        f"  reference path  {_reference_path(run, documents)}",
     ]
+    for name, side in (("student", run.student), ("teacher", run.teacher)):
+        if side.slow_reason:
+            lines.append(f"  reference path  {name}: {side.slow_reason}")
     if run.reused_buckets:
         lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
     if manifest.generation:
@@ -91,11 +91,3 @@ def _dead_letters(manifest: Manifest) -> str:
     reasons = [f"{name} {format_count(n)}" for name, n in manifest.dead_letters.by_reason.items()]
     details = f" ({', '.join(reasons)})" if reasons else ""
     return f"{format_count(manifest.dead_letters.count)}{details}"
-
-
-def _reference_path(run: RunSummary, documents: int) -> str:
-    return ", ".join(
-        f"{name} {format_share(side.reference_documents, documents)} of documents"
-        + (f" ({side.slow_reason})" if side.slow_reason else "")
-        for name, side in (("student", run.student), ("teacher", run.teacher))
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,8 @@ _SAME = 0.1
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
-class FarShard:
-    """A shard unlike the rest.
-
-    Attributes:
-        record: of its sidecar.
-        mean: of its losses, nats.
-        others: the median of the other shards' means, nats.
-    """
+class FarShard(NamedTuple):
+    """A sidecar unlike the rest, the mean of its losses and the median of the others', in nats."""
 
     record: SidecarRecord
     mean: float

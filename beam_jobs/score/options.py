@@ -19,11 +19,8 @@ examples:
   # for training with rows of 2,048 student tokens; a GPU is used where there is one
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
 
-  # a quantised model in a file, on two processes of this machine with one thread each
-  vocag score aligned --teacher models/smollm2.gguf --seq-length 512 --threads 1 --workers 2
-
   # what would it take? a hundred documents, nothing written
-  vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --dry-run
+  vocag score aligned --teacher models/smollm2.gguf --seq-length 512 --threads 1 --dry-run
 
   # only what a run with the same --where reads
   vocag score aligned --teacher models/teacher --seq-length 2048 --where "language == 'en'"

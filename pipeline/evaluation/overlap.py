@@ -142,7 +142,7 @@ def check_overlap(
     held = f"{format_count(len(documents))} of {format_count(total)}"
     yield f"{held} documents hold one; wrote {path}"
     if documents:
-        yield f"to leave them out: vocag align … --exclude-overlap {path}"
+        yield f"to leave them out: vocag remove … --ids {path}"
 
 
 def parts_of(item: Item) -> dict[str, str]:

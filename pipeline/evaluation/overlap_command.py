@@ -13,7 +13,7 @@ _EPILOG = """\
 examples:
   vocag overlap aligned --output overlap
       Look for the nine sets' questions, from math-evaluation-harness's files.
-  vocag align --input data/*.jsonl --exclude-overlap overlap/overlap.jsonl --output clean …
+  vocag remove aligned --ids overlap/overlap.jsonl
       Leave out the documents that hold one.
 
 output: overlap.jsonl, a line for each document and question."""

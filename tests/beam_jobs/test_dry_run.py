@@ -214,7 +214,7 @@ def test_a_document_above_the_sample_is_told(
     assert found
     opened = open_input(options)
     sample = sample_input(opened.files, opened.rules, sampling.ESTIMATE)
-    on_their_way = estimate_volume(sample, opened).input.num_block_bytes
+    on_their_way = estimate_volume(sample, opened)[0].num_block_bytes
     assert on_their_way == pytest.approx(len(text), rel=0.05)
     assert main(command_line(options)) == 0
     totals = read_manifest(str(tmp_path / "out")).totals

@@ -157,7 +157,7 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_bytes(LINES[0])
     (folder / "link.jsonl").symlink_to(tmp_path / "nowhere")
     (folder / "loop.jsonl").symlink_to(folder / "loop.jsonl")
-    with pytest.raises(InputError, match=r"link\.jsonl is a link .*nowhere, .*loop\.jsonl is a l"):
+    with pytest.raises(InputError, match=r"link\.jsonl is a link .*nowhere, "):
         find_inputs([f"{folder}/*.jsonl"])
     for name in ("link.jsonl", "loop.jsonl"):
         with pytest.raises(InputError, match=rf"{name} is a link to"):

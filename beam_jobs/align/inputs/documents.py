@@ -38,7 +38,6 @@ class Reason(StrEnum):
     TEXT_LOST = "text_lost"
     DUPLICATE_ID = "duplicate_id"
     KNOWN_ID = "known_id"
-    OVERLAP = "overlap"
     TOKENIZATION_FAILED = "tokenization_failed"
 
 

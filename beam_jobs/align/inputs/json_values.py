@@ -33,13 +33,11 @@ class JsonValue(NamedTuple):
         position: byte at which it starts.
         num_bytes: its length.
         data: its bytes, None where it is longer than allowed.
-        line: at which it starts, counted from 1.
     """
 
     position: int
     num_bytes: int
     data: bytes | None
-    line: int
 
 
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
@@ -100,7 +98,6 @@ class _Window:
         self._file = file
         self._buffer = bytearray()
         self._dropped = 0
-        self._counted, self._line = 0, 1  # up to which place line ends were counted, and to what
 
     @property
     def position(self) -> int:
@@ -123,14 +120,13 @@ class _Window:
 
     def take_value(self, first: bytes, max_bytes: int) -> JsonValue:
         """Return the value that starts here; of one that is too long only its length."""
-        position, line, is_scalar = self.position, self._count_lines(), first not in b'{["'
+        position, is_scalar = self.position, first not in b'{["'
         state = np.zeros(3, np.int64)
         while not (is_scalar and self._pass_scalar()) and not (
             not is_scalar and self._pass_nested(state)
         ):
             if self.position - position > max_bytes:
-                self._count_lines()
-                del self._buffer[: self.at]  # counted, not kept
+                del self._buffer[: self.at]
                 self._dropped, self.at = self._dropped + self.at, 0
             start = max(0, position - self._dropped)
             if not self._fetch(keep_from=start):
@@ -141,16 +137,7 @@ class _Window:
         start = position - self._dropped
         is_whole = start >= 0 and num_bytes <= max_bytes
         data = bytes(self._buffer[start : self.at]) if is_whole else None
-        return JsonValue(position, num_bytes, data, line)
-
-    def _count_lines(self, end: int | None = None) -> int:
-        """Count on, to here or to a place in the buffer that will be let go; return the line."""
-        end = self.at if end is None else end
-        start = self._counted - self._dropped
-        if end > start:
-            self._line += self._buffer.count(b"\n", start, end)
-            self._counted += end - start
-        return self._line
+        return JsonValue(position, num_bytes, data)
 
     def _pass_scalar(self) -> bool:
         found = _AFTER_SCALAR.search(self._buffer, self.at)
@@ -165,7 +152,6 @@ class _Window:
     def _fetch(self, *, keep_from: int | None = None) -> bool:
         """Read on; what stands before `keep_from`, or before here, is let go."""
         kept = self.at if keep_from is None else keep_from
-        self._count_lines(kept)
         del self._buffer[:kept]
         self._dropped += kept
         self.at -= kept

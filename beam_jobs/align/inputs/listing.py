@@ -14,7 +14,6 @@ from beam_jobs.errors import InputError
 WILDCARD = re.compile(r"[*?\[]")
 """What makes a glob of a path."""
 
-_MAX_NAMED = 3
 _DATASET_STATE = "state.json"
 _DATASET_SPLITS = "dataset_dict.json"
 
@@ -45,14 +44,10 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
     paths = [pattern] if is_plain else sorted(_walk(pattern))
     if not any(map(os.path.lexists, paths)):
         raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
-    reasons = {path: _why_not_a_file(path) for path in paths}
-    refused = [f"{path} is {why}" for path, why in reasons.items() if why]
-    if refused:
-        rest = len(refused) - _MAX_NAMED
-        more = f", and {rest} more such" if rest > 0 else ""
-        raise InputError(
-            f"{'; '.join(refused[:_MAX_NAMED])}{more}: remove it, mend it, or narrow --input"
-        )
+    for path in paths:
+        why = _why_not_a_file(path)
+        if why:
+            raise InputError(f"{path} is {why}: remove it, mend it, or narrow --input")
     for path in paths:
         status = os.stat(path)
         yield FoundFile(path, status.st_size, status.st_mtime_ns)

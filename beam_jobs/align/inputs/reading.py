@@ -130,9 +130,9 @@ def _read_json_values(data: BinaryIO, source: str, rules: ReadingRules) -> Itera
         for value in split_values(data, rules.max_line_bytes):
             end = value.position + value.num_bytes
             if value.data is None:
-                yield _too_long(source, value.position, value.num_bytes, rules, value.line)
+                yield _too_long(source, value.position, value.num_bytes, rules)
             else:
-                yield _parse_line(source, value.position, value.data, rules, value.line)
+                yield _parse_line(source, value.position, value.data, rules)
     except DAMAGE as error:
         yield _damaged(source, end, error)
 
@@ -158,7 +158,7 @@ def _skip_line(data: BinaryIO) -> int:
 
 
 def _parse_line(
-    source: str, position: int, line: bytes, rules: ReadingRules, number: int
+    source: str, position: int, line: bytes, rules: ReadingRules, number: int | None = None
 ) -> Outcome:
     if position == 0:
         line = line.removeprefix(BYTE_ORDER_MARK)
@@ -188,7 +188,7 @@ def _parse_with_nan(line: bytes) -> Any:
 
 
 def _too_long(
-    source: str, position: int, num_bytes: int, rules: ReadingRules, line: int
+    source: str, position: int, num_bytes: int, rules: ReadingRules, line: int | None = None
 ) -> DeadLetter:
     detail = (
         f"line of {num_bytes} bytes exceeds {LINE_BYTES_PER_TEXT_BYTE} times --max-document-bytes "

@@ -66,7 +66,7 @@ def test_a_dataset_with_test_questions_is_found_out(
     assert len(found["words"].split()) == NUM_WORDS
     text = capsys.readouterr().out
     assert "1 of 13 documents hold one" in text
-    assert "--exclude-overlap" in text
+    assert "vocag remove … --ids" in text
     remove_documents(tmp_path / "aligned", "forum/7")
     assert main([*command, "--output", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "overlap.jsonl").read_text("utf-8") == ""
