@@ -244,14 +244,6 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
     assert digests(tmp_path) == digests(reference)
 
 
-def test_what_a_killed_attempt_read_is_removed(tmp_path: Path) -> None:
-    folder = tmp_path / ".vocag-0"
-    start_run(str(folder), {"name": "a"})
-    (folder / "blocks-0.bin").write_bytes(b"left by a killed job")
-    start_run(str(folder), {"name": "a"})
-    assert {path.name for path in folder.iterdir()} == {"configuration.json"}
-
-
 @pytest.mark.parametrize("name", ["configuration.json", "summary.json"])
 def test_a_cut_file_of_an_interrupted_run_is_named_with_its_remedy(
     name: str, tmp_path: Path

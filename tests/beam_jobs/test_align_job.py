@@ -24,7 +24,6 @@ from beam_jobs.align.command import align
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.options import parse_size
 from beam_jobs.errors import InputError, OptionsError
-from beam_jobs.running.runners import make_beam_options
 from pipeline.dataset.reading import read_manifest
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import decode_index
@@ -38,7 +37,6 @@ from tests.support.corpus import (
     command_line,
     digests,
     json_line,
-    make_text,
     reference_dataset,
 )
 
@@ -223,15 +221,6 @@ def test_the_output_of_another_configuration_is_not_touched(tmp_path: Path) -> N
         align(align_options(small, output))
 
 
-def test_kept_text_is_in_the_samples(tmp_path: Path) -> None:
-    texts = {f"doc-{n}": make_text(n) for n in range(5)}
-    lines = [json_line(name, text) for name, text in texts.items()]
-    corpus = Corpus(_one_file(tmp_path, lines), texts)
-    align(align_options(corpus, tmp_path / "out", keep_text=True))
-    found = {d.document_id: d.text for d in read_documents(tmp_path / "out")}
-    assert found == {name: text.encode() for name, text in texts.items()}
-
-
 def test_a_corpus_without_documents(tmp_path: Path) -> None:
     blank = Corpus(_one_file(tmp_path, [b"\n", b"  \n"]))
     with pytest.raises(InputError, match="the input holds no document"):
@@ -287,11 +276,6 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(
 )
 def test_sizes(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
-
-
-def test_the_main_session_is_never_saved() -> None:
-    options = make_beam_options(["--save_main_session", "--runner=DirectRunner"])
-    assert options.get_all_options()["save_main_session"] is False
 
 
 def _group_a_path() -> None:

@@ -72,15 +72,6 @@ def test_a_dataset_grows_and_what_was_there_stays(tmp_path: Path) -> None:
     assert "added 20 documents" in report
 
 
-def test_equal_to_aligning_everything_at_once(tmp_path: Path) -> None:
-    """Documents are the same; which shard holds them is not."""
-    grow(tmp_path / "grown", "a", FIRST)
-    grow(tmp_path / "grown", "b", SECOND)
-    grow(tmp_path / "grown", "c", ["c0"])
-    grow(tmp_path / "whole", "all", [*FIRST, *SECOND, "c0"])
-    assert documents(tmp_path / "grown/aligned") == documents(tmp_path / "whole/aligned")
-
-
 def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "aligned"
     grow(tmp_path, "a", FIRST)

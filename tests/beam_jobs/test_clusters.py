@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align.__main__ import main
 from beam_jobs.errors import OptionsError
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
 from beam_jobs.runs import require_shared, start_run
-from tests.support.corpus import align_options, command_line, reference_dataset
 from tests.support.servers import free_port
 
 DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
@@ -122,17 +120,6 @@ def test_a_place_that_workers_can_t_find_is_refused(
 def test_a_runner_inside_the_launcher_takes_relative_places() -> None:
     for runner in ("DirectRunner", DASK, "PrismRunner"):
         require_cluster(make_beam_options([f"--runner={runner}"]), {"--output": ["aligned"]})
-
-
-def test_the_command_refuses_before_it_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    corpus, _ = reference_dataset()
-    output = tmp_path / "out"
-    arguments = command_line(align_options(corpus, output, "--runner=PortableRunner"))
-    assert main(arguments) == 2
-    assert "needs --job_endpoint" in capsys.readouterr().err
-    assert not output.exists()
 
 
 def test_a_worker_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:

@@ -169,15 +169,8 @@ def test_every_compression_and_its_cuts(tmp_path: Path, suffix: str) -> None:
     altered[len(altered) // 4] ^= 0xFF
     path.write_bytes(altered)
     assert read(path)[-1].reason in (Reason.UNREADABLE_INPUT, Reason.BAD_JSON)
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_damaged_second_stream_is_no_padding(tmp_path: Path, suffix: str) -> None:
-    """`bz2.open` and `lzma.open` leave it out and say nothing."""
-    lines = [json.dumps(record).encode() + b"\n" for record in RECORDS]
-    first, second = COMPRESS[suffix](b"".join(lines[:20])), COMPRESS[suffix](b"".join(lines[20:]))
-    path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(first + b"?" + second[1:])
+    # `bz2.open` and `lzma.open` leave a damaged second stream out and say nothing.
+    path.write_bytes(stored[:first] + b"?" + stored[first + 1 :])
     *documents, last = read(path)
     assert texts_of(documents) == TEXTS[:20]
     assert last.reason == Reason.UNREADABLE_INPUT
@@ -186,7 +179,7 @@ def test_a_damaged_second_stream_is_no_padding(tmp_path: Path, suffix: str) -> N
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_small_file_of_a_huge_text_is_not_held_whole(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(COMPRESS[suffix](bytes(64 << 20)))
+    path.write_bytes(COMPRESS[suffix](bytes(32 << 20)))
     assert path.stat().st_size < 1 << 17
     tracemalloc.start()
     (letter,) = read(path, ReadingRules(max_document_bytes=1 << 20))
@@ -196,7 +189,7 @@ def test_a_small_file_of_a_huge_text_is_not_held_whole(tmp_path: Path, suffix: s
     assert peak < 16 << 20
 
 
-@pytest.mark.parametrize("name", ["paper.tex", "README.md", "Makefile", "a.html.gz"])
+@pytest.mark.parametrize("name", ["README.md", "a.html.gz"])
 def test_any_name_can_be_read_as_text(tmp_path: Path, name: str) -> None:
     data = TEXTS[0].encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -268,7 +261,7 @@ def test_a_cut_arrow_file_never_passes_for_a_whole_one(tmp_path: Path, is_stream
     table = pa.table({"text": TEXTS})
     data = write_arrow(path, table, is_stream=is_stream)
     kept = set()
-    for num_bytes in range(0, len(data), 8):
+    for num_bytes in range(0, len(data), 24):
         path.write_bytes(data[:num_bytes])
         *documents, last = read(path)
         assert texts_of(documents) == TEXTS[: len(documents)]

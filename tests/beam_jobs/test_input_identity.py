@@ -67,42 +67,43 @@ def test_a_copy_of_the_input_is_the_same_input(
     assert digests(tmp_path / "fresh") == digests(output), "times are nowhere in the dataset"
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 1000, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 20])
+@pytest.mark.parametrize("num_bytes", [0, 1, 1 << 18, 3 << 20])
 def test_content_covers_both_ends_and_everything_of_small_files(
     tmp_path: Path, num_bytes: int
 ) -> None:
     data = bytearray(os.urandom(num_bytes))
     path = tmp_path / "a"
-    path.write_bytes(data)
-    content = content_of(str(path), num_bytes)
+
+    def content() -> str:
+        path.write_bytes(data)
+        return content_of(str(path), num_bytes)
+
+    whole = content()
     places = {0, num_bytes // 2, num_bytes - 1} if num_bytes <= 1 << 18 else {0, num_bytes - 1}
     for place in places if num_bytes else ():
         data[place] ^= 1
-        path.write_bytes(data)
-        assert content_of(str(path), num_bytes) != content
+        assert content() != whole
         data[place] ^= 1
-    path.write_bytes(data)
-    assert content_of(str(path), num_bytes) == content
+    assert content() == whole
 
 
-@pytest.mark.parametrize("damage", ["remove a shard", "cut an index", "remove a tokenizer"])
-def test_a_dataset_that_lost_files_is_not_finished(tmp_path: Path, damage: str) -> None:
+def test_a_dataset_that_lost_files_is_not_finished(tmp_path: Path) -> None:
     corpus = small_corpus(tmp_path / "corpus")
     output = tmp_path / "out"
     manifest = align(align_options(corpus, output))
-    if damage == "remove a shard":
-        (output / manifest.shards[0].file).unlink()
-    elif damage == "cut an index":
-        index = output / manifest.shards[0].index_file
-        index.write_bytes(index.read_bytes()[:-1])
-    else:
-        (output / manifest.teacher.file).unlink()
-    with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut"):
-        align(align_options(corpus, output))
+    for name in (manifest.shards[0].file, manifest.shards[0].index_file, manifest.teacher.file):
+        data = (output / name).read_bytes()
+        if name == manifest.teacher.file:
+            (output / name).unlink()
+        else:
+            (output / name).write_bytes(data[:-1])
+        with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut"):
+            align(align_options(corpus, output))
+        (output / name).write_bytes(data)
 
 
 @pytest.mark.parametrize("change", ["cut", "grown", "rewritten", "removed"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz"])
 def test_an_input_that_changes_while_it_is_read_is_an_error(
     tmp_path: Path, name: str, change: str
 ) -> None:
@@ -175,14 +176,6 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
     (folder / "s.jsonl").unlink()
     (file,) = find_inputs([f"{folder}/*"])
     assert file.source == "a.jsonl"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(LINES[0])
-    (tmp_path / "a.jsonl").chmod(0)
-    with pytest.raises(InputError, match=r"a\.jsonl is not readable for you"):
-        find_inputs([f"{tmp_path}/*"])
 
 
 def align_input(monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes) -> int:

@@ -8,15 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.align.command import align, describe
+from beam_jobs.align.command import align
 from beam_jobs.align.inputs.documents import MetadataField, UnusableError
 from beam_jobs.align.inputs.metadata import fit_value, parse_metadata, settle_columns
 from beam_jobs.align.opened import reading_rules
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import InputError, OptionsError
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.groups import count_by
-from pipeline.explore.command import main as explore
 from pipeline.validate.dataset import validate_dataset
 from schemas.manifest import MetadataColumn, MetadataType
 from tests.support.datasets import byte_level
@@ -86,29 +84,6 @@ def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
     assert validate_dataset(str(tmp_path / "out-rows.parquet")).findings == ()
 
 
-def test_documents_are_counted_by_a_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_rows(tmp_path)
-    manifest = align(options(tmp_path, "rows.jsonl"))
-    output = str(tmp_path / "out-rows.jsonl")
-    groups = count_by(open_dataset(output), "source")
-    assert {group.value: group.num_documents for group in groups} == {"web": 2, "数学": 1, None: 1}
-    for name in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
-        assert sum(getattr(group, name) for group in groups) == manifest.totals[name]
-    statistics = manifest.statistics
-    assert sum(group.num_mapped for group in groups) == statistics["num_mapped"]
-    iou_sum = sum(group.byte_iou_sum for group in groups)
-    assert iou_sum == pytest.approx(statistics["byte_iou_sum"], rel=1e-6)
-    capsys.readouterr()
-    assert explore(["info", output, "--by", "source"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["source", "documents"]
-    assert {tuple(line.split()[:2]) for line in lines} >= {("web", "2"), ("(none)", "1")}
-    assert explore(["info", output, "--by", "score"]) == 2
-    assert 'no metadata "score": it has source (string), meta.score' in capsys.readouterr().err
-
-
 def test_a_value_that_does_not_fit_makes_a_dead_letter(tmp_path: Path) -> None:
     records = [
         {"id": str(number), "text": "a text", "score": number / 8} for number in range(140)
@@ -124,19 +99,6 @@ def test_a_value_that_does_not_fit_makes_a_dead_letter(tmp_path: Path) -> None:
     assert letter["detail"] == '"score" is of type str here, its column holds float64'
 
 
-def test_other_metadata_is_another_dataset(tmp_path: Path) -> None:
-    write_rows(tmp_path)
-    align(options(tmp_path, "rows.jsonl"))
-    with pytest.raises(OptionsError, match=r"metadata is 'source,.*' there and 'source' here"):
-        align(options(tmp_path, "rows.jsonl", metadata="source"))
-
-
-def test_a_dry_run_tells_the_types(tmp_path: Path) -> None:
-    write_rows(tmp_path)
-    shown = describe(options(tmp_path, "rows.jsonl"))
-    assert "metadata        source string, meta.score float64, year int64, good bool" in shown
-
-
 def test_a_field_that_nobody_has(tmp_path: Path) -> None:
     write_rows(tmp_path)
     with pytest.raises(InputError, match=r'none of the first 4 documents has a value of "scor"'):
@@ -144,51 +106,40 @@ def test_a_field_that_nobody_has(tmp_path: Path) -> None:
     assert not (tmp_path / "out-rows.jsonl" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "expected"),
-    [
-        ("string", "", ""),
-        ("int64", 2.0, 2),
-        ("int64", -(1 << 63), -(1 << 63)),
-        ("float64", 3, 3.0),
-        ("float64", float("inf"), float("inf")),
-        ("bool", False, False),
-        *((kind, value, None) for kind in ("string", "bool") for value in (None, float("nan"))),
-    ],
-)
-def test_what_fits(kind: MetadataType, value: Any, expected: Any) -> None:
-    found = fit_value(MetadataField("x", kind), value, is_text=False)
-    assert (found, type(found)) == (expected, type(expected))
+MISFIT = object()
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("kind", "is_text", "value", "expected"),
     [
-        *(("string", value) for value in (1, True, ["a"], b"a")),
-        *(("int64", value) for value in ("1", True, 1.5, 1 << 63, 1e300)),
-        *(("float64", value) for value in ("1", False, (1 << 53) + 1)),
-        *(("bool", value) for value in (0, "true", 1.0)),
+        ("string", False, "", ""),
+        ("int64", False, 2.0, 2),
+        ("int64", False, -(1 << 63), -(1 << 63)),
+        ("float64", False, 3, 3.0),
+        ("float64", False, float("inf"), float("inf")),
+        ("bool", False, False, False),
+        *((kind, False, v, None) for kind in ("string", "bool") for v in (None, float("nan"))),
+        *(("string", False, value, MISFIT) for value in (1, True, ["a"], b"a")),
+        *(("int64", False, value, MISFIT) for value in ("1", True, 1.5, 1 << 63, 1e300)),
+        *(("float64", False, value, MISFIT) for value in ("1", False, (1 << 53) + 1)),
+        *(("bool", False, value, MISFIT) for value in (0, "true", 1.0)),
+        ("int64", True, "-12", -12),
+        ("int64", True, "9007199254740993", 9007199254740993),
+        ("float64", True, "1e-3", 0.001),
+        ("bool", True, "False", False),
+        ("string", True, "7", "7"),
+        ("string", True, "", None),
     ],
 )
-def test_what_does_not_fit(kind: MetadataType, value: Any) -> None:
-    with pytest.raises(UnusableError, match=r'"x" is of type .* its column holds'):
-        fit_value(MetadataField("x", kind), value, is_text=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "expected"),
-    [
-        ("int64", "-12", -12),
-        ("int64", "9007199254740993", 9007199254740993),
-        ("float64", "1e-3", 0.001),
-        ("bool", "False", False),
-        ("string", "7", "7"),
-        ("string", "", None),
-    ],
-)
-def test_csv_is_read_as_its_column(kind: MetadataType, text: str, expected: Any) -> None:
-    found = fit_value(MetadataField("x", kind), text, is_text=True)
-    assert (found, type(found)) == (expected, type(expected))
+def test_what_fits(kind: MetadataType, is_text: bool, value: Any, expected: Any) -> None:
+    """Files of text, such as CSV, are read as what their column holds."""
+    field = MetadataField("x", kind)
+    if expected is MISFIT:
+        with pytest.raises(UnusableError, match=r'"x" is of type .* its column holds'):
+            fit_value(field, value, is_text=is_text)
+    else:
+        found = fit_value(field, value, is_text=is_text)
+        assert (found, type(found)) == (expected, type(expected))
 
 
 def test_what_an_option_may_say() -> None:

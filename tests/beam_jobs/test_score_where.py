@@ -1,6 +1,5 @@
 """Scoring some documents only: what is stored is theirs, and rows that hold others are refused."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -81,15 +80,6 @@ def test_rows_of_documents_that_were_not_scored_are_refused(world: Path, where: 
         open_part(world, where)
 
 
-def test_a_document_without_losses_is_named_where_it_is_read(world: Path) -> None:
-    rows = open_part(world)
-    assert rows.datasets[0]._losses is not None
-    index, kept = select_documents(rows.dataset, WHERE).read(0)
-    other = int(np.flatnonzero(~kept & (index.num_teacher_tokens > 0))[0])
-    with pytest.raises(ForeignLossesError, match=rf"0 losses of document {other} of .*not scored"):
-        rows.datasets[0]._losses.read(other, 0, 1)
-
-
 def test_what_was_not_scored_is_no_finding_and_what_is_missing_is_one(world: Path) -> None:
     dataset = open_dataset(world / "data")
     findings = check_scores(dataset, teacher=str(world / "teacher"))
@@ -114,23 +104,6 @@ def test_the_same_job_finds_itself_finished_and_says_what_it_would_do(
     assert f"teacher tokens in {sum(kept)} documents" in told
     assert f"where           {WHERE}" in told
     assert f"tried           {sum(kept)} documents" in told
-
-
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("rating > 3", r"where rating > 3: .*the columns are"),
-        ("year > 3000", r"no document of .*data is left where year > 3000"),
-    ],
-)
-def test_conditions_that_can_t_be_used_are_refused_before_the_teacher_is_loaded(
-    world: Path, where: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted((world / "data").iterdir())
-    assert main(score_arguments(world, "--where", where)) == 2
-    assert sorted((world / "data").iterdir()) == before
-    captured = capsys.readouterr()
-    assert re.search(message, captured.err + captured.out)
 
 
 def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_path: Path) -> None:
