@@ -119,35 +119,6 @@ def chunk_of_token(num_tokens: int, num_chunks: int) -> NDArray[np.int64]:
     return np.arange(num_tokens, dtype=np.int64) * num_chunks // max(num_tokens, 1)
 
 
-def chunk_spans(
-    num_student_tokens: int, num_teacher_tokens: int, num_chunks: int
-) -> NDArray[np.int64]:
-    """Map each student token to all teacher tokens in the chunk of the same number.
-
-    Args:
-        num_student_tokens: T_student.
-        num_teacher_tokens: T_teacher.
-        num_chunks: equal chunks that both sequences are cut into.
-
-    Returns:
-        teacher_spans, int64 [T_student, 2].
-
-    Raises:
-        AlignmentError: fewer than one chunk.
-
-    Example:
-        >>> chunk_spans(4, 2, 2).tolist()
-        [[0, 1], [0, 1], [1, 2], [1, 2]]
-
-    Source: the chunking baseline of section 2.
-    """
-    if num_chunks < 1:
-        raise AlignmentError(f"num_chunks is {num_chunks}; it must be at least 1")
-    edges = -(-np.arange(num_chunks + 1, dtype=np.int64) * num_teacher_tokens // num_chunks)
-    chunk = chunk_of_token(num_student_tokens, num_chunks)
-    return np.stack([edges[chunk], edges[chunk + 1]], axis=1)
-
-
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
     """Return the documents where one side's tokens cover no byte and the other's some."""
     bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)

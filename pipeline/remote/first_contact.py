@@ -7,6 +7,7 @@ and for credentials alike. A machine without a network should say so in seconds,
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from vocag_cli import install
 
@@ -73,9 +74,12 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
     store = store_of(url)
     if store is None or store in _answered:
         return
-    _require_client(store)
-    ask = look_at or _look_at
+    import fsspec  # a tenth of a second, which who loads a local tokenizer need not wait
+
+    scheme, ask = store.partition("://")[0], look_at or _look_at
     try:
+        with suppress(ValueError):  # a scheme that it does not know, of which its user says more
+            fsspec.get_filesystem_class(scheme)  # it reads datasets, whoever has written them
         answer_of(lambda: ask(url), of=store)
     except (FileNotFoundError, PermissionError):  # an answer, too
         pass
@@ -83,6 +87,8 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
         raise
     except Exception as error:  # clients raise types of their own
         reason = str(error).strip().split("\n")[0] or "no reason given"
+        if isinstance(error, ImportError) and scheme in _EXTRAS:
+            reason += f": {install(_EXTRAS[scheme])}"
         raise NoAnswerError(f"{store} can't be used: {type(error).__name__}: {reason}") from error
     _answered.add(store)
 
@@ -100,23 +106,8 @@ def store_of(url: str) -> str | None:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
-def _require_client(store: str) -> None:
-    """Check that fsspec has a client: datasets are read by it, whoever has written them."""
-    import fsspec
-
-    scheme = store.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(scheme)
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        remedy = f": {install(extra)}" if extra else ""
-        raise NoAnswerError(f"{store} can't be used: {error}{remedy}") from error
-    except ValueError:  # a scheme that fsspec does not know, of which its user has more to say
-        pass
-
-
 def _look_at(url: str) -> None:
-    import fsspec  # a tenth of a second, which who loads a local tokenizer need not wait
+    import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(url)
     filesystem.info(path)

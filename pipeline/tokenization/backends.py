@@ -32,7 +32,7 @@ from pipeline.tokenization.definition import (
     spells_spaces,
     spells_text,
 )
-from pipeline.tokenization.offsets import byte_positions
+from pipeline.tokenization.offset_proof import byte_positions
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile
 
 Report = tuple[NDArray[np.uint32], NDArray[np.int64]]

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 from pipeline.batches import Ranges, TokenBatch, without_failures
 from pipeline.tokenization.backends import Encoded, LibraryError, Reference
 from pipeline.tokenization.normalization import Rewriting, follow_normalizer
-from pipeline.tokenization.offset_proof import find_unproven
-from pipeline.tokenization.offsets import byte_positions, mend_offsets
+from pipeline.tokenization.offset_proof import byte_positions, find_unproven, mend_offsets
 from pipeline.tokenization.vocabulary_table import VocabularyTable
 from schemas.document import tiles_text
 
 _WORD = re.compile(r"\S+")
-_WHITE_SPACE = b" \t\n\x0b\x0c\r"
 
 
 class ReferencePath:
@@ -198,8 +196,8 @@ def _spelled_from(spelled: bytes, text: bytes) -> int | None:
     """
     if spelled in (text, b" " + text):
         return len(text) - len(spelled)
-    core = spelled.strip(_WHITE_SPACE)
-    if core != text.strip(_WHITE_SPACE):
+    core = spelled.strip()
+    if core != text.strip():
         return None
     head, tail = _ends(spelled)
     text_head, text_tail = _ends(text)
@@ -211,9 +209,7 @@ def _spelled_from(spelled: bytes, text: bytes) -> int | None:
 
 def _ends(text: bytes) -> tuple[bytes, bytes]:
     """Return the white space at both ends of a text."""
-    stripped_start = text.lstrip(_WHITE_SPACE)
-    stripped_end = text.rstrip(_WHITE_SPACE)
-    return text[: len(text) - len(stripped_start)], text[len(stripped_end) :]
+    return text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
 
 
 def _words_around(ranges: NDArray[np.int64], text: str) -> NDArray[np.int64]:

@@ -78,7 +78,12 @@ def find_tokenizer(source: str) -> TokenizerFile:
     if path.is_file():
         return _read(source, path)
     if _REPOSITORY.fullmatch(source) and path.suffix not in _FILE_SUFFIXES:
-        return _read(source, _download(source))
+        try:
+            return _read(source, download_file(source, HUB_FILES))
+        except HubError as error:
+            raise TokenizerError(
+                f'tokenizer "{source}": no such file or folder, and {error}'
+            ) from error
     raise TokenizerError(
         f'tokenizer "{source}": no such file or folder, and no Hugging Face repository name '
         "(owner/name, or a name such as gpt2); name one of the three"
@@ -100,29 +105,16 @@ def _file_in_folder(folder: Path) -> Path:
     )
 
 
-def _download(source: str) -> Path:
-    try:
-        return download_file(source, HUB_FILES)
-    except HubError as error:
-        raise TokenizerError(
-            f'tokenizer "{source}": no such file or folder, and {error}'
-        ) from error
-
-
 def _read(source: str, path: Path) -> TokenizerFile:
+    """Return a file as the library reads it that can."""
     data = path.read_bytes()
     try:
-        return _recognise(source, data, path)
+        if data[:64].lstrip()[:1] in (b"{", b"["):
+            return _tokenizer_json(source, data, path)
+        if is_tiktoken(data):
+            return _converted(source, convert_tiktoken(data))
     except RankFileError as error:
         raise TokenizerError(f'tokenizer "{source}": {path.name}: {error}') from error
-
-
-def _recognise(source: str, data: bytes, path: Path) -> TokenizerFile:
-    """Return a file as the library reads it that can."""
-    if data[:64].lstrip()[:1] in (b"{", b"["):
-        return _tokenizer_json(source, data, path)
-    if is_tiktoken(data):
-        return _converted(source, convert_tiktoken(data))
     if ".model" in path.name:
         return TokenizerFile(source, "sentencepiece", data)
     raise TokenizerError(

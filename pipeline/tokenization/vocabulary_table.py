@@ -95,12 +95,10 @@ class VocabularyTable:
         Where a token covers fewer bytes than it stands for, the last ones are the text's: a dummy
         prefix is in the vocabulary and not in the text.
         """
-        if input_ids.max(initial=0) >= len(self.entries):
+        ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
+        widths = ends - byte_offsets[:, 0]
+        if ids.max(initial=0) >= len(self.entries) or (self._lengths[ids] < widths).any():
             return None
-        spelled = [self.entries[token_id] for token_id in input_ids.tolist()]
-        excess = self._lengths[input_ids] - np.diff(byte_offsets).ravel()
-        if excess.min(initial=0) < 0:
-            return None
-        for place in np.flatnonzero(excess).tolist():
-            spelled[place] = spelled[place][excess[place] :]
-        return b"".join(spelled)
+        places = np.arange(widths.sum()) + np.repeat(self._cu_flat[ids + 1] - ends, widths)
+        text: NDArray[np.uint8] = self._flat[places]
+        return text.tobytes()

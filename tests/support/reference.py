@@ -64,14 +64,6 @@ def reference_ratios(student: Range, teacher: Sequence[Range]) -> tuple[float, f
     return len(own & mapped) / len(own | mapped), len(own & mapped) / len(own)
 
 
-def reference_chunks(num_tokens: int, num_chunks: int) -> list[list[int]]:
-    """Return the tokens of each of `num_chunks` equal chunks: token t lies in chunk t·C // T."""
-    chunks: list[list[int]] = [[] for _ in range(num_chunks)]
-    for token in range(num_tokens):
-        chunks[token * num_chunks // num_tokens].append(token)
-    return chunks
-
-
 def spelled_offsets(pieces: Sequence[bytes], text: bytes) -> list[Range] | None:
     """Return ranges of tokens that spell the text, or None where they don't.
 

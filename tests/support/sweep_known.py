@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from pipeline.remote.user_cache import cache_folder
 from pipeline.tokenization import load_tokenizer
@@ -17,7 +16,7 @@ from pipeline.tokenization.comparison import differing_splits, splits_ascii_alik
 from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
 from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
-from tests.support.tokenizer_zoo import KNOWN, Definition
+from tests.support.tokenizer_zoo import KNOWN
 
 NORMALIZERS = {"qwen2": (None, "NFC"), "qwen35": ("NFC",)}
 
@@ -44,22 +43,12 @@ def sweeps() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, patterns in SPLIT_PATTERNS.items():
         for normalizer in NORMALIZERS.get(name, (None,)):
             copied = byte_level(patterns, normalizer)
-            yield f"splits of {name}, {normalizer}", partial(split, copied)
+            copy = show_splits(copied)
+            assert copy is not None
+            yield f"splits of {name}, {normalizer}", partial(splits_ascii_alike, copied)
+            yield f"splits of {name}, {normalizer}", partial(differing_splits, copy)
     for name, path in KNOWN.items():
-        yield f"ids of {name}", partial(ids, path)
-
-
-def split(definition: Definition) -> None:
-    """Sweep a kind of tokenizer."""
-    copy = show_splits(definition)
-    assert copy is not None
-    assert splits_ascii_alike(definition)
-    differing_splits(copy)
-
-
-def ids(path: Path) -> None:
-    """Sweep one tokenizer."""
-    assert load_tokenizer(str(path)).differing is not None
+        yield f"ids of {name}", partial(lambda path: load_tokenizer(str(path)).differing, path)
 
 
 if __name__ == "__main__":

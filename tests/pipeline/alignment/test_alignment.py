@@ -11,7 +11,6 @@ from pipeline.alignment import (
     align_batch,
     align_tokens,
     chunk_of_token,
-    chunk_spans,
 )
 from pipeline.alignment.kernels import find_cut_points
 from pipeline.batches import Ranges, SourceDocument, TokenBatch
@@ -28,7 +27,6 @@ from tests.support.reference import (
     Range,
     algorithm_1,
     is_cut,
-    reference_chunks,
     reference_cuts,
     reference_spans,
 )
@@ -140,29 +138,12 @@ class TestAlignBatch:
             assert [tuple(span) if span[1] > span[0] else None for span in found] == expected
 
 
-class TestChunks:
-    @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 20))
-    def test_spans_are_the_chunk_of_the_same_number(
-        self, num_student: int, num_teacher: int, num_chunks: int
-    ) -> None:
-        spans = chunk_spans(num_student, num_teacher, num_chunks)
-        student = reference_chunks(num_student, num_chunks)
-        teacher = reference_chunks(num_teacher, num_chunks)
-        assert spans.shape == (num_student, 2)
-        for own, theirs in zip(student, teacher, strict=True):
-            for token in own:
-                assert list(range(*spans[token])) == theirs
-
-    @given(st.integers(0, 60), st.integers(1, 20))
-    def test_chunks_are_equal(self, num_tokens: int, num_chunks: int) -> None:
-        chunks = chunk_of_token(num_tokens, num_chunks)
-        assert np.all(np.diff(chunks) >= 0)
-        sizes = np.bincount(chunks, minlength=num_chunks)
-        assert sizes.max() - sizes.min() <= 1
-
-    def test_need_one(self) -> None:
-        with pytest.raises(AlignmentError, match="num_chunks is 0; it must be at least 1"):
-            chunk_spans(4, 4, 0)
+@given(st.integers(0, 60), st.integers(1, 20))
+def test_chunks_are_equal(num_tokens: int, num_chunks: int) -> None:
+    chunks = chunk_of_token(num_tokens, num_chunks)
+    assert np.all(np.diff(chunks) >= 0)
+    sizes = np.bincount(chunks, minlength=num_chunks)
+    assert sizes.max() - sizes.min() <= 1
 
 
 class TestCutPoints:

@@ -95,14 +95,6 @@ def test_no_accent_is_left_unmapped(name: str, text: str) -> None:
     assert {place for place, byte in enumerate(data) if byte != 0x20} <= covered
 
 
-def test_marks_that_change_places_share_their_bytes() -> None:
-    batch = load("nfc", fast=False).tokenize_batch([ARABIC.encode()])
-    spelled = b"".join(stands_for(load("nfc", fast=False), i) for i in batch.input_ids.tolist())
-    assert spelled.decode() == "\u0634\u064e\u0651"
-    assert {tuple(pair) for pair in batch.byte_offsets[2:].tolist()} == {(2, 6)}
-    assert batch.byte_offsets[:2].tolist() in ([[0, 1], [1, 2]], [[0, 2], [2, 6]])
-
-
 @pytest.mark.parametrize("name", [*FORMS, "word_pieces", "sentencepiece_nfkc", "llama_like"])
 @given(text=marked_texts())
 @example(text=ARABIC)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.tokenization.offsets import byte_positions, mend_offsets
+from pipeline.tokenization.offset_proof import byte_positions, mend_offsets
 from tests.support.text_strategies import texts
 
 
