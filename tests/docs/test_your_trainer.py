@@ -31,11 +31,19 @@ def loop_arguments(world: Path, output: Path) -> list[str]:
     return [*paths, "--output", str(output), *sizes.split(), "--learning-rate", "1e-3"]
 
 
+@pytest.fixture(scope="module")
+def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Path]:
+    """Losses and student of the accelerate loop in one process."""
+    student = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        return accelerate_loop.main(loop_arguments(world, student)), student
+
+
 def test_the_accelerate_loop_trains_as_vocag_train_does(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Path, tmp_path: Path, alone: tuple[list[float], Path]
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    found = accelerate_loop.main(loop_arguments(world, tmp_path / "student"))
+    found, student = alone
     train(
         TrainConfig(
             data=Reading(str(world / "data")),
@@ -56,7 +64,7 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
     records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert found == pytest.approx([record["loss"] for record in records], rel=3e-6)
     assert found[2] != found[0]
-    saved, own = weights(tmp_path / "student"), weights(tmp_path / "run/model")
+    saved, own = weights(student), weights(tmp_path / "run/model")
     for name, tensor in own.items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
 
@@ -83,16 +91,15 @@ def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
 
 @pytest.mark.slow
 def test_the_accelerate_loop_in_two_processes_is_the_same(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Path, tmp_path: Path, alone: tuple[list[float], Path]
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    alone = accelerate_loop.main(loop_arguments(world, tmp_path / "one"))
     command = [sys.executable, str(EXAMPLES / "accelerate_loop.py")]
     command += loop_arguments(world, tmp_path / "two")
     place = {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
+        "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(EXAMPLES.parent),
     }
@@ -107,11 +114,11 @@ def test_the_accelerate_loop_in_two_processes_is_the_same(
     ]
     told, other = (rank.communicate()[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
-    expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(alone, start=1)]
+    expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(alone[0], start=1)]
     assert [line for line in told.splitlines() if line.startswith("step")] == expected
     assert "step" not in other
-    one, two = (weights(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():
+    two = weights(tmp_path / "two")
+    for name, tensor in weights(alone[1]).items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
 
 
