@@ -96,8 +96,6 @@ def shared(name: str, *values: object) -> Any:
             lambda: definition("llama_like"), MISTRAL_CHAT, "<s>", "</s>", id="llama_like"
         ),
         shared("smollm2", CHAT, "<|endoftext|>", "<|endoftext|>"),
-        shared("qwen2_5", CHAT, "<|endoftext|>", "<|endoftext|>"),
-        shared("mistral", MISTRAL_CHAT, "<s>", "</s>"),
         shared("deepseek_llm", {}, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
     ],
 )
