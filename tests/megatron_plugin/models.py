@@ -3,19 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -32,25 +20,22 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
 }
+# By name, the type of model in transformers and what its configuration adds.
 FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "llama_scaled": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
-    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
-    "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
-    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
-    "qwen3_moe_mixed": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig,
-        {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]},
-    ),
+    "llama": ("llama", {}),
+    "llama_scaled": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "qwen3_moe_mixed": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]}),
 }
 
 
 def make_model(family: str, *, vocab_size: int = 300, seed: int = 0, **changes) -> PreTrainedModel:
     """Return a model with random weights, large enough that each of them shows in the losses."""
-    kind, config, own = FAMILIES[family]
+    kind, own = FAMILIES[family]
     sizes = {
         "vocab_size": vocab_size,
         "hidden_size": 32,
@@ -61,7 +46,8 @@ def make_model(family: str, *, vocab_size: int = 300, seed: int = 0, **changes) 
         "max_position_embeddings": 128,
     }
     torch.manual_seed(seed)
-    model = kind(config(**{**sizes, **own, **changes})).eval()
+    config = AutoConfig.for_model(kind, **{**sizes, **own, **changes})
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(float(parameter.dim() == 1), 0.15)

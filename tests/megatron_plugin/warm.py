@@ -4,9 +4,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from tests.megatron_plugin import models  # noqa: F401  loads the families' code
+from tests.megatron_plugin.models import FAMILIES, make_model
 from tests.support.datasets import build_dataset
 
+for family in FAMILIES:  # loads their code
+    make_model(family)
 with TemporaryDirectory() as folder:  # compiled loops are loaded when they are first called
     build_dataset(Path(folder))
     AlignedRows(StreamConfig(Reading(folder), seq_length=64, cache_folder=Path(folder)))[0]
