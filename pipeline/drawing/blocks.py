@@ -21,7 +21,6 @@ class PreviewToken:
         byte_range: the bytes of the text that it covers, half-open.
         mapped: the half-open range of tokens of the other side; empty for an unmapped student
             token and for a teacher token that no student token is mapped to.
-        is_bytes: whether its bytes are no whole characters.
     """
 
     index: int
@@ -29,7 +28,6 @@ class PreviewToken:
     text: str
     byte_range: tuple[int, int]
     mapped: tuple[int, int]
-    is_bytes: bool
 
 
 class Tokens(Protocol):
@@ -205,24 +203,19 @@ def _preview_tokens(
     text: bytes | None, tokens: Tokens, mapped: NDArray[np.int64]
 ) -> list[PreviewToken]:
     """Return as many of a side's first tokens as `mapped` has ranges."""
-    ids, ranges = (
-        values[: len(mapped)].tolist() for values in (tokens.input_ids, tokens.byte_offsets)
-    )
+    columns = (tokens.input_ids.tolist(), tokens.byte_offsets.tolist(), mapped.tolist())
     return [
-        _preview_token(index, text, token_id, (start, end), (first, last))
-        for index, (token_id, (start, end), (first, last)) in enumerate(
-            zip(ids, ranges, mapped.tolist(), strict=True)
+        PreviewToken(
+            index, token_id, _describe(text, token_id, start, end), (start, end), (first, last)
         )
+        for index, (token_id, (start, end), (first, last)) in enumerate(zip(*columns, strict=False))
     ]
 
 
-def _preview_token(
-    index: int, text: bytes | None, token_id: int, covered: tuple[int, int], mapped: tuple[int, int]
-) -> PreviewToken:
-    content = b"" if text is None else text[slice(*covered)]
-    shown = "∅" if covered[0] == covered[1] else show_bytes(content) or f"#{token_id}"
-    is_bytes = content.decode(errors="ignore").encode() != content
-    return PreviewToken(index, token_id, shown, covered, mapped, is_bytes)
+def _describe(text: bytes | None, token_id: int, start: int, end: int) -> str:
+    if start == end:
+        return "∅"
+    return f"#{token_id}" if text is None else show_bytes(text[start:end])
 
 
 def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:

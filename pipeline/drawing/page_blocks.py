@@ -30,7 +30,6 @@ svg rect { stroke-width: 1; }
 line { stroke: var(--soft); stroke-width: 1.2; }
 rect.student { fill: var(--student-tint); stroke: var(--student); }
 rect.teacher { fill: var(--teacher-tint); stroke: var(--teacher); }
-rect.bytes { stroke-dasharray: 1.5 2; }
 rect.kept { stroke-width: 1.6; }
 line.kept { stroke: var(--student); stroke-width: 1.6; }
 polygon.kept { fill: var(--student); }
@@ -54,7 +53,6 @@ td { padding: .15rem 1.2rem .15rem 0; } td.number { text-align: right; }
 _LEGEND = (
     ("student", "student token"),
     ("teacher", "teacher token"),
-    ("student bytes", "bytes of a character"),
     ("student unmapped", "unmapped"),
 )
 _NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
@@ -203,8 +201,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Element:
 
 def _chip(token: PreviewToken, place: _Place, kinds: Sequence[str]) -> list[Element]:
     unmapped = token.mapped[0] == token.mapped[1] and "unmapped" not in kinds
-    bytes_ = ["bytes"] if token.is_bytes else []
-    kind = " ".join([*kinds, *bytes_, *(["unmapped"] if unmapped else [])])
+    kind = " ".join([*kinds, *(["unmapped"] if unmapped else [])])
     box = _numbers(x=place.left, y=place.top, width=place.size, height=_CHIP_HEIGHT, rx=4)
     written = _numbers(
         x=place.left + _PADDING,
