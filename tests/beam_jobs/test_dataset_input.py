@@ -14,7 +14,7 @@ from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.datasets import open_dataset_as_input, read_texts
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.input_identity import InputChangedError
-from beam_jobs.align.inputs.parts import buckets_for, decode_task, plan_tasks
+from beam_jobs.align.inputs.parts import decode_task, plan_tasks
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.options import AlignOptions, parse_options
 from beam_jobs.errors import InputError, OptionsError
@@ -275,20 +275,6 @@ def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:
     another = replace(part, file=replace(part.file, content=f"dataset:{'0' * 64}"))
     with pytest.raises(InputChangedError, match="is another dataset than when"):
         list(read_texts(another, RULES))
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_buckets_are_those_of_the_files_that_it_was_made_of(tmp_path: Path, is_kept: bool) -> None:
-    changes = {"repeat": 40, "shard_bytes": 1 << 15, "keep_text": is_kept}
-    made = grow(tmp_path, "a", FIRST, **changes).configuration
-    opened = open_dataset_as_input(str(tmp_path / "aligned"), "")
-    size = {"shard_bytes": made["shard_bytes"], "keep_text": is_kept}
-    assert opened.count_buckets(**size) == made["num_buckets"] > 5
-    grow(tmp_path, "b", ["b0"], **(changes | {"repeat": 1}))
-    grown = open_dataset_as_input(str(tmp_path / "aligned"), "")
-    assert grown.count_buckets(**size) == buckets_for(
-        sum(file.num_bytes for file in grown.files), **size
-    )
 
 
 def test_dry_run(grown: tuple[Path, Path], tmp_path: Path) -> None:

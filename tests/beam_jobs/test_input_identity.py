@@ -103,15 +103,10 @@ def test_a_dataset_that_lost_files_is_not_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["cut", "grown", "rewritten", "removed"])
-@pytest.mark.parametrize("name", ["a.jsonl.gz"])
-def test_an_input_that_changes_while_it_is_read_is_an_error(
-    tmp_path: Path, name: str, change: str
-) -> None:
-    path = tmp_path / name
-    data = b"".join(LINES)
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    tasks = plan_tasks(find_inputs([str(path)]))
-    (part,) = decode_task(tasks[0])
+def test_an_input_that_changes_while_it_is_read_is_an_error(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(LINES)))
+    (part,) = decode_task(plan_tasks(find_inputs([str(path)]))[0])
     assert len(list(read_part(part, ReadingRules()))) == len(LINES)
     stored = path.read_bytes()
     outcomes = read_part(part, ReadingRules())
@@ -123,9 +118,7 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(
         os.utime(path, ns=(1, 1))
     else:
         path.write_bytes(stored[: len(stored) // 2] if change == "cut" else stored * 2)
-    with pytest.raises(
-        InputChangedError, match=r"a\.jsonl.* (bytes and got|was written|was removed)"
-    ):
+    with pytest.raises(InputChangedError, match=r"(bytes and got|was written|was removed)"):
         list(outcomes)
 
 

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -26,12 +24,12 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
 from schemas.sidecar import ScoreManifest, decode_score_manifest, decode_sidecar
-from tests.support.datasets import build_dataset, byte_level, make_texts
-from tests.support.hf_folders import write_model
+from tests.support.datasets import build_dataset, make_texts
 from tests.support.killing import run_killed
 from tests.support.scored_data import (
     SEQ_LENGTH,
     online_losses,
+    retrain,
     run_score,
     score_arguments,
     sidecars,
@@ -46,8 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scored(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("scored") / "world"
-    shutil.copytree(plain, root)
+    root = shutil.copytree(plain, tmp_path_factory.mktemp("scored") / "world")
     run_score(root)
     return root
 
@@ -55,8 +52,7 @@ def scored(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def world(plain: Path, tmp_path: Path) -> Path:
     """A world of its own, to score and to damage."""
-    shutil.copytree(plain, tmp_path / "world")
-    return tmp_path / "world"
+    return shutil.copytree(plain, tmp_path / "world")
 
 
 def scores_of(world: Path) -> ScoreManifest:
@@ -149,10 +145,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
 
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes(world: Path, scored: Path) -> None:
-    arguments = score_arguments(world, "--workers", "2")
-    command = [sys.executable, "-m", "beam_jobs.score", *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
+    run_score(world, "--workers", "2")
     assert sidecars_but_paths(world) == sidecars_but_paths(scored)
 
 
@@ -167,8 +160,7 @@ def test_shards_that_an_earlier_run_has_scored_are_taken_over(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = tmp_path / "world"
-    shutil.copytree(scored, world)
+    world = shutil.copytree(scored, tmp_path / "world")
     reference = sidecars(world)
     names = [name for name in reference if name.endswith(".safetensors")]
     next((world / "data").glob("teacher-*.json")).unlink()
@@ -187,10 +179,9 @@ def test_shards_that_an_earlier_run_has_scored_are_taken_over(
 
 
 def test_teachers_and_rules_lie_side_by_side(scored: Path, tmp_path: Path) -> None:
-    world = tmp_path / "world"
-    shutil.copytree(scored, world)
-    write_model(world / "other", byte_level(480), seed=5)
-    run_score(world, "--teacher", str(world / "other"))
+    world = shutil.copytree(scored, tmp_path / "world")
+    retrain(world / "teacher")
+    run_score(world)
     run_score(world, "--dtype", "bfloat16", seq_length=128)
     found = [
         decode_score_manifest(path.read_bytes(), where="")

@@ -47,8 +47,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def old(scored: Path, tmp_path: Path) -> Path:
     """The same, to be damaged."""
-    shutil.copytree(scored, tmp_path / "world")
-    return tmp_path / "world"
+    return shutil.copytree(scored, tmp_path / "world")
 
 
 def reuse(root: Path, new: Path, *more: str, old: str = "data") -> None:
@@ -166,30 +165,24 @@ def test_another_teacher_dtype_or_context_is_not_reused(
     assert re.search(reason, shown)
 
 
-def test_a_short_document_is_the_same_in_longer_rows(
-    old: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build_dataset(old / "new", TEXTS)
-    arguments = score_arguments(old, "--reuse", str(old / "data"), seq_length=256)[1:]
-    assert main([str(old / "new"), *arguments]) == 0
-    reused, computed = told(capsys)
-    assert reused == (seen(old / "data") & seen(old / "new")).total()
-    assert reused > 3
-    assert computed > 3
-
-
-def test_scores_of_some_documents_serve_those(
+def test_a_short_document_is_the_same_in_longer_rows_and_in_a_part(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("duckdb")
-    build_dataset(old / "part", TEXTS)
-    arguments = score_arguments(old, "--where", "num_text_bytes < 200")
-    assert main([str(old / "part"), *arguments[1:]]) == 0
-    build_dataset(old / "new", TEXTS)
+    for name in ("part", "new", "longer"):
+        build_dataset(old / name, TEXTS)
+    arguments = score_arguments(old, "--reuse", str(old / "data"), seq_length=256)[1:]
+    assert main([str(old / "longer"), *arguments]) == 0
+    reused, computed = told(capsys)
+    assert reused == (seen(old / "data") & seen(old / "longer")).total()
+    assert reused > 3 < computed
+    part = score_arguments(old, "--where", "num_text_bytes < 200")
+    assert main([str(old / "part"), *part[1:]]) == 0
+    capsys.readouterr()
     reuse(old, old / "new", old="part")
     short = sum(len(text.encode()) < 200 for _, text in TEXTS)
     assert 0 < short < 24
-    assert f"reused          {short} documents, the other {24 - short} " in capsys.readouterr().out
+    assert told(capsys) == (short, 24 - short)
 
 
 def test_a_store_serves_too(

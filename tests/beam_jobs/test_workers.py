@@ -130,25 +130,16 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         assert ended.poll(5000), f"worker {pid} lives on"
 
 
-def test_the_report_names_the_processes() -> None:
-    assert describe_runner(make_beam_options([], run=RunOptions(workers=3))) == (
-        "DirectRunner, 3 processes"
-    )
+def test_two_numbers_of_processes_are_refused_and_one_is_named() -> None:
+    two = RunOptions(workers=2)
+    assert describe_runner(make_beam_options([], run=two)) == "DirectRunner, 2 processes"
     assert describe_runner(make_beam_options([])) == "DirectRunner"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--runner=BundleBasedDirectRunner"], "--runner BundleBasedDirectRunner has its own"),
-        (["--direct_num_workers=3"], "--workers 2 says what --direct_num_workers=3 says"),
-    ],
-)
-def test_workers_is_refused_where_something_else_says_how_many(
-    arguments: list[str], message: str
-) -> None:
-    with pytest.raises(OptionsError, match=message):
-        make_beam_options(arguments, run=RunOptions(workers=2))
+    for argument, message in (
+        ("--runner=BundleBasedDirectRunner", "--runner BundleBasedDirectRunner has its own"),
+        ("--direct_num_workers=3", "--workers 2 says what --direct_num_workers=3 says"),
+    ):
+        with pytest.raises(OptionsError, match=message):
+            make_beam_options([argument], run=two)
 
 
 def test_no_process_is_no_number_of_workers() -> None:
