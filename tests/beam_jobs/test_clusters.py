@@ -51,17 +51,11 @@ def jar(tmp_path: Path) -> str:
     return f"--flink_job_server_jar={tmp_path}/job-server.jar"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("SparkRunner", "never been run on Spark"),
-        ("apache_beam.runners.portability.spark_runner.SparkRunner", "never been run on Spark"),
-        ("RayRunner", "RayRunner can't be used"),
-    ],
-)
-def test_runners_that_nobody_has_proven_are_refused(name: str, message: str) -> None:
-    with pytest.raises(OptionsError, match=message):
-        make_beam_options([f"--runner={name}"])
+def test_runners_that_nobody_has_proven_are_refused() -> None:
+    spark = "apache_beam.runners.portability.spark_runner.SparkRunner"
+    for name in ("SparkRunner", spark, "RayRunner"):
+        with pytest.raises(OptionsError, match=f"{name}(: vocag has never been| can't be used)"):
+            make_beam_options([f"--runner={name}"])
 
 
 def test_what_a_runner_connects_to_must_listen() -> None:

@@ -310,18 +310,16 @@ def test_what_makes_no_sense_for_a_dataset_is_refused(
 
 
 def test_what_needs_a_dataset_is_refused_without_one(tmp_path: Path) -> None:
-    inputs = write_input(tmp_path / "in/a.jsonl", FIRST[:3])
-    plain = options(tmp_path, inputs)
-    with pytest.raises(OptionsError, match="--where a = 1: only documents of a dataset"):
-        align(replace(plain, where="a = 1"))
-    with pytest.raises(OptionsError, match="--teacher is not given: name the teacher's tokenizer"):
-        align(replace(plain, teacher=""))
-    with pytest.raises(InputError, match=r"--format dataset: .* holds no manifest\.json"):
-        align(replace(plain, format="dataset"))
-    with pytest.raises(InputError, match=r"mix\.toml is a mixture: align its datasets one by one"):
-        align(replace(plain, input=("mix.toml",)))
-    with pytest.raises(OptionsError, match="--format dataset: a dataset is a folder"):
-        replace(plain, input=("-",), format="dataset")
+    plain = options(tmp_path, write_input(tmp_path / "in/a.jsonl", FIRST[:3]))
+    for changes, message in (
+        ({"where": "a = 1"}, "--where a = 1: only documents of a dataset"),
+        ({"teacher": ""}, "--teacher is not given: name the teacher's tokenizer"),
+        ({"format": "dataset"}, r"--format dataset: .* holds no manifest\.json"),
+        ({"input": ("mix.toml",)}, r"mix\.toml is a mixture: align its datasets one by one"),
+        ({"input": ("-",), "format": "dataset"}, "--format dataset: a dataset is a folder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            align(replace(plain, **changes))
 
 
 def test_a_dataset_is_named_by_its_folder_manifest_or_url(tmp_path: Path) -> None:

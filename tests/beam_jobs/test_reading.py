@@ -272,29 +272,14 @@ def test_tasks_cover_every_byte_once(tmp_path: Path) -> None:
     assert len(covered["a.jsonl"]) == 10
 
 
-documents = st.builds(
-    PlacedDocument,
-    source=st.text(min_size=1).filter(str.isprintable),
-    position=st.integers(0, 1 << 40),
-    document_id=st.text(),
-    text=st.binary(max_size=50),
-    metadata=st.tuples(st.text() | st.integers(-(1 << 63), (1 << 63) - 1) | st.none(), st.floats()),
-    line=st.none() | st.integers(1, 1 << 40),
-)
+places = {"source": st.just("a"), "position": st.integers(0, 1 << 40)}
+line = {"line": st.none() | st.integers(1, 1 << 40)}
+values = st.text() | st.integers(-(1 << 63), (1 << 63) - 1) | st.none()
+documents = st.builds(PlacedDocument, metadata=st.tuples(values, st.floats()), **places, **line)
 letters = st.builds(
-    DeadLetter,
-    source=st.just("a"),
-    position=st.integers(0, 1 << 40),
-    document_id=st.none() | st.text(min_size=1),
-    reason=st.sampled_from(Reason),
-    detail=st.text(),
-    line=st.none() | st.integers(1, 1 << 40),
+    DeadLetter, reason=st.sampled_from(Reason), first_line=st.none(), **places, **line
 )
-
-
-taken = st.builds(
-    TakenId, source=st.just("s.tar"), position=st.integers(0, 9), document_id=st.text()
-)
+taken = st.builds(TakenId, **places)
 
 
 @given(records=st.lists(documents | letters) | st.lists(taken), num_buckets=st.integers(1, 5))

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beam_jobs.errors import OptionsError
 from beam_jobs.score.command import main
-from beam_jobs.score.options import parse_options
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
@@ -201,23 +199,6 @@ def test_a_shard_whose_text_is_unlike_the_rest_is_accepted_when_it_comes_out_the
     assert len(sidecars(world)) == 2
     assert main(served(world, server)) == 0
     assert len(sidecars(world)) == 4, "three and the manifest"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--engine", "openai"],
-            "--engine openai needs --endpoint, --model, --dtype and --quantization",
-        ),
-        (["--model", "m", "--teacher", "t"], "--model is of use with --engine openai"),
-        (["--teacher", "t", "--concurrency", "0"], "--concurrency 0 is below 1"),
-        (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is no positive number"),
-    ],
-)
-def test_engine_options_that_don_t_fit_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises((OptionsError, ValueError), match=message):
-        parse_options(["out", "--seq-length", "64", *arguments])
 
 
 def test_what_a_server_does_not_tell_must_be_stated(

@@ -112,7 +112,7 @@ def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_p
     assert whole.path != part.path
     assert find_scores("teacher", str(world / "data"), where=WHERE).path == part.path
     assert find_scores("teacher", str(world / "data"), where="good").path == whole.path
-    of_part, of_whole = open_part(world), open_part(world)
+    of_part = open_part(world)
     assert of_part.teacher_rule == part.manifest.rule
     of_whole = AlignedRows(
         StreamConfig(

@@ -40,7 +40,7 @@ def run(*command: str, folder: Path, path: str = str(ROOT)) -> "subprocess.Compl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pipeline.py", "pipeline/__init__.py", "schemas/__init__.py"])
+@pytest.mark.parametrize("name", ["pipeline.py", "schemas/__init__.py"])
 def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
@@ -67,11 +67,6 @@ def test_data_folders_of_our_packages_names_hide_nothing(tmp_path: Path) -> None
     (tmp_path / "schemas" / "notes.txt").write_text("no package")
     done = run("-m", "vocag_cli", "validate", "--help", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "check" in done.stdout
-
-
-@pytest.mark.slow
-def test_the_version_is_said(tmp_path: Path) -> None:
     done = run("-m", "vocag_cli", "--version", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"vocag {version('vocag')}\n")
 
@@ -101,17 +96,18 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
     assert os.environ["NUMBA_CACHE_DIR"] != str(ours)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
-def test_help_needs_no_large_library(command: str) -> None:
+def test_help_needs_no_large_library() -> None:
     script = (
         "import sys, vocag_cli\n"
-        f"try: vocag_cli.run_command({[*command.split(), '--help']})\n"
-        f"finally: print('loaded', *sorted({LARGE} & sys.modules.keys()))"
+        f"for command in {[*COMMANDS, *SUBCOMMANDS]}:\n"
+        "    try: vocag_cli.run_command([*command.split(), '--help'])\n"
+        "    except SystemExit as end: assert end.code == 0, command\n"
+        f"    loaded = {LARGE} & sys.modules.keys()\n"
+        "    assert not loaded, f'{command} loads {loaded}'"
     )
     done = run("-c", script, folder=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: ")
-    assert done.stdout.splitlines()[-1] == "loaded"
+    assert done.stdout.count("usage: vocag") == len([*COMMANDS, *SUBCOMMANDS])
 
 
 @pytest.mark.parametrize("package", ["lm_eval", "math_verify"])
