@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,13 +12,14 @@ from beam_jobs import storage
 from beam_jobs.align.attempt import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
-from beam_jobs.align.inputs.parts import plan_tasks
-from beam_jobs.align.inputs.probes import (
-    probe_texts,
-    require_fields,
-    require_texts,
-    settle_metadata,
+from beam_jobs.align.inputs.lost_texts import (
+    LostTextsError,
+    count_lost_texts,
+    describe_lost_texts,
+    read_lost_texts,
 )
+from beam_jobs.align.inputs.parts import plan_tasks
+from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job
@@ -72,8 +73,8 @@ def make_dataset(attempt: Attempt) -> Manifest:
     return manifest
 
 
-def run_job(attempt: Attempt, tasks: Sequence[str], job: Job, *, disk_bytes: int) -> None:
-    """Run the job to its end, with a live bar where the run's folder is local.
+def run_job(attempt: Attempt, build: Callable[[beam.Pipeline], None], *, disk_bytes: int) -> None:
+    """Run a pipeline to its end, with a live bar where the run's folder is local.
 
     Raises:
         JobError: with the cause, and where the traceback is.
@@ -82,7 +83,7 @@ def run_job(attempt: Attempt, tasks: Sequence[str], job: Job, *, disk_bytes: int
     reset_progress(run_folder)
     options = attempt.beam_options
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    build_pipeline(pipeline, tasks, job)
+    build(pipeline)
     stage = partial(aligning_stage, text_bytes=attempt.opened.text_bytes)
     bar = partial(run_with_bar, run_folder, stage=stage, quiet=run.quiet)
     run_to_end(pipeline, run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
@@ -96,7 +97,6 @@ def _run(attempt: Attempt) -> Manifest:
     tasks = plan_tasks(opened.files)
     sample = sample_input(opened.files, opened.rules, FIRST_LOOK)
     require_fields(sample, opened.rules)
-    require_texts(sample, options.max_dead_letters)
     if before is None:
         rules = settle_metadata(opened.rules, sample)
     else:
@@ -111,14 +111,39 @@ def _run(attempt: Attempt) -> Manifest:
     start_run(run_folder, attempt.configuration)
     path = storage.join(run_folder, INPUTS_FILE)
     storage.write_atomically(path, encode_inputs(opened.files), scratch=run_folder)
+    _count_lost_texts(attempt, tasks, rules, disk_bytes=disk)
     generation = 0
     if before is not None:
         generation = before.generation + 1
         keep_manifest(output, before, scratch=run_folder)
         tasks = [*plan_taken_ids(before, output), *tasks]
     job = _make_job(attempt, rules, generation)
-    run_job(attempt, tasks, job, disk_bytes=disk)
+    run_job(attempt, partial(build_pipeline, tasks=tasks, job=job), disk_bytes=disk)
     return _read_result(attempt, job)
+
+
+def _count_lost_texts(
+    attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, *, disk_bytes: int
+) -> None:
+    """Count and name the documents of a dataset whose texts can't be had, before any is aligned.
+
+    Raises:
+        LostTextsError: they are more than may be left out; nothing of the output is there.
+    """
+    options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
+    if dataset is None or dataset.keeps_text:
+        return
+    lost = read_lost_texts(run_folder)  # an earlier attempt has counted them
+    if lost is None:
+        count = partial(count_lost_texts, tasks=tasks, rules=rules, run_folder=run_folder)
+        run_job(attempt, count, disk_bytes=disk_bytes)
+        lost = read_lost_texts(run_folder)
+        assert lost is not None
+    if lost.count > options.max_dead_letters * dataset.num_documents:
+        storage.remove_folder(run_folder)
+        raise LostTextsError(describe_lost_texts(lost, dataset))
+    if lost.count:
+        options.run.say(f"note: {describe_lost_texts(lost, dataset)}")
 
 
 def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:

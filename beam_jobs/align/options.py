@@ -66,10 +66,10 @@ can't be used goes to OUTPUT/dead_letters.jsonl with its reason and stops nothin
 that changes while it is read stops the job.
 
 --input DATASET reads the newest generation without its removed documents. Texts are those that the
-dataset keeps, or are spelled from its tokens and compared by SHA-256; a document whose text can't
-be had is a dead letter. Ids and metadata travel along, and every option that isn't given is the
-dataset's: the other tokenizer, the tokens around a text, --keep-text, --shard-bytes and --name.
-With --append they are those of the dataset in OUTPUT.
+dataset keeps, or are spelled from its tokens and compared by SHA-256; those that can't be had are
+counted and named before any are aligned. Ids and metadata travel along, and every option that isn't
+given is the dataset's: the other tokenizer, the tokens around a text, --keep-text, --shard-bytes
+and --name. With --append they are those of the dataset in OUTPUT.
 
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.

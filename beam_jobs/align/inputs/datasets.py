@@ -66,11 +66,18 @@ class InputDataset:
         dataset: its newest generation.
         where: which documents are read, "" for all that are not removed.
         files: its shards of which any are.
+        num_documents: that are read.
     """
 
     dataset: StoredDataset
     where: str
     files: tuple[InputFile, ...]
+    num_documents: int
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether each sample holds its text."""
+        return bool(self.dataset.manifest.configuration.get("keep_text"))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -165,7 +172,7 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
     require_documents(num_documents, selection)
     if not num_documents:
         raise InputError(f"--input {location} is a dataset without documents")
-    return InputDataset(dataset, where, tuple(files))
+    return InputDataset(dataset, where, tuple(files), num_documents)
 
 
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:

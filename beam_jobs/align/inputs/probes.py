@@ -33,26 +33,6 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
     _require_id_field([d for each in with_fields for d in each.documents], rules.id_field)
 
 
-def require_texts(sample: Sequence[SampledPart], max_lost: float) -> None:
-    """Check that most of a dataset's first documents have a text: not every tokenizer spells it.
-
-    Args:
-        sample: the first documents.
-        max_lost: share that may be left out anyway.
-
-    Raises:
-        InputError: more than that and than half have none.
-    """
-    outcomes = [outcome for sampled in sample for outcome in sampled.outcomes]
-    lost = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.TEXT_LOST]
-    if len(lost) > max(max_lost, 0.5) * len(outcomes):
-        raise InputError(
-            f"{len(lost)} of the first {len(outcomes)} documents can't be aligned again, such as "
-            f'"{lost[0].document_id}": {lost[0].detail}. Align the files that the dataset was '
-            "made of, with --keep-text if this is to be possible later"
-        )
-
-
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:
     """Return the rules with a type for each column of metadata.
 

@@ -1,0 +1,120 @@
+"""Documents of a dataset whose texts can't be had: counted and named before any is aligned.
+
+A dataset need not keep texts, and not every tokenizer's tokens spell them (WordPiece, or one whose
+normaliser changed the text). Who reads such a dataset must know what is lost before hours of work.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import apache_beam as beam
+
+from beam_jobs import storage
+from beam_jobs.align.inputs.datasets import InputDataset
+from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
+from beam_jobs.align.inputs.parts import decode_task
+from beam_jobs.align.inputs.reading import read_part, show_progress
+from beam_jobs.errors import InputError
+from beam_jobs.running.progress import worker_progress
+from beam_jobs.runs import read_commit, require_shared
+from beam_jobs.transforms import Gather, Spread
+from pipeline.drawing.formatting import format_count, format_share
+from schemas.records import Count, read_record, write_record
+
+LOST_TEXTS_FILE = "lost_texts.json"
+"""In the run's folder: the count of all tasks."""
+
+_MOST_NAMED = 5
+
+
+class LostTextsError(InputError):
+    """More documents than may be left out have no text."""
+
+
+@dataclass(frozen=True)
+class LostTexts:
+    """Documents whose text can't be had.
+
+    Attributes:
+        count: how many.
+        first: ids of the first of them, in the order of their ids.
+    """
+
+    count: Count
+    first: tuple[str, ...]
+
+
+class CountTask(beam.DoFn):
+    """Task -> `LostTexts` of it, as JSON."""
+
+    def __init__(self, rules: ReadingRules, run_folder: str) -> None:
+        """Hold what counts as a document, and where the run's files are."""
+        self._rules, self._run_folder = rules, run_folder
+
+    def start_bundle(self) -> None:
+        """Check that this worker's files will be found."""
+        require_shared(self._run_folder)
+
+    def process(self, element: str) -> Iterator[str]:
+        """Yield what a task's documents lack."""
+        outcomes = (o for part in decode_task(element) for o in read_part(part, self._rules))
+        lost = [
+            str(outcome.document_id)
+            for outcome in show_progress(outcomes, self._run_folder)
+            if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST
+        ]
+        yield write_record(LostTexts(len(lost), tuple(sorted(lost)[:_MOST_NAMED])))
+
+    def finish_bundle(self) -> None:
+        """Show the last counts."""
+        worker_progress(self._run_folder).flush()
+
+
+class WriteCount(beam.DoFn):
+    """(0, what each task lacks) -> the path of their sum, which the launcher reads."""
+
+    def __init__(self, run_folder: str) -> None:
+        """Hold where the run's files are."""
+        self._run_folder = run_folder
+
+    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
+        """Write the sum."""
+        parts = [read_record(part, LostTexts) for part in element[1]]
+        first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
+        whole = LostTexts(sum(part.count for part in parts), tuple(first))
+        path = storage.join(self._run_folder, LOST_TEXTS_FILE)
+        storage.write_atomically(path, write_record(whole).encode(), scratch=self._run_folder)
+        yield path
+
+
+def count_lost_texts(
+    pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
+) -> None:
+    """Describe the job that reads all documents once and counts those without a text."""
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "SpreadTasks" >> Spread()
+        | "CountTask" >> beam.ParDo(CountTask(rules, run_folder)).with_output_types(str)
+        | "GatherCounts" >> Gather()
+        | "WriteCount" >> beam.ParDo(WriteCount(run_folder)).with_output_types(str)
+    )
+
+
+def read_lost_texts(run_folder: str) -> LostTexts | None:
+    """Return what the job has counted, None before it has."""
+    return read_commit(storage.join(run_folder, LOST_TEXTS_FILE), LostTexts)
+
+
+def describe_lost_texts(lost: LostTexts, dataset: InputDataset) -> str:
+    """Return how many documents have no text, the first of them, and the remedy."""
+    named = ", ".join(f'"{name}"' for name in lost.first)
+    more = ", …" if lost.count > len(lost.first) else ""
+    share = format_share(lost.count, dataset.num_documents)
+    return (
+        f"{format_count(lost.count)} of {format_count(dataset.num_documents)} documents ({share}) "
+        f"of {dataset.dataset.location} can't be aligned again: it keeps no text of them, and "
+        "neither the student's nor the teacher's tokens spell it (SHA-256 compared). They are "
+        f"{named}{more}. Align the files that it was made of, with --keep-text if this is to be "
+        "possible later, or leave these documents out with a larger --max-dead-letters"
+    )
