@@ -15,6 +15,8 @@ os.environ.setdefault(
     "HF_HUB_OFFLINE", "1"
 )  # read when huggingface_hub is imported; no test downloads
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Models are tiny, and several processes of several threads each wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("tests", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("search", deadline=None)  # other examples each time: for finding bugs
