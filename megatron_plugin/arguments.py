@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.guidance.rule import SelectionRule, Selector
 from pipeline.packing.reading import Reading
+from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.method import METHODS, Method, MethodKind
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option

@@ -19,7 +19,7 @@ ALLOWED = {
     "pipeline": "",
     "pipeline.drawing": "vocag_cli",
     "pipeline.remote": "vocag_cli",
-    "pipeline.guidance": "pipeline.fractions",
+    "pipeline.guidance": "pipeline.fractions pipeline.selection_rule",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
@@ -42,7 +42,7 @@ ALLOWED = {
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.models pipeline.streaming pipeline.scoring pipeline.guidance"
     " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
-    " vocag_cli",
+    " pipeline.selection_rule vocag_cli",
     "pipeline.evaluation": "pipeline.models.teacher_files"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
@@ -67,7 +67,7 @@ ALLOWED = {
     " pipeline.packing.opening pipeline.packing.reading pipeline.packing.rules"
     " pipeline.dataset"
     " pipeline.drawing vocag_cli",
-    "megatron_plugin": "vocag_cli pipeline.models pipeline.training.method"
+    "megatron_plugin": "vocag_cli pipeline.selection_rule pipeline.models pipeline.training.method"
     " megatron_plugin.models megatron_plugin.teacher"
     " megatron_plugin.student"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",

@@ -48,9 +48,6 @@ def describe_comparison(found: "Comparison") -> str:
     """Return what two teachers' losses differ by, in lines."""
     from pipeline.scoring.comparison import KEPT
 
-    quantiles = ", ".join(
-        f"{100 * share:g} % within {value:.3g}" for share, value in found.quantiles.items()
-    )
     changed = 100 * found.num_changed / max(1, found.num_kept)
     return "\n".join(
         [
@@ -58,7 +55,6 @@ def describe_comparison(found: "Comparison") -> str:
             "the first's",
             f"  difference      mean {found.mean:+.4f} nats, mean size {found.mean_absolute:.4f}, "
             f"largest {found.largest:.3g}",
-            f"  sizes           {quantiles}",
             f"  kept tokens     {changed:.1f} % of {format_count(found.num_kept)} would be others "
             f"at {100 * KEPT:g} %, ranked by the teacher's losses alone",
         ]

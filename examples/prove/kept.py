@@ -22,9 +22,9 @@ from pipeline.dataset.files import open_dataset
 from pipeline.drawing.formatting import format_table
 from pipeline.guidance import SelectionRule, aggregate_teacher_losses, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.rule import Selector
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
+from pipeline.selection_rule import Selector
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 
 SELECTORS: tuple[Selector, ...] = (

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pipeline.guidance.checks import check_finite
-from pipeline.guidance.rule import Aggregation, check_choice
+from pipeline.selection_rule import Aggregation, check_choice
 
 
 @torch.no_grad()

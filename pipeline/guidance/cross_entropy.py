@@ -67,7 +67,6 @@ def linear_cross_entropy(
     loss_mask: Tensor | None = None,
     vocab_size: int | None = None,
     with_entropy: bool = False,
-    chunk_elements: int | None = None,
 ) -> TokenScores:
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
@@ -82,7 +81,6 @@ def linear_cross_entropy(
         vocab_size: rows of the weight that are tokens; later rows are padding with probability
             and gradient 0. None: all rows.
         with_entropy: also give the entropy of each predicted distribution.
-        chunk_elements: logits held at once. None: 2**21 on CPU, 2**25 elsewhere.
 
     Returns:
         Losses that carry a gradient to `hidden` and the weight, and entropies if asked for.
@@ -98,7 +96,7 @@ def linear_cross_entropy(
     vocab_size = layer.vocab_size if vocab_size is None else vocab_size
     _check_inputs(hidden, layer.weight, labels, mask, vocab_size)
     flat_labels = labels.masked_fill(~mask, 0).reshape(-1)
-    chunk_rows = _chunk_rows(flat_labels.numel(), hidden.device, chunk_elements)
+    chunk_rows = _chunk_rows(flat_labels.numel(), hidden.device)
     losses, entropies = _LinearCrossEntropy.apply(
         hidden.reshape(-1, hidden.shape[-1]),
         layer.weight,
@@ -161,7 +159,7 @@ def wide_products(hidden: Tensor, weight: Tensor) -> Tensor:
 
     No copy of a half-precision weight is made, only of a chunk of it.
     """
-    chunks = _row_chunks(len(weight), _chunk_rows(len(hidden), hidden.device, None))
+    chunks = _row_chunks(len(weight), _chunk_rows(len(hidden), hidden.device))
     return torch.cat([_matmul(hidden, weight[chunk].T) for chunk in chunks], dim=-1)
 
 
@@ -339,13 +337,9 @@ def _row_chunks(vocab_size: int, chunk_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + chunk_rows, vocab_size))
 
 
-def _chunk_rows(num_tokens: int, device: torch.device, chunk_elements: int | None) -> int:
-    if chunk_elements is None:
-        on_cpu = device.type == "cpu"
-        chunk_elements = _CPU_CHUNK_ELEMENTS if on_cpu else _ACCELERATOR_CHUNK_ELEMENTS
-    if chunk_elements < 1:
-        raise ValueError(f"chunk_elements must be positive, got {chunk_elements}")
-    return max(_MIN_CHUNK_ROWS, chunk_elements // max(1, num_tokens))
+def _chunk_rows(num_tokens: int, device: torch.device) -> int:
+    elements = _CPU_CHUNK_ELEMENTS if device.type == "cpu" else _ACCELERATOR_CHUNK_ELEMENTS
+    return max(_MIN_CHUNK_ROWS, elements // max(1, num_tokens))
 
 
 def _check_inputs(

@@ -79,7 +79,7 @@ def likelihood_divergences(
     mask, has_loss = loss_mask.bool(), teacher_loss_mask.bool()
     check_finite({"student_losses": (student_losses, mask)})
     check_finite({"teacher_losses": (teacher_losses, has_loss)})
-    chunks = find_chunks(teacher_spans, loss_mask=mask, teacher_loss_mask=has_loss)
+    chunks = _find_chunks(teacher_spans, mask, has_loss)
     wide = torch.promote_types(student_losses.dtype, torch.float32)
     losses = torch.where(chunks.numbers >= 0, student_losses, 0.0).to(wide)
     of_student = torch.zeros_like(losses).scatter_add(-1, chunks.numbers.clamp_min(0), losses)
@@ -99,15 +99,14 @@ def likelihood_divergences(
 
 
 @dataclass(frozen=True)
-class Chunks:
+class _Chunks:
     """The text between common boundaries, as tokens; chunk c of a row stands at place c.
 
-    Attributes:
-        numbers: int64 [rows, seq_length], each label's chunk, from 0 in every row; -1: no teacher
-            token covers the label, so it is in none.
-        opens: bool [rows, seq_length], labels that are the first of their chunk.
-        teacher_starts, teacher_stops: int64 [rows, seq_length], the teacher tokens of each chunk.
-        whole: bool [rows, seq_length], chunks all of whose tokens have a loss.
+    Attributes, all [rows, seq_length]:
+        numbers: each label's chunk; -1: no teacher token covers the label, so it is in none.
+        opens: labels that are the first of their chunk.
+        teacher_starts, teacher_stops: the teacher tokens of each chunk.
+        whole: chunks all of whose tokens have a loss.
     """
 
     numbers: Tensor
@@ -118,22 +117,12 @@ class Chunks:
 
 
 @torch.no_grad()
-def find_chunks(teacher_spans: Tensor, *, loss_mask: Tensor, teacher_loss_mask: Tensor) -> Chunks:
+def _find_chunks(teacher_spans: Tensor, loss_mask: Tensor, teacher_loss_mask: Tensor) -> _Chunks:
     """Find the chunks between boundaries that both tokenizations share, from the spans alone.
 
     Between two student tokens lies a common boundary if no teacher token reaches over it: if the
-    spans so far end before the next one starts.
-
-    Args:
-        teacher_spans: int [rows, seq_length, 2], at label positions; documents in the row's order.
-        loss_mask: bool [rows, seq_length].
-        teacher_loss_mask: bool [rows, teacher_seq_length].
-
-    Example:
-        >>> spans = torch.tensor([[[0, 1], [0, 1], [1, 2], [2, 4], [3, 4]]])
-        >>> find_chunks(spans, loss_mask=torch.ones(1, 5, dtype=torch.bool),
-        ...     teacher_loss_mask=torch.ones(1, 4, dtype=torch.bool)).numbers
-        tensor([[0, 0, 1, 2, 2]])
+    spans so far end before the next one starts. The spans 0-1, 0-1, 1-2, 2-4, 3-4 are in the chunks
+    0, 0, 1, 2, 2.
     """
     starts, stops = teacher_spans.long().unbind(-1)
     mapped = stops > starts
@@ -148,7 +137,7 @@ def find_chunks(teacher_spans: Tensor, *, loss_mask: Tensor, teacher_loss_mask: 
     num_learned = nothing.scatter_add(-1, place, (mapped & loss_mask).long())
     num_silent = span_sums((~teacher_loss_mask).long(), teacher_starts, teacher_stops)
     whole = (num_labels > 0) & (num_learned == num_labels) & (num_silent == 0)
-    return Chunks(numbers, opens, teacher_starts, teacher_stops, whole)
+    return _Chunks(numbers, opens, teacher_starts, teacher_stops, whole)
 
 
 def _coin_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from pipeline.guidance.aggregation import check_spans, span_sums
 from pipeline.guidance.checks import check_same_shape
-from pipeline.guidance.rule import Expectation, check_choice
 from pipeline.guidance.selection import Selection
+from pipeline.selection_rule import Expectation, check_choice
 
 
 class LossResult(NamedTuple):

@@ -20,9 +20,9 @@ from pipeline.guidance.checks import (
     count_broken,
     refuse_broken,
 )
-from pipeline.guidance.rule import PAPER_RULE, RANKED_BY_TEACHER, SelectionRule
-from pipeline.guidance.top_fraction import TopFraction, keep_top_fraction
+from pipeline.guidance.top_fraction import keep_top_fraction
 from pipeline.guidance.totals import Totals, sum_totals
+from pipeline.selection_rule import PAPER_RULE, RANKED_BY_TEACHER, SelectionRule
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ def select_tokens(
     mapped: Tensor | None = None,
     student_entropies: Tensor | None = None,
     step: int = 0,
-    positions: Tensor | None = None,
 ) -> Selection:
     """Choose the student tokens whose loss counts, from detached values.
 
@@ -71,7 +70,7 @@ def select_tokens(
             no teacher's losses (not for selectors `teacher` and `teacher_loss`).
         loss_mask: bool or float [rows, seq_length], 0 for labels that never count.
         rule: selector, fraction, strategy for unmapped tokens, scope.
-        group: the data- and context-parallel ranks that share the choice; scope `group` only.
+        group: the data-parallel ranks that share the choice; scope `group` only.
         teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens, NaN for
             those without a loss, padding among them; of each token on one rank of the group. For
             `mean` with a selector that ranks by the teacher; otherwise not read.
@@ -79,9 +78,6 @@ def select_tokens(
             where nothing is ranked by a teacher. None without guidance: every token is mapped.
         student_entropies: float [rows, seq_length], nats; selector `student_entropy` only.
         step: of training; selector `random` draws anew for each.
-        positions: int64 [rows, seq_length], unique and below 2**55 over the scope: numbers the
-            tokens independently of how ranks share them. Needed under context parallelism, where
-            ranks don't hold consecutive rows. None: rank order, then row order.
 
     Returns:
         The selection.
@@ -104,9 +100,10 @@ def select_tokens(
         check_finite(_that_count(values, mask, known, rule), group)
         nothing_competed = values.student_losses.new_full((1,), torch.nan)
         return Selection(mask, known, mask, values.guidance, nothing_competed)
-    top = _keep_top(values, mask, known, rule, group=group, step=step, positions=positions)
-    kept = top.kept | (mask & ~known) if rule.unmapped == "include" else top.kept
-    return Selection(kept, known, mask, values.guidance, top.threshold)
+    kept, threshold = _keep_top(values, mask, known, rule, group=group, step=step)
+    if rule.unmapped == "include":
+        kept |= mask & ~known
+    return Selection(kept, known, mask, values.guidance, threshold)
 
 
 def _keep_top(
@@ -117,8 +114,7 @@ def _keep_top(
     *,
     group: dist.ProcessGroup | None,
     step: int,
-    positions: Tensor | None,
-) -> TopFraction:
+) -> tuple[Tensor, Tensor]:
     """Return the top fraction of the tokens that compete, all values being finite."""
     counted = _that_count(values, mask, known, rule)
     candidates = mask if rule.unmapped == "mean" else known
@@ -130,8 +126,8 @@ def _keep_top(
         group=group,
     )
     refuse_broken(counted, totals.num_broken)
-    if positions is None:
-        positions = _number_tokens(mask) + totals.num_before
+    # Numbered row by row, and rank by rank: as one process holding all of the rows would.
+    positions = torch.arange(mask.numel(), device=mask.device).view(mask.shape) + totals.num_before
     return keep_top_fraction(
         _ranking(values, known, rule, totals, step, positions),
         candidates,
@@ -211,15 +207,6 @@ def _ranking(
     return -guidance if rule.selector == "teacher_loss" else values.student_losses - guidance
 
 
-def _number_tokens(mask: Tensor) -> Tensor:
-    """Number this rank's tokens row by row, int64 [rows, seq_length].
-
-    With the tokens of the ranks before added, ranks that hold consecutive rows get the numbers that
-    one process holding all of the rows would give.
-    """
-    return torch.arange(mask.numel(), device=mask.device).view(mask.shape)
-
-
 def _hash(positions: Tensor, seed: int, step: int) -> Tensor:
     """Map positions to fp32 in 0..1, the same on every device and for every sharding.
 
@@ -269,23 +256,13 @@ def _check_selection_inputs(
             "selector 'student_entropy' needs student_entropies; linear_cross_entropy gives them "
             "with with_entropy=True"
         )
-    if _needs_teacher_losses(rule):
-        _check_teacher_losses(values.teacher_losses, len(losses))
-    if (rule.scope == "group") != (group is not None):
-        raise ValueError(
-            f"scope {rule.scope!r} {'needs' if group is None else 'does not take'} a process "
-            "group: pass one with scope 'group' and with no other"
-        )
-
-
-def _check_teacher_losses(teacher_losses: Tensor | None, num_rows: int) -> None:
-    if teacher_losses is None:
+    if _needs_teacher_losses(rule) and values.teacher_losses is None:
         raise ValueError(
             "unmapped 'mean' needs teacher_losses, the losses of the teacher's own tokens: it "
             "averages all of them, and guidance holds only what mapped tokens took"
         )
-    if teacher_losses.dim() != 2 or len(teacher_losses) != num_rows:
+    if (rule.scope == "group") != (group is not None):
         raise ValueError(
-            f"teacher_losses {tuple(teacher_losses.shape)} must be [{num_rows}, "
-            "teacher_seq_length]: the teacher's tokens of the same rows"
+            f"scope {rule.scope!r} {'needs' if group is None else 'does not take'} a process "
+            "group: pass one with scope 'group' and with no other"
         )

@@ -8,8 +8,6 @@ to the smallest global positions, found by the same search.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,20 +19,6 @@ _RANKING_BITS = 33  # an fp32 value takes 32; a whole number of digits
 _POSITION_BITS = 55  # five digits
 
 
-@dataclass(frozen=True)
-class TopFraction:
-    """Which candidates lie in the top fraction.
-
-    Attributes:
-        kept: bool, the shape of the ranking.
-        threshold: fp32 [groups], the smallest kept value of each group (one per row, or one for
-            all); NaN where nothing is kept.
-    """
-
-    kept: Tensor
-    threshold: Tensor
-
-
 def keep_top_fraction(
     ranking: Tensor,
     candidates: Tensor,
@@ -43,8 +27,8 @@ def keep_top_fraction(
     positions: Tensor,
     per_row: bool = False,
     group: dist.ProcessGroup | None = None,
-    num_candidates: Tensor | None = None,
-) -> TopFraction:
+    num_candidates: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Keep the `floor_of_fraction` of the candidates, those that rank highest.
 
     Args:
@@ -54,22 +38,21 @@ def keep_top_fraction(
         positions: int64 [rows, T], unique and below 2**55 over the scope; the smaller wins a tie.
         per_row: count k for each row instead of over all rows.
         group: count k over the rows of all ranks of this group; every rank must call.
-        num_candidates: int64 [1], of all ranks of the group, where it is known; it spares a
-            collective. None: counted here.
+        num_candidates: int64 [rows, or 1], of the scope: of all ranks of the group.
 
     Returns:
-        The kept candidates and the threshold.
+        Which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
+        each group, fp32 (one per row, or one for all), NaN where nothing is kept.
 
     Example:
-        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5, positions=index).kept
+        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5, positions=index,
+        ...                   num_candidates=mask.sum().view(1))[0]
         tensor([[ True, False]])
     """
     shape = ranking.shape
     rows = shape if per_row else (1, ranking.numel())
     members, positions = candidates.reshape(rows), positions.reshape(rows)
     keys = _descending_keys(ranking.reshape(rows))
-    if num_candidates is None:
-        num_candidates = _sum_over(members.sum(-1), group)
     num_kept = floor_of_fraction(num_candidates, fraction)
 
     last, num_tied, num_equal = _kth_smallest(keys, members, num_kept, _RANKING_BITS, group)
@@ -81,7 +64,7 @@ def keep_top_fraction(
         last_position, _, _ = _kth_smallest(positions, tied, num_tied, _POSITION_BITS, group)
         tied &= (positions <= last_position.unsqueeze(-1)) & (num_tied > 0).unsqueeze(-1)
     threshold = _ranking_of_keys(last).masked_fill(num_kept == 0, torch.nan)
-    return TopFraction((kept | tied).view(shape), threshold)
+    return (kept | tied).view(shape), threshold
 
 
 def _kth_smallest(

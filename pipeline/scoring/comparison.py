@@ -9,7 +9,7 @@ each shard. A real student's losses spread the ranking further apart than this.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,10 @@ from pipeline.scoring.score_files import ScoreFiles, find_scores, read_sidecar, 
 from schemas.document import decode_document
 from schemas.errors import ForeignLossesError
 from schemas.index import ShardIndex
-from schemas.sidecar import ShardLosses, to_fp16
+from schemas.sidecar import ShardLosses
 
 KEPT = 0.4
 """Share of the mapped tokens that is kept, the paper's."""
-
-QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
 @dataclass
@@ -37,7 +35,6 @@ class Comparison:
         mean: of the differences, nats.
         mean_absolute: of their absolute values, nats.
         largest: absolute difference, nats.
-        quantiles: of the absolute differences by share, nats, rounded to fp16.
         num_kept: student tokens that either would keep.
         num_changed: of them, those that the other would not.
     """
@@ -46,7 +43,6 @@ class Comparison:
     mean: float = 0.0
     mean_absolute: float = 0.0
     largest: float = 0.0
-    quantiles: dict[float, float] = field(default_factory=dict)
     num_kept: int = 0
     num_changed: int = 0
 
@@ -72,7 +68,6 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
     scores = [scores_of(each, dataset) for each in found_scores]
     _require_comparable(scores)
     found, total, absolute = Comparison(), 0.0, 0.0
-    counts = np.zeros(1 << 16, np.int64)  # of each fp16 number, whose bits ascend as it does
     for number in range(len(dataset.manifest.shards)):
         index = dataset.read_index(number, with_names=True)
         shard = dataset.manifest.shards[number]
@@ -82,9 +77,6 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
         difference = b.losses.astype(np.float64) - a.losses
         difference = difference[~np.isnan(difference) & np.repeat(is_read, np.diff(a.starts))]
         sizes = np.abs(difference)
-        counts += np.bincount(
-            to_fp16(sizes.astype(np.float32)).view(np.uint16), minlength=len(counts)
-        )
         found.num_tokens += len(difference)
         total += float(difference.sum())
         absolute += float(sizes.sum())
@@ -94,7 +86,6 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
         found.num_changed += changed
     found.mean = total / max(1, found.num_tokens)
     found.mean_absolute = absolute / max(1, found.num_tokens)
-    found.quantiles = {share: _quantile(counts, share) for share in QUANTILES}
     return found
 
 
@@ -159,9 +150,3 @@ def _largest(losses: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[n
     padded = np.append(np.where(np.isnan(losses), -np.inf, losses), -np.inf)
     largest = np.maximum.reduceat(padded, spans.ravel())[::2] if len(spans) else np.empty(0)
     return np.where((spans[:, 0] < spans[:, 1]) & (largest > -np.inf), largest, np.nan)
-
-
-def _quantile(counts: NDArray[np.int64], share: float) -> float:
-    """Return the fp16 number that a share of all doesn't exceed, 0.0 for none."""
-    place = np.searchsorted(np.cumsum(counts), share * counts.sum())
-    return float(np.uint16(place).view(np.float16))

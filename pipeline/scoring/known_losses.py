@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
@@ -19,10 +19,9 @@ from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.score_files import ScoreFiles, map_sidecar, read_sidecar
+from pipeline.scoring.score_files import ScoreFiles, open_sidecar, read_sidecar
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
-from schemas.errors import DamagedShardError
-from schemas.sidecar import SidecarRecord, decode_sidecar
+from schemas.sidecar import SidecarRecord
 
 _DIGEST_BYTES = 16
 _DIGEST = np.dtype(f"S{_DIGEST_BYTES}")
@@ -167,14 +166,7 @@ class KnownLosses:
 
     def _open_sidecar(self, number: int) -> NDArray[np.float16]:
         if number not in self._open:
-            claim = self._sidecars[number]
-            data = map_sidecar(claim, self._cache)
-            if sha256(data).hexdigest() != claim.sha256:
-                raise DamagedShardError(
-                    f"{claim.url} was altered since its losses were listed: run the same command "
-                    "again"
-                )
-            self._open[number] = decode_sidecar(data, where=claim.url).losses
+            self._open[number] = open_sidecar(self._sidecars[number], self._cache).losses
         return self._open[number]
 
 

@@ -154,31 +154,35 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
     return dataset if number is None else dataset.at_generation(number)
 
 
-def map_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> memoryview:
-    """Return a sidecar's bytes, mapped, or read where they are remote and there is no cache.
+def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
+    """Return a sidecar's losses, mapped, or read where they are remote and there is no cache.
 
     Args:
-        claim: what its score manifest says of it; the size is compared, the hash is not.
+        claim: what its score manifest says of it.
         cache: for remote ones.
 
     Raises:
-        DamagedShardError: it is missing, or of another size.
+        DamagedShardError: it is missing, or the bytes are others.
     """
     is_remote = "://" in claim.url
     try:
         if is_remote and cache is None:
             data = memoryview(read_whole(claim.url))
-            num_bytes = len(data)
         else:
             with cache.open(claim) if is_remote and cache else open(claim.url, "rb") as file:
-                num_bytes = file.seek(0, 2)
-                if num_bytes:
-                    data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                # An empty file can't be mapped.
+                empty = not file.seek(0, 2)
+                data = memoryview(
+                    b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                )
     except FileNotFoundError as error:
         raise DamagedShardError(f"{claim.url} is missing: {SCORE_AGAIN}") from error
-    if num_bytes != claim.num_bytes:
-        raise _altered(claim.url)
-    return data
+    if sha256(data).hexdigest() != claim.sha256:
+        raise DamagedShardError(
+            f"{claim.url} is not the sidecar that its score manifest names (SHA-256 differs): "
+            f"delete it and {SCORE_AGAIN}"
+        )
+    return decode_sidecar(data, where=claim.url)
 
 
 def read_sidecar(
@@ -197,10 +201,7 @@ def read_sidecar(
         ForeignLossesError: they are of another teacher or another tar.
     """
     claim = scores.sidecar(record)
-    data = map_sidecar(claim, cache)
-    if sha256(data).hexdigest() != record.sha256:
-        raise _altered(claim.url)
-    losses = decode_sidecar(data, where=claim.url)
+    losses = open_sidecar(claim, cache)
     if (losses.teacher, losses.shard_sha256) != (scores.manifest.rule.fingerprint, shard.sha256):
         raise ForeignLossesError(
             f"{claim.url} holds losses of teacher {losses.teacher[:16]}… for shard "
@@ -236,10 +237,3 @@ def _describe(scores: ScoreFiles) -> str:
     engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
     which = f", where {rule.where}" if rule.where else ""
     return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{which}"
-
-
-def _altered(url: str) -> DamagedShardError:
-    return DamagedShardError(
-        f"{url} is not the sidecar that its score manifest names (size or SHA-256 differs): delete "
-        f"it and {SCORE_AGAIN}"
-    )

@@ -3,7 +3,7 @@
 import logging
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pipeline.drawing.formatting import printable
 from pipeline.training.config import TrainConfig
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with joined_ranks(config.device) as ranks:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
             train(config, ranks)
-            for line in what_next(config) if ranks.is_first else ():
-                print(line)
+            if ranks.is_first:
+                print(what_next(config))
     except (ValueError, OSError) as error:
         print(f"{who}: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -84,17 +84,18 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
     return parse_options(TrainConfig, argv, prog="vocag train", epilog=_EPILOG, groups=_GROUPS)
 
 
-def what_next(config: TrainConfig) -> Iterator[str]:
-    """Yield where a run's student is, and what to do with it.
+def what_next(config: TrainConfig) -> str:
+    """Return where a run's student is, and what to do with it.
 
     Example:
-        >>> list(what_next(config))  # doctest: +SKIP
-        ['the student is in runs/guided/model, a Hugging Face folder with its tokenizer',
-         'next: vocag evaluate runs/guided/model --output evaluated']
+        >>> print(what_next(config))  # doctest: +SKIP
+        the student is in runs/guided/model, a Hugging Face folder with its tokenizer
+        next: vocag evaluate runs/guided/model --output evaluated
     """
-    model = config.output / "model"
     if config.exit_after and config.exit_after < config.num_steps:
-        yield f"stopped after step {config.exit_after}, as asked: leave out --exit-after to go on"
-    else:
-        yield f"the student is in {model}, a Hugging Face folder with its tokenizer"
-        yield f"next: vocag evaluate {shlex.quote(str(model))} --output evaluated"
+        return f"stopped after step {config.exit_after}, as asked: leave out --exit-after to go on"
+    model = config.output / "model"
+    return (
+        f"the student is in {model}, a Hugging Face folder with its tokenizer\n"
+        f"next: vocag evaluate {shlex.quote(str(model))} --output evaluated"
+    )

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.dataset.selection import Kept
-from pipeline.packing.opening import OpenedDataset, open_run
-from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from pipeline.packing.opening import open_run
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import score_labels, student_states
 from pipeline.training.ranks import Ranks
@@ -86,8 +86,12 @@ def bits_per_byte(
     starts = range(ranks.number * _ROWS_AT_ONCE, len(rows), ranks.count * _ROWS_AT_ONCE)
     for start in starts:
         numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
-        total += _loss_sum(config, student, rows.__getitems__(numbers).to(ranks.device))
-    return float(ranks.add_up(total)) / math.log(2) / _num_text_bytes(rows.opened.datasets[0])
+        batch = rows.__getitems__(numbers).to(ranks.device)
+        with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
+            scores = score_labels(student, student_states(student, batch), batch)
+        total += scores.losses.double().sum()
+    num_bytes = sum(rows.opened.datasets[0].documents.each(_num_bytes_read))
+    return float(ranks.add_up(total)) / math.log(2) / num_bytes
 
 
 def _require_same_student(
@@ -102,19 +106,6 @@ def _require_same_student(
         )
 
 
-def _num_text_bytes(opened: OpenedDataset) -> int:
-    """Return the bytes of the documents that are read."""
-    if opened.dataset.is_whole:
-        return opened.dataset.manifest.totals["num_text_bytes"]
-    return sum(opened.documents.each(_num_bytes_read))
-
-
 def _num_bytes_read(index: ShardIndex, kept: Kept) -> int:
     sizes = index.num_text_bytes if kept is None else index.num_text_bytes[kept]
     return int(sizes.sum())
-
-
-def _loss_sum(config: TrainConfig, student: PreTrainedModel, batch: Rows) -> torch.Tensor:
-    with torch.autocast(student.device.type, dtype=torch.bfloat16, enabled=config.bf16):
-        scores = score_labels(student, student_states(student, batch), batch)
-    return scores.losses.double().sum()

@@ -13,9 +13,14 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import LossResult
 from pipeline.streaming import Rows
-from pipeline.training.losses import LOSSES, StudentPass, score_labels, student_states
+from pipeline.training.losses import (
+    LOSSES,
+    StudentPass,
+    losses_by_source,
+    score_labels,
+    student_states,
+)
 from pipeline.training.method import METHODS, Method
-from pipeline.training.sources import losses_by_source
 
 
 class GuidedStudent(nn.Module):

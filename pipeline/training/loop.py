@@ -28,7 +28,6 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher, require_context
 from pipeline.training.ranks import Ranks
-from pipeline.training.sources import read_so_far
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,9 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
                 loss: LossResult = run.guided(batch, teacher=run.teacher, step=draw)
             cast(Any, loss.loss_sum).backward()
-        sums = _add(sums, loss)
+        own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
+        for name, value in {"loss": own, **loss.metrics}.items():
+            sums[name] = sums[name] + value if name in sums else value
     added = ranks.add_up(torch.stack(list(sums.values())))
     sums = dict(zip(sums, added.unbind(), strict=True))
     _divide_gradients(run, int(sums["loss"][1]))
@@ -133,6 +134,31 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     left = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}
     share = config.min_lr_fraction + (1 - config.min_lr_fraction) * left[config.schedule]
     return config.learning_rate * share
+
+
+def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
+    """Return how much of each dataset of a mixture a run has read.
+
+    Args:
+        rows: of the run.
+        consumed_samples: rows that it has read.
+
+    Returns:
+        `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where
+        rows are of one dataset.
+
+    Example:
+        >>> read_so_far(rows, 96)
+        {'tokens/web': 131072, 'epochs/web': 0.25, 'tokens/math': 65536, 'epochs/math': 1.5}
+    """
+    told: dict[str, float] = {}
+    if rows.layout.sources:
+        counts = rows.plan.counts_before(consumed_samples)
+        tokens = rows.plan.tokens_before(consumed_samples)
+        for source, count, num_tokens in zip(rows.plan.sources, counts, tokens, strict=True):
+            told |= {f"tokens/{source.name}": num_tokens}
+            told |= {f"epochs/{source.name}": count / source.num_rows}
+    return told
 
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
@@ -259,14 +285,6 @@ def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[No
     if is_last or not isinstance(guided, DistributedDataParallel):
         return nullcontext()
     return cast(AbstractContextManager[None], guided.no_sync())
-
-
-def _add(sums: Mapping[str, Tensor], loss: LossResult) -> dict[str, Tensor]:
-    """Return sums of (numerator, denominator) pairs with a micro-batch's, the loss's among them."""
-    own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
-    values = {"loss": own, **loss.metrics}
-    added = {name: sums[name] + value for name, value in values.items() if name in sums}
-    return {**sums, **values, **added}
 
 
 def _divide_gradients(run: Run, count: int) -> None:

@@ -32,9 +32,9 @@ from pipeline.guidance.cross_entropy import (
     score_tokens,
 )
 from pipeline.guidance.likelihood_matching import likelihood_divergences
-from pipeline.guidance.rule import RANKED_BY_TEACHER, Selector
 from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
+from pipeline.selection_rule import RANKED_BY_TEACHER, Selector
 from pipeline.streaming import Rows
 from pipeline.training.method import Method
 
@@ -152,6 +152,28 @@ def score_labels(
         loss_mask=batch["loss_mask"],
         with_entropy=with_entropy,
     )
+
+
+@torch.no_grad()
+def losses_by_source(losses: Tensor, batch: Rows) -> dict[str, Tensor]:
+    """Return the student's loss in each dataset of a mixture, over all labels, kept or not.
+
+    Args:
+        losses: float [rows, seq_length], nats.
+        batch: of the same rows.
+
+    Returns:
+        `student_loss/NAME` for each, as metrics of `pipeline.guidance.LossResult`; nothing where
+        rows are of one dataset.
+    """
+    names = batch.layout.sources
+    if not names:
+        return {}
+    counted = batch["loss_mask"].bool()
+    sums = torch.where(counted, losses, 0.0).double().sum(-1)
+    pairs = torch.stack((sums, counted.sum(-1).double()), -1)
+    by_source = pairs.new_zeros(len(names), 2).index_add_(0, batch["source"].long(), pairs)
+    return {f"student_loss/{name}": each for name, each in zip(names, by_source, strict=True)}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ tokens is a selector of `pipeline.guidance.selection`, and with it a method of b
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.guidance.rule import (
+from pipeline.selection_rule import (
     PAPER_RULE,
     Aggregation,
     Expectation,

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.dataset.tokenizers import Side
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.models.hf_models import load_language_model
@@ -17,6 +18,7 @@ from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.method import METHODS
+from schemas.manifest import TokenizerRecord
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
@@ -38,15 +40,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         files = find_teacher(source, role="student")
         require_tokenizer(files.path, rows.dataset, side="student")
         model = load_language_model(str(files.path), device=str(device))
-    require_room(
-        manifest.student,
-        source,
-        side="student",
-        vocab_size=output_layer(model).vocab_size,
-        seq_length=config.seq_length,
-        max_length=_max_length(model),
-        remedy="lower --seq-length",
-    )
+    _require_room(model, manifest.student, source, "student", config.seq_length)
     return cast(PreTrainedModel, model)
 
 
@@ -73,15 +67,8 @@ def load_teacher(
     require_tokenizer(files.path, rows.dataset, side="teacher")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
-    require_room(
-        manifest.teacher,
-        config.teacher,
-        side="teacher",
-        vocab_size=output_layer(teacher).vocab_size,
-        seq_length=rows.rules.teacher_seq_length,
-        max_length=_max_length(teacher),
-        remedy="lower --teacher-seq-length",
-    )
+    length = rows.rules.teacher_seq_length
+    _require_room(teacher, manifest.teacher, config.teacher, "teacher", length)
     teacher.requires_grad_(False)
     # The data's own text: unlike a text of ours, the teacher knows it if it knows any.
     mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(device))
@@ -117,5 +104,15 @@ def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
     return float(guidance[batch["loss_mask"].bool()].nanmean())
 
 
-def _max_length(model: PreTrainedModel) -> int | None:
-    return getattr(model.config, "max_position_embeddings", None)
+def _require_room(
+    model: PreTrainedModel, record: TokenizerRecord, source: str, side: Side, seq_length: int
+) -> None:
+    require_room(
+        record,
+        source,
+        side=side,
+        vocab_size=output_layer(model).vocab_size,
+        seq_length=seq_length,
+        max_length=getattr(model.config, "max_position_embeddings", None),
+        remedy=f"lower --{'' if side == 'student' else 'teacher-'}seq-length",
+    )

@@ -74,10 +74,10 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
         ...     train(config, ranks)
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if count == 1:
-        yield Ranks(torch.device(device or _default_device()))
+        yield Ranks(place)
         return
-    place = torch.device(device or _default_device())
     if place.type == "cuda":
         if place.index is not None:
             raise ValueError(
@@ -91,7 +91,3 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
         yield Ranks(place, dist.get_rank(), count)
     finally:
         dist.destroy_process_group()
-
-
-def _default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -239,13 +239,9 @@ def test_a_resumed_job_lists_once_and_altered_losses_stop_it(
     assert not np.isnan(read()).any()
     path = old / "data" / scores.manifest.sidecars[0].file
     data = path.read_bytes()
-    for content, message in [
-        (data[:-2] + bytes(2), "altered since its losses were listed"),
-        (data[:-2], "is not the sidecar that its score manifest"),
-        (b"", "is not the sidecar that its score manifest"),
-    ]:
+    for content in (data[:-2] + bytes(2), data[:-2], b""):
         path.write_bytes(content)
-        with pytest.raises(DamagedShardError, match=message):
+        with pytest.raises(DamagedShardError, match="is not the sidecar that its score manifest"):
             read()
     path.unlink()
     with pytest.raises(DamagedShardError, match="is missing"):

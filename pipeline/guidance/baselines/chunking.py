@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.rule import PAPER_RULE, SelectionRule
 from pipeline.guidance.selection import Selection, select_tokens
+from pipeline.selection_rule import PAPER_RULE, SelectionRule
 
 
 def row_chunk_ids(is_text: Tensor, num_chunks: int) -> Tensor:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.rule import SelectionRule
 from pipeline.guidance.selection import Selection, select_tokens
+from pipeline.selection_rule import SelectionRule
 
 
 def select_by_reference(

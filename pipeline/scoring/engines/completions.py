@@ -33,28 +33,6 @@ class DisprovedError(EngineError):
     """A server is not, or is no longer, what the job's scores are named after."""
 
 
-def scoring_request(model: str, input_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the body of a request for the log-probabilities of a prompt.
-
-    One token is generated and thrown away: servers refuse 0.
-
-    Args:
-        model: its name at the server.
-        input_ids: the prompt.
-
-    Example:
-        >>> scoring_request("teacher", [5, 9])["prompt_logprobs"]
-        0
-    """
-    return {
-        "model": model,
-        "prompt": list(input_ids),
-        "max_tokens": 1,
-        "temperature": 1.0,
-        "prompt_logprobs": 0,
-    }
-
-
 class _Entry(msgspec.Struct):
     logprob: float
 
@@ -77,7 +55,7 @@ def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np
     """Return the losses of a prompt's tokens.
 
     Args:
-        answer: to `scoring_request`, as JSON gives it.
+        answer: of the server, as JSON gives it.
         model: that was asked for.
         input_ids: the prompt.
 

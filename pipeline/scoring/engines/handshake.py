@@ -8,11 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scoring.engines.completions import (
-    DisprovedError,
-    read_losses,
-    scoring_request,
-)
+from pipeline.scoring.engines.completions import DisprovedError, read_losses
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.interface import EngineError
 
@@ -95,8 +91,14 @@ def ask_losses(
         EngineError: asking again can't help.
     """
     model = endpoints.settings.model
-    answer = endpoints.send(server, "/v1/completions", scoring_request(model, input_ids))
-    return read_losses(answer, model, input_ids)
+    question = {
+        "model": model,
+        "prompt": list(input_ids),
+        "max_tokens": 1,  # generated and thrown away: servers refuse 0
+        "temperature": 1.0,
+        "prompt_logprobs": 0,
+    }
+    return read_losses(endpoints.send(server, "/v1/completions", question), model, input_ids)
 
 
 def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:

@@ -36,8 +36,6 @@ from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
 
-__all__ = ["DocumentTokens", "Scorer", "default_device", "load_scorer"]
-
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DEFAULTS = TransformersSettings()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -13,6 +13,16 @@ VOCAB, HIDDEN = 700, 8
 SEVERAL_CHUNKS = 12 * 130  # 12 tokens by 130 rows: five full chunks and one shorter
 
 
+def hold_at_once(monkeypatch, elements):
+    for device in ("CPU", "ACCELERATOR"):
+        monkeypatch.setattr(f"pipeline.guidance.cross_entropy._{device}_CHUNK_ELEMENTS", elements)
+
+
+@pytest.fixture(autouse=True)
+def _several_chunks(monkeypatch):
+    hold_at_once(monkeypatch, 1)
+
+
 def make_inputs(num_tokens=12, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(num_tokens, HIDDEN, generator=generator).to(dtype)
@@ -34,13 +44,14 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("chunk_elements", [1, SEVERAL_CHUNKS, None])
+@pytest.mark.parametrize("chunk_elements", [1, SEVERAL_CHUNKS, 2**21])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-12)])
-def test_losses_and_entropies_equal_the_float64_oracle(chunk_elements, dtype, tolerance):
+def test_losses_and_entropies_equal_the_float64_oracle(
+    monkeypatch, chunk_elements, dtype, tolerance
+):
+    hold_at_once(monkeypatch, chunk_elements)
     hidden, weight, labels = make_inputs(dtype=dtype)
-    scores = linear_cross_entropy(
-        hidden, weight, labels, with_entropy=True, chunk_elements=chunk_elements
-    )
+    scores = linear_cross_entropy(hidden, weight, labels, with_entropy=True)
     losses, entropies = reference.token_losses(
         hidden.double().numpy(), weight.double().numpy(), labels.numpy()
     )
@@ -49,16 +60,15 @@ def test_losses_and_entropies_equal_the_float64_oracle(chunk_elements, dtype, to
     np.testing.assert_allclose(scores.entropies, entropies, atol=tolerance)
 
 
-@pytest.mark.parametrize("chunk_elements", [1, None])
-def test_excluded_tokens_have_no_entropy(chunk_elements):
+@pytest.mark.parametrize("chunk_elements", [1, 2**21])
+def test_excluded_tokens_have_no_entropy(monkeypatch, chunk_elements):
     """Logits of -inf: of whole chunks of the vocabulary, and of the label itself."""
+    hold_at_once(monkeypatch, chunk_elements)
     hidden, weight, labels = make_inputs(dtype=torch.float64)
     hidden, weight = hidden[:, :1].abs() + 0.1, weight[:, :1].clone()
     weight[:300] = weight[500::3] = -torch.inf
     labels[:4] = torch.tensor([0, 299, 500, 301])
-    scores = linear_cross_entropy(
-        hidden, weight, labels, with_entropy=True, chunk_elements=chunk_elements
-    )
+    scores = linear_cross_entropy(hidden, weight, labels, with_entropy=True)
     losses, entropies = reference.token_losses(hidden.numpy(), weight.numpy(), labels.numpy())
     np.testing.assert_allclose(scores.losses, losses, atol=1e-12)
     np.testing.assert_allclose(scores.entropies, entropies, atol=1e-12)
@@ -66,42 +76,11 @@ def test_excluded_tokens_have_no_entropy(chunk_elements):
     assert (scores.entropies > 1).all()
 
 
-def test_gradients_equal_finite_differences():
-    hidden, weight, labels = make_inputs(num_tokens=4, dtype=torch.float64)
-    weight = weight[:300]
-    labels = labels % 260
-    mask = torch.tensor([True, True, False, True])
-
-    def losses(hidden, weight):
-        return linear_cross_entropy(
-            hidden, weight, labels, loss_mask=mask, vocab_size=260, chunk_elements=1
-        ).losses
-
-    inputs = (hidden.requires_grad_(), weight.requires_grad_())
-    assert torch.autograd.gradcheck(losses, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("token_weights", ["all", "some", "none"])
-def test_gradients_of_weighted_losses_equal_the_plain_path(token_weights):
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.125, None), (1.0, 3.0), (2.5, 3.0)])
+@pytest.mark.parametrize("least_weight", [0.0, 0.3, 1.0])  # all tokens, some, none
+def test_gradients_of_weighted_losses_equal_the_plain_path(scale, cap, least_weight):
     hidden, weight, labels = make_inputs(num_tokens=40, dtype=torch.float64)
-    weights = torch.rand(40, dtype=torch.float64)
-    weights = {"all": weights, "some": weights * (weights > 0.6), "none": weights * 0}[
-        token_weights
-    ]
-    hidden.requires_grad_()
-    weight.requires_grad_()
-    plain = F.cross_entropy(hidden @ weight.T, labels, reduction="none")
-    expected = torch.autograd.grad((plain * weights).sum(), (hidden, weight))
-    chunked = linear_cross_entropy(hidden, weight, labels, chunk_elements=1).losses
-    actual = torch.autograd.grad((chunked * weights).sum(), (hidden, weight))
-    torch.testing.assert_close(chunked, plain)
-    torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize(("scale", "cap"), [(0.125, None), (1.0, 3.0), (2.5, 3.0)])
-def test_scaled_and_capped_logits_equal_the_plain_path(scale, cap):
-    hidden, weight, labels = make_inputs(num_tokens=40, dtype=torch.float64)
-    weights = torch.rand(40, dtype=torch.float64).sub_(0.3).relu_()
+    weights = torch.rand(40, dtype=torch.float64).sub_(least_weight).relu_()
     hidden.requires_grad_()
     weight.requires_grad_()
     layer = OutputLayer(weight, scale, cap)
@@ -110,7 +89,7 @@ def test_scaled_and_capped_logits_equal_the_plain_path(scale, cap):
     plain = F.cross_entropy(logits, labels, reduction="none")
     entropies = torch.distributions.Categorical(logits=logits).entropy()
     expected = torch.autograd.grad((plain * weights).sum(), (hidden, weight))
-    scores = linear_cross_entropy(hidden, layer, labels, chunk_elements=1, with_entropy=True)
+    scores = linear_cross_entropy(hidden, layer, labels, with_entropy=True)
     actual = torch.autograd.grad((scores.losses * weights).sum(), (hidden, weight))
     torch.testing.assert_close((scores.losses, scores.entropies), (plain, entropies))
     torch.testing.assert_close(actual, expected)
@@ -133,7 +112,7 @@ def test_bf16_inputs_keep_fp32_losses():
     hidden, weight, labels = make_inputs(num_tokens=64, dtype=torch.bfloat16)
     exact = F.cross_entropy(hidden.float() @ weight.float().T, labels, reduction="none")
     rounded = F.cross_entropy((hidden @ weight.T).float(), labels, reduction="none")
-    losses = linear_cross_entropy(hidden, weight, labels, chunk_elements=64 * 128).losses
+    losses = linear_cross_entropy(hidden, weight, labels).losses
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses, exact, atol=2e-5, rtol=0)
     assert (rounded - exact).abs().max() > 1e-3, (
@@ -157,9 +136,7 @@ def test_full_logits_never_exist(dtype):
     with LargestTensor() as plain:
         F.cross_entropy((hidden @ weight.T).float(), labels).backward()
     with LargestTensor() as chunked:
-        linear_cross_entropy(
-            hidden, weight, labels, with_entropy=True, chunk_elements=1
-        ).losses.sum().backward()
+        linear_cross_entropy(hidden, weight, labels, with_entropy=True).losses.sum().backward()
     assert plain.elements == 256 * VOCAB
     assert chunked.elements <= 256 * 128
 
@@ -216,7 +193,6 @@ def test_any_number_of_tokens_and_leading_dimensions(shape):
         ),
         ({"output_layer": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
         ({"vocab_size": 701}, r"vocab_size 701 must lie in 1\.\.700"),
-        ({"chunk_elements": 0}, "chunk_elements must be positive, got 0"),
     ],
 )
 def test_wrong_inputs_are_named(change, message):
@@ -274,9 +250,7 @@ def test_cuda_agrees_with_cpu(dtype):
     scores = {}
     for device in ("cpu", "cuda"):
         inputs = [tensor.to(device).requires_grad_() for tensor in (hidden, weight)]
-        scores[device] = linear_cross_entropy(
-            *inputs, labels.to(device), with_entropy=True, chunk_elements=1
-        )
+        scores[device] = linear_cross_entropy(*inputs, labels.to(device), with_entropy=True)
         scores[device].losses.sum().backward()
         scores[device + " gradients"] = [tensor.grad.float().cpu() for tensor in inputs]
     torch.testing.assert_close(scores["cuda"].losses.cpu(), scores["cpu"].losses)

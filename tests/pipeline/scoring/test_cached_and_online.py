@@ -1,26 +1,19 @@
 """Stored losses against a teacher that runs while training: equal, or refused with the reason."""
 
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from pipeline.guidance import aggregate_teacher_losses, select_tokens
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.models.hf_models import hidden_states, load_language_model
-from pipeline.models.output_layer import output_layer
+from pipeline.models.hf_models import load_language_model
 from pipeline.packing.kernels import ENDS, STARTS
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.training.command import main as train_main
-from pipeline.training.config import TrainConfig
-from pipeline.training.loop import train
-from pipeline.training.method import Method
+from pipeline.training.losses import score_labels, student_states
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
-from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.datasets import build_dataset, make_texts
 from tests.support.scored_data import (
     SEQ_LENGTH,
     online_losses,
@@ -85,31 +78,21 @@ def test_cached_and_online_guidance_keep_the_same_tokens_but_for_ties(world: Pat
     batch = all_rows(open_rows(world))
     student = load_language_model(str(world / "student"))
     with torch.inference_mode():
-        states = hidden_states(
-            student,
-            batch["input_ids"],
-            position_ids=batch["position_ids"],
-        )
-        labels = batch["labels"].long()
-        losses = linear_cross_entropy(states, output_layer(student), labels).losses
-    online = online_losses(world / "teacher", batch)
+        losses = score_labels(student, student_states(student, batch), batch).losses
     selections = []
-    for of_teacher in (batch["teacher_losses"], online):
+    for of_teacher in (batch["teacher_losses"], online_losses(world / "teacher", batch)):
         guidance = aggregate_teacher_losses(of_teacher, batch["teacher_spans"], "max")
         selections.append(select_tokens(losses, guidance, loss_mask=batch["loss_mask"]))
     cached, fresh = selections
     assert torch.equal(cached.mapped, fresh.mapped)
+    assert fresh.guidance is not None
     changed = cached.kept != fresh.kept
     # A token may change sides only where rounding can carry it over the threshold.
-    assert fresh.guidance is not None
     margin = ((losses - fresh.guidance) - fresh.threshold).abs()
-    can_change = margin <= 2 * (HALF_STEP * fresh.guidance.abs().nan_to_num() + FP32_NOISE) + (
-        HALF_STEP * float(fresh.guidance[fresh.mapped].max())
-    )
-    num_ties = int(changed.sum())
-    print(f"{num_ties} of {int(fresh.kept.sum())} kept tokens changed")
+    largest = float(fresh.guidance[fresh.mapped].max())
+    can_change = margin <= 3 * HALF_STEP * largest + 2 * FP32_NOISE
     assert not (changed & ~can_change).any()
-    assert num_ties <= 0.01 * int(fresh.kept.sum())
+    assert int(changed.sum()) <= 0.01 * int(fresh.kept.sum())
 
 
 def test_cached_and_online_rows_are_the_same_otherwise(world: Path) -> None:
@@ -133,59 +116,6 @@ def test_cached_losses_reach_worker_processes(world: Path) -> None:
     torch.testing.assert_close(
         loaded["teacher_losses"], all_rows(rows)["teacher_losses"], equal_nan=True, rtol=0, atol=0
     )
-
-
-@pytest.mark.slow
-def test_cached_and_online_training_curves_agree(copied: Path, tmp_path: Path) -> None:
-    teacher = _train_teacher(copied, tmp_path)
-    run_score(copied, "--teacher", str(teacher))
-    config = TrainConfig(
-        data=Reading(str(copied / "data")),
-        student=str(copied / "student"),
-        output=tmp_path / "online",
-        teacher=str(teacher),
-        num_steps=20,
-        warmup_steps=2,
-        seq_length=SEQ_LENGTH,
-        global_batch_size=4,
-        num_epochs=2,
-        learning_rate=1e-3,
-    )
-    train(config)
-    cached = replace(config, teacher=None, stored_losses=str(teacher), output=tmp_path / "cached")
-    train(cached)
-    curves = [_losses(run.output) for run in (config, cached)]
-    assert len(curves[0]) == 20
-    np.testing.assert_allclose(curves[1], curves[0], rtol=2e-3)
-    assert curves[0][-1] < curves[0][0]
-
-
-def _train_teacher(world: Path, tmp_path: Path) -> Path:
-    """Train the teacher on its own tokens, so that it is one."""
-    tokenizer = byte_level(480)
-    build_dataset(tmp_path / "same", make_texts(40), student=tokenizer, teacher=tokenizer)
-    train(
-        TrainConfig(
-            data=Reading(str(tmp_path / "same")),
-            student=str(world / "teacher"),
-            output=tmp_path / "teacher_run",
-            method=Method("full"),
-            num_steps=30,
-            warmup_steps=2,
-            seq_length=SEQ_LENGTH,
-            global_batch_size=4,
-            num_epochs=20,
-            learning_rate=1e-2,
-        )
-    )
-    folder = tmp_path / "teacher_run" / "model"
-    shutil.copy(world / "teacher" / "tokenizer.json", folder)
-    return folder
-
-
-def _losses(output: Path) -> list[float]:
-    lines = (output / "log.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
 
 
 def test_other_lengths_are_refused_where_a_document_is_split_differently(world: Path) -> None:

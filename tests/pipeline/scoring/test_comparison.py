@@ -17,24 +17,24 @@ from schemas.errors import ForeignLossesError
 from schemas.sidecar import decode_sidecar
 from tests.support.datasets import byte_level, remove_documents
 from tests.support.hf_folders import write_model
-from tests.support.scored_data import run_score, write_world
+from tests.support.scored_data import run_score
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    world = write_world(tmp_path_factory.mktemp("world"))
-    write_model(world / "other", byte_level(480), seed=5)
-    run_score(world)
-    run_score(world, "--teacher", str(world / "other"))
-    return world
+def compared(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world that another teacher has scored, too."""
+    own = shutil.copytree(world, tmp_path_factory.mktemp("compared") / "world")
+    write_model(own / "other", byte_level(480), seed=5)
+    run_score(own, "--teacher", str(own / "other"))
+    return own
 
 
 def test_a_comparison_is_that_of_a_loop_over_tokens(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    compared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = compare_scores(str(world / "data"), "teacher", "other")
-    dataset = open_dataset(str(world / "data"))
-    by_name = {s.manifest.source.rsplit("/")[-1]: s for s in list_scores(str(world / "data"))}
+    found = compare_scores(str(compared / "data"), "teacher", "other")
+    dataset = open_dataset(str(compared / "data"))
+    by_name = {s.manifest.source.rsplit("/")[-1]: s for s in list_scores(str(compared / "data"))}
     differences: list[float] = []
     num_kept = num_changed = 0
     for number in range(len(dataset.manifest.shards)):
@@ -42,7 +42,7 @@ def test_a_comparison_is_that_of_a_loop_over_tokens(
         sides = []
         for name in ("teacher", "other"):
             record = by_name[name].manifest.sidecars[number]
-            sides.append(decode_sidecar((world / "data" / record.file).read_bytes(), where=""))
+            sides.append(decode_sidecar((compared / "data" / record.file).read_bytes(), where=""))
         differences += (sides[1].losses.astype(float) - sides[0].losses.astype(float)).tolist()
         ranked: list[list[tuple[float, int]]] = [[], []]
         place = 0
@@ -61,11 +61,9 @@ def test_a_comparison_is_that_of_a_loop_over_tokens(
     assert found.num_tokens == len(differences) > 2000
     assert found.mean == pytest.approx(np.mean(differences))
     assert (found.mean_absolute, found.largest) == pytest.approx((sizes.mean(), sizes.max()))
-    for share, value in found.quantiles.items():
-        assert value == pytest.approx(np.quantile(sizes, share), rel=0.05)
     assert (found.num_kept, found.num_changed) == (num_kept, num_changed)
     assert num_changed > 100
-    assert main([str(world / "data"), "teacher", "other"]) == 0
+    assert main([str(compared / "data"), "teacher", "other"]) == 0
     shown = capsys.readouterr().out
     assert f"mean {found.mean:+.4f} nats" in shown
     assert f"{100 * num_changed / num_kept:.1f} % of " in shown
@@ -77,12 +75,14 @@ def test_as_many_are_kept_as_in_training(num_mapped: int) -> None:
     candidates = torch.tensor([~np.isnan(guidance)])
     ranking = -torch.tensor([np.nan_to_num(guidance)], dtype=torch.float32)
     places = torch.arange(len(guidance))[None]
-    trained = keep_top_fraction(ranking, candidates, KEPT, positions=places).kept[0]
-    assert kept_tokens(guidance).tolist() == trained.tolist()
+    trained, _ = keep_top_fraction(
+        ranking, candidates, KEPT, positions=places, num_candidates=candidates.sum(-1)
+    )
+    assert kept_tokens(guidance).tolist() == trained[0].tolist()
 
 
-def test_removed_documents_count_in_no_comparison(tmp_path: Path, world: Path) -> None:
-    shutil.copytree(world / "data", tmp_path / "data")
+def test_removed_documents_count_in_no_comparison(tmp_path: Path, compared: Path) -> None:
+    shutil.copytree(compared / "data", tmp_path / "data")
     data = str(tmp_path / "data")
     whole = compare_scores(data, "teacher", "other")
     remove_documents(tmp_path / "data", "doc-0-3", "doc-0-11")
@@ -98,12 +98,12 @@ def test_removed_documents_count_in_no_comparison(tmp_path: Path, world: Path) -
 
 
 def test_scores_that_can_t_be_compared_are_refused(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    compared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = str(world / "data")
+    data = str(compared / "data")
     with pytest.raises(ForeignLossesError, match="is named twice"):
         compare_scores(data, "teacher", "teacher")
-    run_score(world, "--dtype", "bfloat16", seq_length=128)
+    run_score(compared, "--dtype", "bfloat16", seq_length=128)
     (other,) = [s for s in list_scores(data) if s.manifest.rule.dtype == "bfloat16"]
     with pytest.raises(ForeignLossesError, match="were scored in other contexts"):
         compare_scores(data, "other", other.path)

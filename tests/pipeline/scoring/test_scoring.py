@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.models.probe import UntrainedTeacherError
@@ -14,27 +14,41 @@ from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.batches import MAX_PADDING, plan_batches
 from pipeline.scoring.engines.interface import require_trained_engine
-from pipeline.scoring.engines.transformers import DocumentTokens, Scorer
+from pipeline.scoring.engines.transformers import Scorer
+from pipeline.scoring.sidecars import DocumentTokens
 from tests.support.streaming_data import around, make_documents, make_index
 
 VOCAB, BOS = 61, 9
 CONTEXT = around(BOS, BOS)
 
 
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.3,
+}
+ROUTED = SIZES | {"num_experts_per_tok": 2}
+LATENT = {
+    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2,
+    "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
+    "mixtral": {"num_local_experts": 4},
+    "deepseek_v3": LATENT,
+}
+
+
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(4)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=96,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +101,19 @@ def test_losses_are_those_of_one_pass_per_piece(model, data, rule, batch_tokens)
     assert 0 <= scored.work.num_places - scored.work.num_tokens <= 0.05 * scored.work.num_places
 
 
+@pytest.mark.parametrize("family", EXPERTS)
+def test_mixtures_of_experts_score_as_any_other(family, data):
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(family, **ROUTED | EXPERTS[family])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    index, tokens = data
+    pieces = rows().pieces(index)
+    with torch.no_grad():
+        expected = slow_losses(model, tokens, pieces, rows())
+    scored = Scorer(model, rows()).score(tokens, pieces)
+    np.testing.assert_allclose(scored.losses, expected, rtol=0, atol=2e-5)
+
+
 def test_batches_hold_each_piece_once_and_little_padding():
     lengths = np.random.default_rng(1).integers(1, 700, 999)
     batches = list(plan_batches(lengths, 2048))
@@ -124,15 +151,7 @@ def test_a_loss_that_is_not_finite_names_its_document(model, data):
 
 
 def test_a_teacher_that_guesses_is_refused(data):
-    untrained = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-        )
-    )
+    untrained = LlamaForCausalLM(LlamaConfig(**SIZES | {"initializer_range": 0.02}))
     scorer = Scorer(untrained, rows())
     chance = re_number(math.log(VOCAB))
     with pytest.raises(UntrainedTeacherError, match=rf"chance is {chance}: its weights did not"):

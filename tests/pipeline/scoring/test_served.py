@@ -242,18 +242,21 @@ def test_what_a_server_gave_before_it_went_wrong_is_asked_of_another(
     assert f"what {second.url} gave is asked again: {second.url} gives a plain" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_model_len": 20}, r"takes 20 tokens at once, a piece may have \d+ and one is"),
-        ({"key": "secret"}, r"status 401.*set VOCAG_API_KEY"),
-    ],
-)
-def test_a_server_that_can_t_be_asked_is_refused(
-    world: Path, options: dict[str, Any], message: str
-) -> None:
-    with serve(world / "teacher", **options) as server, pytest.raises(EngineError, match=message):
+def test_servers_that_can_t_be_asked_are_refused(world: Path, server: CompletionsServer) -> None:
+    for settings, message in (
+        (replace(settings_of(server), model="other"), "serves 'served', not \"other\""),
+        (
+            replace(settings_of(server, attempts=2), endpoint=("http://127.0.0.1:9",)),
+            "no usable answer in 2 attempts.*ConnectError",
+        ),
+    ):
+        with pytest.raises(EngineError, match=message):
+            connect(settings, rule_of(world), dataset=open_dataset(world / "data"))
+    server.max_model_len = 20
+    with pytest.raises(EngineError, match=r"takes 20 tokens at once, a piece may have \d+ and one"):
         ask(world, server)
+    with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
+        base_url("gpu-7:8000")
 
 
 def test_a_server_without_prompt_logprobs_is_refused_at_once(
@@ -270,21 +273,10 @@ def test_a_server_without_prompt_logprobs_is_refused_at_once(
     assert len(server.bodies) == 1
 
 
-def test_a_key_opens_a_server(world: Path) -> None:
+def test_a_key_opens_a_server(world: Path, server: CompletionsServer) -> None:
+    server.key = "secret"
+    with pytest.raises(EngineError, match=r"status 401.*set VOCAG_API_KEY"):
+        ask(world, server)
     dataset = open_dataset(world / "data")
-    with serve(world / "teacher", key="secret") as server:
-        engine = connect(settings_of(server), rule_of(world), dataset=dataset, api_key="secret")
+    engine = connect(settings_of(server), rule_of(world), dataset=dataset, api_key="secret")
     assert not np.isnan(engine.handshake.losses[1:]).any()
-
-
-def test_another_name_and_no_server_at_all_are_refused(
-    world: Path, server: CompletionsServer
-) -> None:
-    other = replace(settings_of(server), model="other")
-    with pytest.raises(EngineError, match="serves 'served', not \"other\""):
-        connect(other, rule_of(world), dataset=open_dataset(world / "data"))
-    gone = replace(other, endpoint=("http://127.0.0.1:9",), attempts=2)
-    with pytest.raises(EngineError, match=r"no usable answer in 2 attempts.*ConnectError"):
-        connect(gone, rule_of(world), dataset=open_dataset(world / "data"))
-    with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
-        base_url("gpu-7:8000")

@@ -17,26 +17,17 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.method import Method
-from tests.support.datasets import build_dataset, byte_level, make_texts
-from tests.support.hf_folders import write_model
 
-METHOD = Method("student_loss", scope="row")
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("guided")
-    build_dataset(root / "data", make_texts(20))
-    write_model(root / "student", byte_level(400))
-    return root
+# Of all processes' rows together: one process has them all.
+METHOD = Method("student_loss", scope="group")
 
 
 def open_rows(world: Path) -> AlignedRows:
     return AlignedRows(StreamConfig(Reading(str(world / "data")), seq_length=64))
 
 
-def plain(world: Path) -> GuidedStudent:
-    return GuidedStudent(load_language_model(str(world / "student")), METHOD)
+def plain(world: Path, group: dist.ProcessGroup | None = None) -> GuidedStudent:
+    return GuidedStudent(load_language_model(str(world / "student")), METHOD, group=group)
 
 
 def gradients(guided: nn.Module, batch: Rows) -> tuple[float, dict[str, Tensor]]:
@@ -59,28 +50,28 @@ def wrap_fsdp(guided: GuidedStudent) -> nn.Module:
 WRAPPERS: dict[str, Callable[[GuidedStudent], nn.Module]] = {"ddp": wrap_ddp, "fsdp": wrap_fsdp}
 
 
-def run_rank(rank: int, world: str) -> None:
+def run_rank(rank: int, world: str, folder: str) -> None:
     """Save each wrapper's gradients, whole."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{world}/store", 2)
+    store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     batch = open_rows(Path(world)).__getitems__([2 * rank, 2 * rank + 1])
     found: dict[str, Any] = {}
     for name, wrap in WRAPPERS.items():
-        loss, own = gradients(wrap(plain(Path(world))), batch)
+        loss, own = gradients(wrap(plain(Path(world), dist.group.WORLD)), batch)
         whole = {key: g.full_tensor() if hasattr(g, "full_tensor") else g for key, g in own.items()}
         found[name] = loss, {key.removeprefix("module."): g for key, g in whole.items()}
-    torch.save(found, f"{world}/{rank}.pt")
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_ddp_and_fsdp_give_the_gradients_of_one_process(world: Path) -> None:
-    mp.spawn(run_rank, args=(str(world),), nprocs=2)
+def test_ddp_and_fsdp_give_the_gradients_of_one_process(world: Path, tmp_path: Path) -> None:
+    mp.spawn(run_rank, args=(str(world), str(tmp_path)), nprocs=2)
     guided = plain(world)
     loss, expected = gradients(guided, open_rows(world).__getitems__([0, 1, 2, 3]))
-    ranks = [torch.load(world / f"{rank}.pt") for rank in range(2)]
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert len(expected) == 20
     for name in WRAPPERS:
         assert sum(rank[name][0] for rank in ranks) == pytest.approx(loss, rel=3e-6)

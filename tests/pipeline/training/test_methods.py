@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from pipeline.guidance.rule import SelectionRule, Selector
+from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.command import parse_config
 from pipeline.training.losses import LOSSES
 from pipeline.training.method import METHODS, Method

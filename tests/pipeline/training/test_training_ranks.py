@@ -11,27 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.command import main
-from tests.support.datasets import build_dataset, byte_level, make_texts
-from tests.support.hf_folders import write_model
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("ranks")
-    build_dataset(root / "data", make_texts(40))
-    build_dataset(root / "heldout", make_texts(9, seed=1))
-    write_model(root / "student", byte_level(400))
-    return root
+from pipeline.training.command import main, parse_config
+from pipeline.training.loop import train
+from pipeline.training.ranks import Ranks
 
 
 def arguments(world: Path, output: Path, *more: str) -> list[str]:
     fixed = "--seq-length 64 --global-batch-size 4 --micro-batch-size 1 --num-steps 4"
     return [
         *("--data", str(world / "data"), "--student", str(world / "student"), "--device", "cpu"),
-        *("--heldout", str(world / "heldout"), "--evaluate-every", "2", "--output", str(output)),
+        *("--heldout", str(world / "data"), "--evaluate-every", "2", "--output", str(output)),
         *(*fixed.split(), *["--warmup-steps", "1", "--learning-rate", "1e-3"], *more),
     ]
 
@@ -52,12 +41,10 @@ def log(output: Path) -> list[dict[str, float | None]]:
     return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("method", ["random", "student_loss"])
-def test_two_processes_train_as_one_does(
-    world: Path, tmp_path: Path, repository: Path, method: str
-) -> None:
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(world: Path, tmp_path: Path, repository: Path) -> None:
     """Two processes for two steps, one for the rest, against one all the way."""
-    options = ("--method", method)
+    options = ("--method", "random")
     assert main(arguments(world, tmp_path / "one", *options)) == 0
     started = torchrun(
         arguments(world, tmp_path / "two", *options, "--exit-after", "2"), repository
@@ -81,12 +68,7 @@ def test_two_processes_train_as_one_does(
     assert any((weights[0][key] - start[key]).abs().max() > 1e-3 for key in start)
 
 
-def test_what_is_wrong_for_all_processes_is_said_once(
-    world: Path, tmp_path: Path, repository: Path
-) -> None:
-    ended = torchrun(
-        arguments(world, tmp_path, "--micro-batch-size", "4", "--method", "full"), repository
-    )
-    assert ended.returncode != 0
-    message = "--global-batch-size 4 is no multiple of 8, --micro-batch-size 4 by 2 processes"
-    assert ended.stderr.count(message) == 1
+def test_a_batch_that_processes_can_t_share_is_refused(world: Path, tmp_path: Path) -> None:
+    config = parse_config(arguments(world, tmp_path, "--method", "full", "--micro-batch-size", "4"))
+    with pytest.raises(ValueError, match="4 is no multiple of 8, --micro-batch-size 4 by 2 proc"):
+        train(config, Ranks(torch.device("cpu"), 0, 2))
