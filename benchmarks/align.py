@@ -109,7 +109,7 @@ def library(setup: Setup, report: Report) -> None:
     report.say("both gigatoken encodes alone", times.show("both encodes"))
     speedup = times.ratio("plain loop", "library") * num_tokens / sample_tokens
     report.check("speed by the plain loop's", speedup, least=15)
-    report.check("time by both encodes alone", times.ratio("library", "both encodes"), most=1.5)
+    report.check("time by both encodes alone", times.ratio("library", "both encodes"), most=1.4)
     cpu = times.cpu_ratio("library", "both encodes")
     report.say("the same in CPU time, all threads", f"{cpu:.2f} x")
 

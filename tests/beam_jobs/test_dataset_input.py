@@ -18,7 +18,7 @@ from beam_jobs.align.inputs.input_identity import InputChangedError
 from beam_jobs.align.inputs.parts import decode_task, plan_tasks
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.options import AlignOptions, parse_options
-from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.errors import OptionsError
 from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset
