@@ -28,6 +28,7 @@ from pipeline.tokenization.definition import (
     loses_characters,
     lost_bytes,
     model_pieces,
+    puts_space_first,
     read_conventions,
     spells_spaces,
     spells_text,
@@ -76,7 +77,7 @@ class HuggingFaceReference:
         conventions: which tokens the model expects around a text.
         named_tokens: ids of added and control tokens, by the names that their file gives them.
         added_strings: added tokens that texts may hold.
-        keeps_ascii: whether each ASCII character of a text reaches the tokens.
+        keeps_ascii: whether of an ASCII text tokens' lengths alone say where they lie.
         lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
         spells: whether tokens spell their text; WordPiece's drop white space, for one.
     """
@@ -100,7 +101,6 @@ class HuggingFaceReference:
             reason = error if isinstance(error, LibraryError) else repr(error)
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {reason}') from error
         self.lost_bytes = lost_bytes(self.definition)
-        self.keeps_ascii = keeps_ascii(self.definition) and min(self.lost_bytes, default=255) > 127
         self.spells = spells_text(self.definition)
         self._spells_spaces = spells_spaces(self.definition)
         self._pieces = model_pieces(original)
@@ -113,6 +113,10 @@ class HuggingFaceReference:
         self.added_strings: Sequence[str] = [
             name for name, token_id in self.named_tokens.items() if token_id not in hidden
         ]
+        # Such a space amid a text would pass for one put before it: lengths can't tell them apart.
+        divided = bool(self.added_strings) and puts_space_first(self.definition)
+        loses_ascii = min(self.lost_bytes, default=255) < 128
+        self.keeps_ascii = keeps_ascii(self.definition) and not (divided or loses_ascii)
         if not proven:
             self._require_usable(file.source)
 

@@ -120,7 +120,7 @@ def content_vocabulary(
         table[token_id] = spell(piece)
     for token in added_tokens(definition):
         swallows = token.get("lstrip") or token.get("rstrip")
-        doubtful = token["content"].startswith(" ") and _puts_space_first(definition)
+        doubtful = token["content"].startswith(" ") and puts_space_first(definition)
         table[token["id"]] = b"" if swallows or doubtful else token["content"].encode()
     unknown = [pieces.get(model.get("unk_token")), model.get("unk_id")]
     for token_id in (*control.values(), *unknown):
@@ -331,7 +331,8 @@ def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
     return step["type"] in _TEXT_KEEPING_PRE_TOKENIZERS
 
 
-def _puts_space_first(definition: Definition) -> bool:
+def puts_space_first(definition: Definition) -> bool:
+    """Return whether a space may be put before a text, and before what follows an added token."""
     steps = [
         *_steps(definition.get("normalizer"), "normalizers"),
         *_steps(definition.get("pre_tokenizer"), "pretokenizers"),

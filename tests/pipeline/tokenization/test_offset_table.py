@@ -62,6 +62,22 @@ def test_offsets(name: str, text: str, expected: list[list[int]], fast: bool) ->
     assert batch.byte_offsets.tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("unigram", " </s>.", [[0, 1], [1, 5], [5, 5], [5, 6]]),
+        ("gpt2_like", " 9<|endoftext|>9", [[0, 1], [1, 2], [2, 15], [15, 15], [15, 16]]),
+    ],
+)
+def test_a_space_put_behind_an_added_token_is_no_dummy_prefix(
+    name: str, text: str, expected: list[list[int]]
+) -> None:
+    """Lengths exceed the text's by one, and the first token is a space: both as if it were."""
+    for fast in (True, False):
+        tokenizer = load(name, special_strings="honoured", fast=fast)
+        assert tokenizer.tokenize_batch([text.encode()]).byte_offsets.tolist() == expected
+
+
 def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
     reference = library("qwen_like")
     reference.enable_padding(length=12, pad_id=0, pad_token="x")
