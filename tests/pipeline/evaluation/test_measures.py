@@ -1,10 +1,6 @@
 """Scripted models through lm-eval and our tasks: each gets the score that it deserves."""
 
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -182,41 +178,23 @@ def test_limits_spread_over_a_set(tmp_path: Path) -> None:
     assert places == [0, 1]  # of three
 
 
-def die_at_the_eighth() -> ScriptedModel:
-    """A model that is killed, as by a machine that dies, once it has said so much."""
+def test_a_run_that_was_killed_continues_and_asks_nothing_twice(tmp_path: Path) -> None:
+    parts, whole = tmp_path / "parts" / "one", tmp_path / "whole" / "one"
+    left = []
 
-    def answer(prompt: str) -> str:
+    def die_at_the_eighth(prompt: str) -> str:
         if len(model.asked) == 8:
-            os.kill(os.getpid(), signal.SIGKILL)
+            left.extend(path.read_bytes() for path in parts.glob("answers-*.jsonl"))
+            raise KeyboardInterrupt
         return state_right(prompt)
 
-    model = ScriptedModel(answer)
-    return model
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_continues_and_asks_nothing_twice(
-    tmp_path: Path, repository: Path
-) -> None:
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from tests.pipeline.evaluation.test_measures import die_at_the_eighth, measure\n"
-        "measure(die_at_the_eighth(), Path(sys.argv[1]))\n"
-    )
-    parts, whole = tmp_path / "parts" / "one", tmp_path / "whole" / "one"
-    died = subprocess.run(
-        [sys.executable, "-c", script, str(parts)],
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(repository)},
-        capture_output=True,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
-    (log,) = parts.glob("answers-*.jsonl")
-    assert len(log.read_bytes().splitlines()) == 7
+    model = ScriptedModel(die_at_the_eighth)
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, parts)
+    (answers,) = left
+    assert len(answers.splitlines()) == 7, "each was on disk before the next was asked for"
     # A line that the kill cut through is not believed.
-    log.write_bytes(log.read_bytes() + b'{"key": "8c1f", "ans')
+    next(parts.glob("answers-*.jsonl")).write_bytes(answers + b'{"key": "8c1f", "ans')
     again = ScriptedModel(state_right)
     assert measure(again, parts) == measure(ScriptedModel(state_right), whole)
     assert len(again.asked) == 13
