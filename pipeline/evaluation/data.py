@@ -74,7 +74,6 @@ def git_blob(content: bytes) -> str:
     return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-@lru_cache(maxsize=4)
 def _read(name: str, data: str) -> tuple[bytes, str]:
     if not data:
         return _download(name)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from math import isnan
-from typing import cast
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ def score_text(
     student: tuple[str, Tokenizer],
     teacher: tuple[str, Tokenizer],
     keep_fraction: float = 0.4,
-    aggregation: str = "max",
+    aggregation: Aggregation = "max",
 ) -> KeptTokens:
     """Score a text with both models and choose the tokens that count.
 
@@ -89,7 +88,7 @@ def score_text(
     guidance = aggregate_teacher_losses(
         teacher_losses,
         torch.from_numpy(batch.teacher_spans)[None],
-        cast(Aggregation, aggregation),
+        aggregation,
         teacher_loss_mask=teacher_mask,
     )
     selection = select_tokens(
