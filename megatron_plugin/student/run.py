@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from megatron_plugin.models.weights import Weights, open_weights
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.student.data import StudentData
 from megatron_plugin.student.forward_step import StepRules, run_forward_step
+from megatron_plugin.student.full_disks import explain_full_disks
 from megatron_plugin.student.guide import score_steps_ahead
 from megatron_plugin.student.requests import connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
@@ -66,6 +68,7 @@ class StudentRun:
         self._opened = opened
         self._checkpoint = checkpoint
         self._rules: StepRules | None = None
+        self._written: list[str | Path | None] = [options.cache_folder]
         self._data = StudentData(options, opened)
         self._bridge: StudentBridge | None = None
         self._is_started = False
@@ -87,6 +90,7 @@ class StudentRun:
             ValueError: what can't work, with the remedy.
         """
         options = self._options
+        self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options, self._opened.manifest)
         if options.teacher.name:
             checks.require_service(args, options.teacher)
@@ -130,6 +134,9 @@ class StudentRun:
             self._data.drain()
             if self._bridge is not None:
                 self._bridge.close()
+        elif not isinstance(error, SystemExit | KeyboardInterrupt):
+            # What torch raises where a checkpoint fails, CheckpointException, is no Exception.
+            explain_full_disks(error, self._written)
 
     def _open_student(self, args: Namespace, source: str) -> Weights:
         weights = open_weights(source)
