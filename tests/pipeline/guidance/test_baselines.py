@@ -140,6 +140,15 @@ class TestDistillationLoss:
         assert losses.grad.tolist() == [[1.0, 1.0, 0.0]]
         assert divergences.grad.tolist() == [[0.5, 0.5, 0.0]]
 
+    def test_the_cross_entropy_may_be_of_some_tokens_only(self):
+        losses = torch.tensor([[1.0, 2.0, nan]], requires_grad=True)
+        kept, mask = torch.tensor([[False, True, True]]), torch.tensor([[1, 1, 0]])
+        result = distillation_loss(losses, torch.ones(1, 3), loss_mask=mask, weight=3, kept=kept)
+        assert (result.loss_sum.item(), result.num_tokens.item()) == (8.0, 2)
+        assert result.metrics["kept_fraction"].tolist() == [1.0, 2.0]
+        result.loss_sum.backward()
+        assert losses.grad.tolist() == [[0.0, 1.0, 0.0]]
+
     def test_broken_inputs_are_named(self):
         losses, broken = torch.ones(2, 2), torch.tensor([[1.0, 1.0], [1.0, math.inf]])
         with pytest.raises(NonFiniteLossError, match=r"student_losses\[1, 1\] is inf.*rows \[1\]"):
