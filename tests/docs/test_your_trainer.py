@@ -25,6 +25,18 @@ from tests.support.servers import free_port
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+# As torchrun starts them, but for one start-up of both.
+_TWO_RANKS = """
+import os, sys
+import accelerate_loop
+child = os.fork()
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"
+accelerate_loop.main(sys.argv[1:])
+if child and os.waitpid(child, 0)[1]:
+    raise SystemExit("rank 1 failed")
+"""
+
+
 def loop_arguments(world: Path, output: Path) -> list[str]:
     sizes = "--seq-length 64 --num-steps 3 --global-batch-size 4 --micro-batch-size 1"
     paths = ["--data", str(world / "data"), "--student", str(world / "student")]
@@ -93,30 +105,19 @@ def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
 def test_the_accelerate_loop_in_two_processes_is_the_same(
     world: Path, tmp_path: Path, alone: tuple[list[float], Path]
 ) -> None:
-    command = [sys.executable, str(EXAMPLES / "accelerate_loop.py")]
-    command += loop_arguments(world, tmp_path / "two")
-    place = {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(EXAMPLES.parent),
-    }
-    ranks = [
-        subprocess.Popen(  # as torchrun starts them, without its own start-up
-            command,
-            env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    told, other = (rank.communicate()[0] for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    ended = subprocess.run(
+        [sys.executable, "-c", _TWO_RANKS, *loop_arguments(world, tmp_path / "two")],
+        env=os.environ
+        | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        | {"PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
     expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(alone[0], start=1)]
-    assert [line for line in told.splitlines() if line.startswith("step")] == expected
-    assert "step" not in other
+    assert [line for line in ended.stdout.splitlines() if line.startswith("step")] == expected
     two = weights(tmp_path / "two")
     for name, tensor in weights(alone[1]).items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
