@@ -24,6 +24,7 @@ from beam_jobs.align.command import align
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.options import parse_size
 from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.running.runners import make_beam_options
 from pipeline.dataset.reading import read_manifest
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import decode_index
@@ -267,6 +268,11 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(
 )
 def test_sizes(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
+
+
+def test_the_main_session_is_never_saved() -> None:
+    options = make_beam_options(["--save_main_session", "--runner=DirectRunner"])
+    assert options.get_all_options()["save_main_session"] is False
 
 
 def _group_a_path() -> None:

@@ -145,7 +145,7 @@ def test_a_job_whose_input_is_cut_fails_and_resumes(
     assert read_manifest(str(tmp_path / "out")).totals["num_documents"] == len(LINES)
 
 
-def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
+def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(LINES[0])
@@ -169,6 +169,9 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
     (folder / "s.jsonl").unlink()
     (file,) = find_inputs([f"{folder}/*"])
     assert file.source == "a.jsonl"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root reads everything
+    with pytest.raises(InputError, match=r"a\.jsonl is not readable for you"):
+        find_inputs([f"{folder}/*"])
 
 
 def align_input(monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes) -> int:

@@ -15,6 +15,8 @@ from beam_jobs.align.opened import reading_rules
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import InputError, OptionsError
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.groups import count_by
+from pipeline.explore.command import main as explore
 from pipeline.validate.dataset import validate_dataset
 from schemas.manifest import MetadataColumn, MetadataType
 from tests.support.datasets import byte_level
@@ -82,6 +84,29 @@ def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
         assert manifest.metadata == COLUMNS
         assert read_rows(str(tmp_path / f"out-{pattern}")) == ROWS
     assert validate_dataset(str(tmp_path / "out-rows.parquet")).findings == ()
+
+
+def test_documents_are_counted_by_a_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path)
+    manifest = align(options(tmp_path, "rows.jsonl"))
+    output = str(tmp_path / "out-rows.jsonl")
+    groups = count_by(open_dataset(output), "source")
+    assert {group.value: group.num_documents for group in groups} == {"web": 2, "数学": 1, None: 1}
+    for name in ("num_text_bytes", "num_student_tokens", "num_teacher_tokens"):
+        assert sum(getattr(group, name) for group in groups) == manifest.totals[name]
+    for name in ("num_mapped", "byte_iou_sum"):
+        whole = pytest.approx(manifest.statistics[name], rel=1e-6)
+        assert sum(getattr(group, name) for group in groups) == whole
+    capsys.readouterr()
+    assert explore(["info", output, "--by", "source"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["source", "documents"]
+    assert ["web", "2"] in lines
+    assert ["(none)", "1"] in lines
+    assert explore(["info", output, "--by", "score"]) == 2
+    assert 'no metadata "score": it has source (string), meta.score' in capsys.readouterr().err
 
 
 def test_a_value_that_does_not_fit_makes_a_dead_letter(tmp_path: Path) -> None:
