@@ -1,8 +1,5 @@
 """Choose the student tokens whose loss counts: by the teacher, and as would falsify it.
 
-Every selector ranks the tokens that compete; the fraction kept, the treatment of unmapped tokens
-and the scope are common, so two selectors differ in nothing but the ranking.
-
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 """
 

@@ -156,8 +156,8 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
         counts = rows.plan.counts_before(consumed_samples)
         tokens = rows.plan.tokens_before(consumed_samples)
         for source, count, num_tokens in zip(rows.plan.sources, counts, tokens, strict=True):
-            told |= {f"tokens/{source.name}": num_tokens}
-            told |= {f"epochs/{source.name}": count / source.num_rows}
+            told[f"tokens/{source.name}"] = num_tokens
+            told[f"epochs/{source.name}"] = count / source.num_rows
     return told
 
 

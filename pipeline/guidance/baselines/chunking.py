@@ -9,9 +9,6 @@ The paper cuts sequences of 2,048 tokens, and each chunk has tokens of both mode
 teacher tokens, which a short row can have, takes the average of all teacher token losses and
 competes like any other: 40 % of the chunks are kept, whatever the number of chunks.
 
-To choose tokens within the chunks' guidance instead, use spans that cover a chunk each with
-`pipeline.guidance.aggregation.aggregate_teacher_losses`.
-
 Source: VocAgnoLM (arXiv 2503.19123), section 2 and Table 2.
 """
 
