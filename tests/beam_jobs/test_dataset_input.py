@@ -210,7 +210,7 @@ def test_lost_texts_are_counted_and_named_before_anything_is_written(
     assert '"d000", "d001", "d002", "d003", "d004", …. Align the files' in said
     assert not new.exists()
     monkeypatch.undo()
-    assert main([*arguments, "--max-dead-letters", "7%"]) == 0
+    assert main([*arguments, "--max-dead-letters", "0.07"]) == 0
     assert "note: 7 of 100 documents" in capsys.readouterr().out
     letters = [json.loads(line) for line in (new / "dead_letters.jsonl").open(encoding="utf-8")]
     (shard,) = open_dataset(data).manifest.shards
