@@ -2,8 +2,8 @@
 
 Every request is tried on one server after another until `attempts` are spent, with growing waits in
 between. A server that has failed rests a while, and must prove that it is still the same model
-before it is believed again; so must every server before what it has answered is kept. One that is
-disproved is asked no more.
+before it is believed again; so must every server now and then, and before what it has answered is
+kept. One that is disproved is asked no more.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ Answer = TypeVar("Answer")
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the second attempt, and between any two at most; waits double."""
 
+PROOF_INTERVAL = 256
+"""Answers after which a server must prove again that it is what it was."""
+
 _REMEDY = "Shards that are scored stay: look after the servers and run the same command again"
 
 # What asking again can't help: the request itself is refused.
@@ -56,6 +59,7 @@ class Endpoint:
         url: without `/v1`.
         num_under_way: requests.
         num_failures: in a row.
+        num_unproved: answers since it last proved itself.
         rests_until: on the monotonic clock.
         disproof: why it is asked no more, "" while it is.
     """
@@ -63,6 +67,7 @@ class Endpoint:
     url: str
     num_under_way: int = 0
     num_failures: int = 0
+    num_unproved: int = 0
     rests_until: float = 0.0
     disproof: str = ""
 
@@ -150,11 +155,16 @@ class Endpoints:
         with self._lock:
             server.num_under_way += 1
         try:
-            # One that has failed may have come back as another model.
-            if server.num_failures and self.prove is not None:
+            # One that has failed may have come back as another model, and any may go wrong.
+            is_time = server.num_failures > 0 or server.num_unproved >= PROOF_INTERVAL
+            if is_time and self.prove is not None:
                 self.prove(server)
+                server.num_unproved = 0
             server.num_failures = 0
-            return ask(server)
+            answer = ask(server)
+            with self._lock:
+                server.num_unproved += 1
+            return answer
         except DisprovedError as error:
             server.disproof = str(error)
             if is_only:

@@ -226,18 +226,23 @@ def test_a_server_that_goes_wrong_after_the_handshake_is_not_believed(
         score(engine, world)
 
 
+@pytest.mark.parametrize(("num_wrong", "interval"), [(10_000, 256), (20, 4)])
 def test_what_a_server_gave_before_it_went_wrong_is_asked_of_another(
     world: Path,
     server: CompletionsServer,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     own: np.ndarray[Any, Any],
+    num_wrong: int,
+    interval: int,
 ) -> None:
-    """It is found out at the end alone: which of its answers were right, nobody knows."""
+    """Found out at the end, or by an interval although it recovers; which were right is unknown."""
+    monkeypatch.setattr("pipeline.scoring.engines.endpoints.PROOF_INTERVAL", interval)
     with serve(world / "teacher") as second:
         engine = ask(world, server, second)
-        second.faults = [right] * 3 + [off] * 10_000
+        second.faults = [right] * 3 + [off] * num_wrong
         losses = score(engine, world)
-        assert len(second.faults) < 10_000
+        assert len(second.faults) < num_wrong
     require_own(losses, own)
     assert f"what {second.url} gave is asked again: {second.url} gives a plain" in caplog.text
 
