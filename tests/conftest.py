@@ -67,14 +67,12 @@ def _let_go_of_memory(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _restore_log_level() -> Iterator[None]:
-    """Undo what a command says about the process's log: it ends with the command, a test does not.
+def _restore_log_level() -> None:
+    """Undo what a command said about the process's log, in an earlier test or a shared fixture.
 
     `vocag align --quiet` silences the root logger, and with it what a later test looks for.
     """
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 def _is_cache_of(value: object, module: object) -> bool:
