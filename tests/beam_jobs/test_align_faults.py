@@ -16,13 +16,14 @@ from beam_jobs.align.command import align
 from beam_jobs.errors import OptionsError
 from beam_jobs.runs import find_finished, read_left_file, start_run
 from tests.support.corpus import (
-    Corpus,
     align_options,
     command_line,
     digests,
+    fail,
     json_line,
     make_text,
     reference_dataset,
+    small_corpus,
     write_corpus,
 )
 from tests.support.killing import run_killed
@@ -136,7 +137,7 @@ def test_documents_that_changed_between_two_starts_are_aligned_again(
     corpus = write_corpus(tmp_path / "corpus", num_documents=120)
     options = align_options(corpus, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "encode_manifest", _raise)
+        patch.setattr(steps, "encode_manifest", fail)
         assert main(command_line(options)) == 1
     assert list((tmp_path / "out").glob("*.tar"))
     num_committed = len(list(run_folder(tmp_path / "out").glob("commit-*.json")))
@@ -157,7 +158,7 @@ def test_damaged_temporaries_are_made_again_and_abandoned_shards_removed(
     corpus, reference = reference_dataset()
     options = align_options(corpus, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "number_shards", _raise)
+        patch.setattr(steps, "number_shards", fail)
         assert main(command_line(options)) == 1
     folder = run_folder(tmp_path)
     num_committed = len(list(folder.glob("commit-*.json")))
@@ -234,16 +235,9 @@ def test_a_cut_file_of_an_interrupted_run_is_named_with_its_remedy(
 def test_an_unfinished_run_of_another_configuration_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "corpus"
-    (folder / "in").mkdir(parents=True)
-    (folder / "in" / "a.jsonl").write_bytes(json_line("a", make_text(1)))
-    corpus = Corpus(folder)
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", make_text(1))])
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "encode_manifest", _raise)
+        patch.setattr(steps, "encode_manifest", fail)
         assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1
     with pytest.raises(OptionsError, match="an unfinished run of another configuration: text_fi"):
         align(align_options(corpus, tmp_path / "out", text_field="id"))
-
-
-def _raise(*_: object) -> None:
-    raise RuntimeError("injected")

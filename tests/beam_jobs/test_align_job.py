@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -31,16 +30,17 @@ from schemas.index import decode_index
 from schemas.manifest import ConventionRecord
 from tests.support.corpus import (
     PATTERN,
-    Corpus,
     align_options,
     command_line,
     digests,
     json_line,
     reference_dataset,
+    small_corpus,
 )
 
 TWO_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 BUNDLES_TWICE = "--direct_runner_bundle_repeat=1"
+SLOW = pytest.mark.slow
 
 
 def read_documents(output: Path) -> Iterator[AlignedDocument]:
@@ -104,7 +104,7 @@ def test_named_tokens_stand_around_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are in the summary and the manifest; another choice is another dataset."""
-    corpus = Corpus(_one_file(tmp_path, [json_line("a", "a text of a few words")]))
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", "a text of a few words")])
     command = command_line(align_options(corpus, tmp_path / "out"))
     named = ["--student-bos", "none", "--student-eos", "5", "--teacher-context", "7"]
     assert main([*command, *named]) == 0
@@ -142,9 +142,7 @@ def test_shards_are_sorted_by_key_and_about_as_large_as_asked() -> None:
         ((BUNDLES_TWICE,), {}),
         (("--runner=BundleBasedDirectRunner",), {}),
         (("--runner=DirectRunner",), {"no_fast_path": True}),
-        pytest.param(
-            (*TWO_PROCESSES, BUNDLES_TWICE), {"shuffle": "runner"}, marks=pytest.mark.slow
-        ),
+        pytest.param((*TWO_PROCESSES, BUNDLES_TWICE), {"shuffle": "runner"}, marks=SLOW),
     ],
 )
 def test_every_runner_gives_the_same_bytes(
@@ -206,7 +204,7 @@ def test_the_command_runs_by_itself_and_does_nothing_twice(
 
 def test_the_output_of_another_configuration_is_not_touched(tmp_path: Path) -> None:
     corpus, _ = reference_dataset()
-    small = Corpus(_one_file(tmp_path, [json_line("a", "some text")]))
+    small = small_corpus(tmp_path / "corpus", a=[json_line("a", "some text")])
     output = tmp_path / "out"
     align(align_options(small, output))
     before = digests(output)
@@ -220,17 +218,17 @@ def test_the_output_of_another_configuration_is_not_touched(tmp_path: Path) -> N
 
 
 def test_a_corpus_without_documents(tmp_path: Path) -> None:
-    blank = Corpus(_one_file(tmp_path, [b"\n", b"  \n"]))
+    blank = small_corpus(tmp_path / "corpus", a=[b"\n", b"  \n"])
     with pytest.raises(InputError, match="the input holds no document"):
         align(align_options(blank, tmp_path / "blank"))
     assert [path.name for path in (tmp_path / "blank").iterdir()] == ["tokenizers"]
-    bad = Corpus(_one_file(tmp_path, [b"{\n", b"[]\n"]))
+    bad = small_corpus(tmp_path / "other", a=[b"{\n", b"[]\n"])
     manifest = align(align_options(bad, tmp_path / "bad"))
     assert (manifest.shards, manifest.dead_letters.by_reason) == ((), {"bad_json": 2})
 
 
 def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
-    corpus = Corpus(_one_file(tmp_path, [json_line("a", "text")]))
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", "text")])
     with pytest.raises(InputError, match="lie in --output"):
         align(align_options(corpus, corpus.folder))
 
@@ -252,7 +250,7 @@ def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
 def test_a_wrong_command_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str, message: str
 ) -> None:
-    corpus = Corpus(_one_file(tmp_path, [json_line("a", "text")]))
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", "text")])
     given = command_line(align_options(corpus, tmp_path / "out"))
     given = [each for each in given if not each.startswith(argument.partition("=")[0] + "=")]
     assert main([*given, argument]) == 2
@@ -279,10 +277,3 @@ def _group_a_path() -> None:
     pipeline = beam.Pipeline(runner="FnApiRunner", options=PipelineOptions([]))
     _ = pipeline | beam.Create([(0, Path())]) | beam.GroupByKey()
     pipeline.run()
-
-
-def _one_file(folder: Path, lines: list[bytes]) -> Path:
-    corpus = folder / f"corpus-{len(os.listdir(folder))}"
-    (corpus / "in").mkdir(parents=True)
-    (corpus / "in" / "a.jsonl").write_bytes(b"".join(lines))
-    return corpus

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.align import steps
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.blocks import holds_taken_ids, pack_blocks
 from beam_jobs.align.buckets import unpack
@@ -18,17 +19,13 @@ from beam_jobs.errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
-from schemas.errors import DamagedShardError
-from tests.support.datasets import remove_documents
+from tests.support.corpus import fail
+from tests.support.datasets import files_of, remove_documents
 from tests.support.growing import documents, grow, options, write_input
 from tests.support.killing import run_killed
 
 FIRST = [f"a{number}" for number in range(30)]
 SECOND = [f"b{number}" for number in range(20)]
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def stable(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -180,13 +177,9 @@ def test_dead_letters_are_counted_by_generation(
     assert documents(tmp_path / "aligned").keys() == {*FIRST, "b0", "b1"}
     capsys.readouterr()
     inputs = write_input(tmp_path / "in/c.jsonl", ["c0", "c1"])
-    good = options(tmp_path, inputs, append=True)
-    arguments = ["--append", "--input", str(inputs), "--output", good.output, "--metadata=source"]
-    arguments += ["--student", good.student, "--teacher", good.teacher]
-    assert main([*arguments, "--shard-bytes", str(good.shard_bytes)]) == 0
-    shown = capsys.readouterr().out
-    assert "aligned 2 documents" in shown
-    assert "generation      3, with 34 documents in" in shown
+    command = command_line(tmp_path, tmp_path / "aligned", inputs)
+    assert main([each for each in command if each != "--quiet"]) == 0
+    assert "generation      3, with 34 documents in" in capsys.readouterr().out
 
 
 def test_only_taken_ids_that_meet_a_document_are_held() -> None:
@@ -237,11 +230,9 @@ def test_killed_anywhere_and_run_again(
 def test_a_takedown_between_a_kill_and_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from beam_jobs.align import steps
-
     grow(tmp_path, "a", FIRST)
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "make_manifest", _raise)
+        patch.setattr(steps, "make_manifest", fail)
         with pytest.raises(Exception, match="injected"):
             grow(tmp_path, "b", SECOND)
     assert list((tmp_path / "aligned").glob("corpus-g001-*"))
@@ -253,7 +244,3 @@ def test_a_takedown_between_a_kill_and_the_next_start(
     assert not list((tmp_path / "aligned").glob(".vocag-*"))
     assert documents(tmp_path / "aligned").keys() == {*FIRST, *SECOND} - {"a3"}
     assert validate_dataset(str(tmp_path / "aligned")).findings == ()
-
-
-def _raise(*_: object, **__: object) -> None:
-    raise DamagedShardError("injected")

@@ -23,7 +23,7 @@ from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
-from tests.support.datasets import make_texts, remove_documents
+from tests.support.datasets import make_texts, remove_documents, seen_ids
 from tests.support.growing import QUIET, documents, grow, options, write_input
 from tests.support.killing import run_killed
 from tests.support.shelf import SCHEME
@@ -172,7 +172,6 @@ def test_what_is_not_given_is_the_datasets(tmp_path: Path) -> None:
 
 
 def test_one_dataset_is_added_to_another(tmp_path: Path) -> None:
-    """With the options of the one that grows; documents that it has are dead letters."""
     grow(tmp_path / "one", "a", FIRST[:20], student_bos="none")
     grow(tmp_path / "two", "b", FIRST[15:40], keep_text=True)
     one, two = tmp_path / "one/aligned", tmp_path / "two/aligned"
@@ -219,12 +218,7 @@ def test_lost_texts_are_counted_and_named_before_anything_is_written(
     for letter in letters:
         assert index.document_id[letter["position"]] == letter["document_id"]
     assert {letter["document_id"] for letter in letters} == {f"d{n:03d}" for n in range(7)}
-    assert documents_of(new) == {f"d{n:03d}" for n in range(7, 100)}
-
-
-def documents_of(folder: Path) -> set[str]:
-    dataset = open_dataset(folder)
-    return {str(n) for s in range(len(dataset.manifest.shards)) for n in dataset.read_ids(s)}
+    assert seen_ids(new) == {f"d{n:03d}" for n in range(7, 100)}
 
 
 def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None:
@@ -349,35 +343,18 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "call"),
-    [("steps.read_part", 1), ("buckets.shard_record", 3), ("steps.make_manifest", 1)],
-)
-def test_killed_anywhere_and_run_again(
-    tmp_path: Path, grown: tuple[Path, Path], function: str, call: int
-) -> None:
+def test_killed_and_run_again(tmp_path: Path, grown: tuple[Path, Path]) -> None:
     data, whole = grown
     arguments = ["--input", str(data), "--output", str(tmp_path / "new"), "--quiet"]
-    functions = [f"beam_jobs.align.{function}"]
-    run_killed("beam_jobs.align.__main__", arguments, functions, call=call)
+    functions = ["beam_jobs.align.buckets.shard_record"]
+    run_killed("beam_jobs.align.__main__", arguments, functions, call=3)
     assert main(arguments) == 0
     assert_same(tmp_path / "new", whole)
 
 
-@pytest.mark.parametrize(
-    ("beam_arguments", "changes"),
-    [
-        (("--direct_runner_bundle_repeat=1",), {}),
-        (("--runner=BundleBasedDirectRunner",), {"shuffle": "runner"}),
-        pytest.param((), {"run": RunOptions(workers=2, quiet=True)}, marks=pytest.mark.slow),
-    ],
-)
-def test_every_runner_gives_the_same_bytes(
-    tmp_path: Path,
-    grown: tuple[Path, Path],
-    beam_arguments: tuple[str, ...],
-    changes: dict[str, Any],
-) -> None:
+@pytest.mark.slow
+def test_worker_processes_give_the_same_bytes(tmp_path: Path, grown: tuple[Path, Path]) -> None:
     data, whole = grown
-    align(from_dataset(data, tmp_path / "new", beam_arguments=beam_arguments, **changes))
+    run = RunOptions(workers=2, quiet=True)
+    align(from_dataset(data, tmp_path / "new", run=run, shuffle="runner"))
     assert_same(tmp_path / "new", whole)

@@ -23,22 +23,25 @@ from beam_jobs.align.opened import reading_rules
 from beam_jobs.align.options import parse_options
 from beam_jobs.errors import InputError, OptionsError
 from pipeline.dataset.reading import read_manifest
-from tests.support.corpus import Corpus, align_options, command_line, digests, json_line, make_text
+from tests.support.corpus import (
+    Corpus,
+    align_options,
+    command_line,
+    digests,
+    fail,
+    json_line,
+    make_text,
+    small_corpus,
+)
 
 LINES = [json_line(f"doc-{n}", make_text(n)) for n in range(40)]
-
-
-def small_corpus(folder: Path) -> Corpus:
-    (folder / "in").mkdir(parents=True)
-    (folder / "in" / "a.jsonl").write_bytes(b"".join(LINES[:20]))
-    (folder / "in" / "b.jsonl").write_bytes(b"".join(LINES[20:]))
-    return Corpus(folder)
+FILES = {"a": LINES[:20], "b": LINES[20:]}
 
 
 def test_a_changed_input_of_the_same_size_is_not_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    corpus = small_corpus(tmp_path / "corpus")
+    corpus = small_corpus(tmp_path / "corpus", **FILES)
     command = command_line(align_options(corpus, tmp_path / "out"))
     assert main(command) == 0
     before = digests(tmp_path / "out")
@@ -55,8 +58,8 @@ def test_a_copy_of_the_input_is_the_same_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    align(align_options(small_corpus(tmp_path / "corpus"), output))
-    copy = small_corpus(tmp_path / "copy")
+    align(align_options(small_corpus(tmp_path / "corpus", **FILES), output))
+    copy = small_corpus(tmp_path / "copy", **FILES)
     os.utime(copy.folder / "in" / "a.jsonl", ns=(1, 1))
     capsys.readouterr()
     align(align_options(copy, output))
@@ -88,14 +91,13 @@ def test_content_covers_both_ends_and_everything_of_small_files(
 
 
 def test_a_dataset_that_lost_files_is_not_finished(tmp_path: Path) -> None:
-    corpus = small_corpus(tmp_path / "corpus")
+    corpus = small_corpus(tmp_path / "corpus", **FILES)
     output = tmp_path / "out"
     manifest = align(align_options(corpus, output))
     for name in (manifest.shards[0].file, manifest.shards[0].index_file, manifest.teacher.file):
         data = (output / name).read_bytes()
-        if name == manifest.teacher.file:
-            (output / name).unlink()
-        else:
+        (output / name).unlink()
+        if name != manifest.teacher.file:
             (output / name).write_bytes(data[:-1])
         with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut"):
             align(align_options(corpus, output))
@@ -125,7 +127,7 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(tmp_path: Path, chan
 def test_a_job_whose_input_is_cut_fails_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    corpus = small_corpus(tmp_path / "corpus")
+    corpus = small_corpus(tmp_path / "corpus", **FILES)
     command = command_line(align_options(corpus, tmp_path / "out"))
     path = corpus.folder / "in" / "b.jsonl"
     whole = path.read_bytes()
@@ -210,7 +212,7 @@ def test_a_killed_job_over_standard_input_is_resumed(
     data, output = b"".join(LINES), tmp_path / "out"
     (output / ".vocag-stdin-abandoned").mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr(sharding, "encode_manifest", _raise)
+        patch.setattr(sharding, "encode_manifest", fail)
         assert align_input(monkeypatch, output, data) == 1
     assert len(list(output.glob(".vocag-*"))) == 1, "the run's folder, no copies"
     assert align_input(monkeypatch, output, data) == 0
@@ -229,7 +231,3 @@ def test_options_that_contradict_each_other(arguments: list[str], message: str) 
     given = ["--input=a", "--output=b", "--student=c", "--teacher=d"]
     with pytest.raises(ValueError, match=message):
         reading_rules(parse_options([*given, *arguments]))
-
-
-def _raise(*_: object) -> None:
-    raise RuntimeError("injected")

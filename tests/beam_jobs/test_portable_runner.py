@@ -15,13 +15,7 @@ from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.running.exits import RESUME
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
-from tests.support.servers import (
-    FAILURE,
-    free_port,
-    serve,
-    worker_pool,
-    write_failing_worker,
-)
+from tests.support.servers import FAILURE, free_port, serve, worker_pool, write_failing_worker
 
 pytestmark = pytest.mark.slow
 

@@ -285,10 +285,7 @@ taken = st.builds(TakenId, **places)
 @given(records=st.lists(documents | letters) | st.lists(taken), num_buckets=st.integers(1, 5))
 @pytest.mark.parametrize("shuffle", ["files", "runner"])
 def test_blocks_carry_every_record(
-    tmp_path_factory: pytest.TempPathFactory,
-    shuffle: str,
-    records: list[Record],
-    num_buckets: int,
+    tmp_path_factory: pytest.TempPathFactory, shuffle: str, records: list[Record], num_buckets: int
 ) -> None:
     store = BlockStore(shuffle, os.fspath(tmp_path_factory.getbasetemp()))  # type: ignore[arg-type]
     elements = list(store.hand_over(pack_blocks(records, num_buckets)))

@@ -18,12 +18,11 @@ from beam_jobs.remove.ids import read_ids
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.remove.removal import remove
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.validate.dataset import validate_dataset
 from schemas.errors import DatasetError
 from schemas.manifest import encode_manifest
 from schemas.removed import RemovedDocuments, encode_removed
-from tests.support.datasets import build_dataset
+from tests.support.datasets import build_dataset, files_of, seen_ids
 
 ALL = {f"doc-0-{number}" for number in range(24)}
 
@@ -34,20 +33,6 @@ def write_ids(folder: Path, *ids: str) -> str:
     return str(path)
 
 
-def read(output: Path, generation: int | None = None) -> set[str]:
-    """Ids of the documents that a reader sees."""
-    dataset = open_dataset(str(output), generation=generation)
-    found: set[str] = set()
-    for shard, kept in enumerate(select_documents(dataset).each(lambda _, kept: kept)):
-        names = np.array(dataset.read_ids(shard).to_pylist())
-        found |= set(names.tolist() if kept is None else names[kept].tolist())
-    return found
-
-
-def files_of(output: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*") if p.is_file()}
-
-
 def test_documents_leave_and_shards_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,13 +41,17 @@ def test_documents_leave_and_shards_stay(
     before = files_of(output)
     assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-20")]) == 0
     assert "2 documents removed" in capsys.readouterr().out
-    assert read(output) == ALL - {"doc-0-3", "doc-0-20"}
+    assert seen_ids(output) == ALL - {"doc-0-3", "doc-0-20"}
     assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-1")]) == 0
     shown = capsys.readouterr().out
     assert "1 document removed; 1 of the list were removed before" in shown
     assert "generation 2" in shown
     gone = {"doc-0-3", "doc-0-20", "doc-0-1"}
-    assert [read(output, n) for n in (0, 1, 2)] == [ALL, ALL - {"doc-0-3", "doc-0-20"}, ALL - gone]
+    assert [seen_ids(output, n) for n in (0, 1, 2)] == [
+        ALL,
+        ALL - {"doc-0-3", "doc-0-20"},
+        ALL - gone,
+    ]
     after = files_of(output)
     manifest = open_dataset(str(output)).manifest
     changed = {name for name in after if after[name] != before.get(name)}
@@ -87,7 +76,7 @@ def test_nothing_is_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ids = write_ids(tmp_path, "doc-0-3")
     remove(RemoveOptions(str(output), ids, dry_run=True))
     assert "1 document would be removed" in capsys.readouterr().out
-    assert read(output) == ALL
+    assert seen_ids(output) == ALL
     assert remove(RemoveOptions(str(output), ids, quiet=True)).generation == 1
     assert remove(RemoveOptions(str(output), ids, quiet=True)).generation == 1
     assert capsys.readouterr().out == ""
@@ -107,7 +96,7 @@ def test_unknown_ids_are_refused_or_counted(
     assert files_of(output) == before
     assert main([str(output), "--ids", ids, "--ignore-unknown"]) == 0
     assert "1 document removed; 2 ids of no document" in capsys.readouterr().out
-    assert read(output) == ALL - {"doc-0-3"}
+    assert seen_ids(output) == ALL - {"doc-0-3"}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +170,7 @@ def test_killed_anywhere_and_run_again(
         kill_at(patch, number)
         with pytest.raises(KilledError):
             remove(options[0])
-    assert read(output) in (ALL, ALL - {"doc-0-3"})
+    assert seen_ids(output) in (ALL, ALL - {"doc-0-3"})
     remove(options[0])
     assert files_of(output) == files_of(other)
 

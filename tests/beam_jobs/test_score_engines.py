@@ -22,13 +22,7 @@ from pipeline.scoring.sidecars import ShardToScore
 from schemas.sidecar import EngineRecord, decode_sidecar
 from tests.support.completions_server import MODEL, CompletionsServer, off, right, serve
 from tests.support.datasets import build_dataset, make_texts
-from tests.support.scored_data import (
-    SEQ_LENGTH,
-    run_score,
-    score_arguments,
-    sidecars,
-    write_world,
-)
+from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars, write_world
 
 
 @pytest.fixture(scope="module")

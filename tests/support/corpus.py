@@ -149,6 +149,19 @@ def bad_lines() -> tuple[list[bytes], Counter[str]]:
     return [line + b"\n" for line, _ in cases], Counter(reason for _, reason in cases)
 
 
+def small_corpus(folder: Path, **files: Sequence[bytes]) -> Corpus:
+    """Write files of JSON lines, named by what they are given as."""
+    (folder / "in").mkdir(parents=True)
+    for name, lines in files.items():
+        (folder / "in" / f"{name}.jsonl").write_bytes(b"".join(lines))
+    return Corpus(folder)
+
+
+def fail(*_: object, **__: object) -> None:
+    """Take the place of a function that a job calls."""
+    raise RuntimeError("injected")
+
+
 def json_line(document_id: str | int | None, text: str) -> bytes:
     """Return a line of JSON; None leaves the id out."""
     record = {"text": text} if document_id is None else {"id": document_id, "text": text}

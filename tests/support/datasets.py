@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -16,6 +17,8 @@ from pipeline.alignment import align_batch
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.batches import SourceDocument
 from pipeline.dataset.conventions import describe_tokenizer
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
 from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import document_key
@@ -114,6 +117,21 @@ def build_dataset(
     )
     (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
     return manifest
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, by their names relative to it."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def seen_ids(folder: Path, generation: int | None = None) -> set[str]:
+    """Return the ids of the documents that a reader sees."""
+    dataset = open_dataset(str(folder), generation=generation)
+    found: set[str] = set()
+    for shard, kept in enumerate(select_documents(dataset).each(lambda _, kept: kept)):
+        names = np.array(dataset.read_ids(shard).to_pylist())
+        found |= set(names.tolist() if kept is None else names[kept].tolist())
+    return found
 
 
 def remove_documents(folder: Path, *ids: str) -> Manifest:

@@ -15,10 +15,7 @@ from schemas.index import ShardIndex
 from tests.support.reference import Range
 
 MAX_TEXT_BYTES = 40
-IDS = st.one_of(
-    st.integers(0, 300),
-    st.sampled_from([255, 256, 65535, 65536, 0xFFFFFFFF]),
-)
+IDS = st.one_of(st.integers(0, 300), st.sampled_from([255, 256, 65535, 65536, 0xFFFFFFFF]))
 
 
 def make_document(

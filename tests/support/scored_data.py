@@ -50,9 +50,7 @@ def online_losses(teacher: Path, batch: Rows) -> torch.Tensor:
     model = load_language_model(str(teacher))
     with torch.inference_mode():
         states = hidden_states(
-            model,
-            batch["teacher_input_ids"],
-            position_ids=batch["teacher_position_ids"],
+            model, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
         )
         return score_tokens(
             states,

@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from pipeline.packing.plan import plan_rows
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
 from schemas.document import AlignedDocument, Tokens, document_key
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import (
@@ -26,6 +27,7 @@ from schemas.manifest import (
 from tests.support.sample_encoder import encode_document
 
 STUDENT_BOS, STUDENT_EOS, TEACHER_EOS, FIRST_ID = 1, 2, 3, 10
+GLOBAL_BATCH_SIZE = 12
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,32 @@ def write_dataset(folder, documents, *, shard_sizes):
     )
     (folder / "manifest.json").write_bytes(encode_manifest(manifest))
     return SmallDataset(folder, manifest, documents[:start])
+
+
+def small_rows(path, **options):
+    """Open rows of 64 student tokens, 12 to a global batch."""
+    defaults = {"seq_length": 64, "teacher_seq_length": 96, "window_rows": 5, "shuffle_shards": 1}
+    defaults["global_batch_size"] = GLOBAL_BATCH_SIZE
+    return AlignedRows(StreamConfig(Reading(str(path)), **(defaults | options)))
+
+
+def read_run(rows, num_samples, *, num_replicas, consumed_samples=0, **options):
+    """Return rows by run position, as tuples, read by all replicas."""
+    options = {"micro_batch_size": GLOBAL_BATCH_SIZE // num_replicas} | options
+    found = {}
+    for replica in range(num_replicas):
+        loader = load_batches(
+            rows,
+            replica=replica,
+            num_replicas=num_replicas,
+            consumed_samples=consumed_samples,
+            num_samples=num_samples,
+            **options,
+        )
+        for positions, batch in zip(loader.batches, loader, strict=True):
+            found |= dict(zip(positions, map(tuple, batch.buffer.tolist()), strict=True))
+    assert sorted(found) == list(range(consumed_samples, num_samples))
+    return found
 
 
 def brute_force_spans(student, teacher):

@@ -17,13 +17,7 @@ from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from schemas.manifest import ConventionRecord
 from tests.support.datasets import build_dataset
-from tests.support.tokenizer_zoo import (
-    SHARED,
-    definition,
-    load,
-    needs_shared,
-    write_definition,
-)
+from tests.support.tokenizer_zoo import SHARED, definition, load, needs_shared, write_definition
 
 COMMIT = "0" * 40
 CHAT = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "add_bos_token": True}
@@ -33,40 +27,24 @@ MISTRAL_CHAT = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}
 
 def with_control(body: dict[str, Any], *names: str) -> dict[str, Any]:
     """Return a definition with further special tokens at its end."""
-    body = deepcopy(body)
-    first = 1 + max(
-        *body["model"]["vocab"].values(), *(token["id"] for token in body["added_tokens"])
-    )
+    ids = [*body["model"]["vocab"].values(), *(token["id"] for token in body["added_tokens"])]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    body["added_tokens"] += [
-        {"id": first + place, "content": name, "special": True, **flags}
-        for place, name in enumerate(names)
+    added = [
+        {"id": token_id, "content": name, "special": True, **flags}
+        for token_id, name in enumerate(names, max(ids) + 1)
     ]
-    return body
+    return body | {"added_tokens": [*body["added_tokens"], *added]}
 
 
 def llama_3_like() -> dict[str, Any]:
     """Byte-level, BOS by its template, `<|eot_id|>` for chats."""
-    body = deepcopy(definition("gpt2_like"))
-    body["added_tokens"] = []
-    size = len(body["model"]["vocab"])
-    body["model"]["vocab"].pop("<|endoftext|>", None)
-    vocabulary = dict(zip(body["model"]["vocab"], range(size), strict=False))
-    body["model"]["vocab"] = vocabulary
-    body = with_control(
-        {**body, "added_tokens": [_special("<|begin_of_text|>", len(vocabulary))]},
-        *("<|end_of_text|>", "<|eot_id|>"),
-    )
-    bos = len(vocabulary)
+    names = ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
+    body = with_control(definition("gpt2_like") | {"added_tokens": []}, *names)
+    bos = body["added_tokens"][0]["id"]
     template = processors.TemplateProcessing(
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)]
     )
     return body | {"post_processor": json.loads(template.__getstate__())}
-
-
-def _special(name: str, token_id: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": name, "special": True, **flags}
 
 
 def chat_like() -> dict[str, Any]:
@@ -89,8 +67,7 @@ def shared(name: str, *values: object) -> Any:
     [
         pytest.param(chat_like, CHAT, "<|endoftext|>", "<|endoftext|>", id="chat_like"),
         pytest.param(
-            *(llama_3_like, LLAMA_3_CHAT, "<|begin_of_text|>", "<|end_of_text|>"),
-            id="llama_3_like",
+            *(llama_3_like, LLAMA_3_CHAT, "<|begin_of_text|>", "<|end_of_text|>"), id="llama_3_like"
         ),
         pytest.param(
             lambda: definition("llama_like"), MISTRAL_CHAT, "<s>", "</s>", id="llama_like"

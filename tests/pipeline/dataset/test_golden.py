@@ -12,14 +12,7 @@ from schemas.document import decode_document, decode_tensors
 from schemas.index import decode_index
 from schemas.manifest import encode_manifest
 from schemas.removed import decode_removed
-from tests.data.make_golden import (
-    FOLDER,
-    METADATA,
-    TEXTS,
-    VALUES,
-    golden_documents,
-    golden_files,
-)
+from tests.data.make_golden import FOLDER, METADATA, TEXTS, VALUES, golden_documents, golden_files
 from tests.support.documents import assert_same, assert_same_index
 
 FILES = golden_files()

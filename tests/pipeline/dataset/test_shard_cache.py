@@ -19,10 +19,6 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import DamagedShardError
 from tests.support.streaming_data import make_documents, write_dataset
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
-
 SIZE = 1000
 
 
@@ -45,7 +41,6 @@ def content(number):
 
 
 def cached(folder):
-    """Return the names of complete files."""
     return {path.name for path in folder.iterdir() if not path.suffix}
 
 
@@ -182,14 +177,12 @@ def server(tmp_path):
 
 
 def stream(path, cache_folder, **options):
-    """Open small rows of a local or remote dataset."""
     defaults = {"seq_length": 128, "teacher_seq_length": 128, "window_rows": 2, "seed": 3}
     defaults |= {"shuffle_shards": 1, "cache_folder": cache_folder, "cache_bytes": 1 << 20}
     return AlignedRows(StreamConfig(Reading(path), **(defaults | options)))
 
 
 def tar_requests(requests):
-    """Return the shards that were asked for."""
     return [path for path in requests if path.endswith(".tar")]
 
 

@@ -20,13 +20,7 @@ from tests.support.streaming_data import (
 )
 
 BOS_EOS = around(1, 1, 2)
-CONVENTIONS = [
-    around(),
-    BOS_EOS,
-    around(3, 3, None),
-    around(1, None, 2),
-    around(None, 7, None),
-]
+CONVENTIONS = [around(), BOS_EOS, around(3, 3, None), around(1, None, 2), around(None, 7, None)]
 
 
 @st.composite
@@ -42,15 +36,9 @@ def documents(draw):
     return num_student, num_teacher, list(zip(students, teachers, strict=True))
 
 
-@st.composite
-def shards(draw):
-    """Return a few shards' documents."""
-    return draw(st.lists(st.lists(documents(), max_size=12), min_size=1, max_size=4))
-
-
 @settings(max_examples=150)
 @given(
-    shards=shards(),
+    shards=st.lists(st.lists(documents(), max_size=12), min_size=1, max_size=4),
     seq_length=st.integers(6, 60),
     teacher_seq_length=st.integers(6, 60),
     student=st.sampled_from(CONVENTIONS),
@@ -61,7 +49,8 @@ def test_every_token_stands_in_exactly_one_row(
     shards, seq_length, teacher_seq_length, student, teacher, window_rows
 ):
     rules = PackingRules(seq_length, teacher_seq_length, student, teacher, window_rows)
-    plan = plan_indices([index_of(*_columns(shard)) for shard in shards], rules)
+    indices = [index_of(*([d[n] for d in shard] for n in range(3))) for shard in shards]
+    plan = plan_indices(indices, rules)
     flat = [document for shard in shards for document in shard]
 
     by_document = {number: [] for number in range(len(flat))}
@@ -77,10 +66,6 @@ def test_every_token_stands_in_exactly_one_row(
     assert plan.row_starts[-1] == len(plan.segments)
     assert plan.window_row_starts[-1] == len(plan)
     assert plan.shard_document_starts.tolist() == np.cumsum([0, *map(len, shards)]).tolist()
-
-
-def _columns(shard):
-    return [d[0] for d in shard], [d[1] for d in shard], [d[2] for d in shard]
 
 
 def _check_document(pieces, num_student, num_teacher, cuts):

@@ -22,27 +22,20 @@ from tests.support.streaming_data import make_documents, write_dataset
 
 DOCS = Path(__file__).parents[3] / "docs" / "streaming.md"
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
-
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Five shards of five documents."""
     documents = make_documents([1 + 13 * number for number in range(25)])
     return write_dataset(tmp_path / "data", documents, shard_sizes=[5] * 5)
 
 
 def documented_code(marker):
-    """Return the code block of docs/streaming.md that contains a string."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (block,) = [block for block in blocks if marker in block]
     return block
 
 
 def check_documents(found, expected):
-    """Compare every field of every document with what was written."""
     written = {d.document_id: decode_document(encode_document(d)) for d in expected}
     assert sorted(document.document_id for document in found) == sorted(written)
     for document in found:

@@ -10,22 +10,13 @@ import pytest
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
 from pipeline.streaming.damage import DamageLog, read_quarantine
 from schemas.document import document_key
-from schemas.errors import (
-    DamagedSampleError,
-    DamagedShardError,
-    DatasetError,
-    SchemaVersionError,
-)
+from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError, SchemaVersionError
 from schemas.index import decode_index, encode_index
 from schemas.manifest import encode_manifest
 from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import FIRST_ID, make_documents, write_dataset
 
 SIZES = (8, 6, 6)
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
 
 
 @pytest.fixture
@@ -37,28 +28,23 @@ def dataset(tmp_path):
 
 
 def open_rows(dataset, **options):
-    """Open the dataset with rows of 128 tokens."""
     defaults = {"seq_length": 128, "teacher_seq_length": 200, "window_rows": 4}
     return AlignedRows(StreamConfig(Reading(str(dataset.folder)), **(defaults | options)))
 
 
 def read_all(rows):
-    """Return all samples as one batch."""
     return rows.__getitems__(range(len(rows)))
 
 
 def shard_path(dataset, shard):
-    """Return a shard's tar."""
     return dataset.folder / dataset.manifest.shards[shard].file
 
 
 def index_of(dataset, shard):
-    """Return a shard's index."""
     return decode_index((dataset.folder / dataset.manifest.shards[shard].index_file).read_bytes())
 
 
 def flip(path, position):
-    """Change one byte of a file."""
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
     path.write_bytes(data)
@@ -86,7 +72,7 @@ def check_quarantined(dataset, rows, lost):
     for sample in listed:
         assert sample.key == document_key(sample.document_id)
     masked = batch["input_ids"] == 0
-    assert not bool((batch["loss_mask"][masked] != 0).any())
+    assert not bool(batch["loss_mask"][masked].any())
     assert not bool(batch["teacher_spans"][masked].any())
 
 

@@ -6,20 +6,18 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from pipeline.streaming import (
-    AlignedRows,
-    Reading,
-    StreamConfig,
-    StreamMismatchError,
-    StreamState,
-    load_batches,
-)
+from pipeline.streaming import AlignedRows, Reading, StreamMismatchError, StreamState
 from pipeline.streaming.damage import read_quarantine
 from schemas.errors import DamagedSampleError, DatasetError, ForeignTokenizerError
 from schemas.manifest import ConventionRecord, encode_manifest
-from tests.support.streaming_data import make_documents, write_dataset
+from tests.support.streaming_data import (
+    GLOBAL_BATCH_SIZE,
+    make_documents,
+    read_run,
+    small_rows,
+    write_dataset,
+)
 
-GLOBAL_BATCH_SIZE = 12
 NUM_DOCUMENTS = {"web": 110, "math": 40, "code": 60, "wiki": 25, "tiny": 9}
 STAGES = """
 [[stages]]
@@ -31,10 +29,6 @@ weights = { web = 0.25, math = 0.25, code = 0.25, wiki = 0.125, tiny = 0.125 }
 from_tokens = 24_000
 weights = { code = 0.5, wiki = 0.5 }
 """
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,37 +54,21 @@ def mixture_text(stages=STAGES, *, seed=7, **limits):
 
 
 def open_mixture(folder, file="mixture.toml", **options):
-    defaults = {
-        "seq_length": 64,
-        "teacher_seq_length": 96,
-        "window_rows": 5,
-        "shuffle_shards": 1,
-        "global_batch_size": GLOBAL_BATCH_SIZE,
-    }
-    return AlignedRows(StreamConfig(Reading(str(folder / file)), **(defaults | options)))
+    return small_rows(folder / file, **options)
+
+
+def mix_two(folder, **paths):
+    """Write a mixture of two datasets, half and half."""
+    datasets = [f'[datasets.{name}]\npath = "{path}"\n' for name, path in paths.items()]
+    weights = ", ".join(f"{name} = 0.5" for name in paths)
+    (folder / "mixture.toml").write_text(
+        f"{''.join(datasets)}[[stages]]\nweights = {{ {weights} }}"
+    )
+    return folder
 
 
 def source_of(rows, run_position):
     return rows.layout.sources[rows.locate(run_position)[0]]
-
-
-def read_run(rows, num_samples, *, num_replicas, num_workers, consumed_samples=0):
-    """Return rows by run position, as tuples, read by all replicas."""
-    found = {}
-    for replica in range(num_replicas):
-        loader = load_batches(
-            rows,
-            micro_batch_size=GLOBAL_BATCH_SIZE // num_replicas,
-            replica=replica,
-            num_replicas=num_replicas,
-            consumed_samples=consumed_samples,
-            num_samples=num_samples,
-            num_workers=num_workers,
-        )
-        for positions, batch in zip(loader.batches, loader, strict=True):
-            found |= dict(zip(positions, map(tuple, batch.buffer.tolist()), strict=True))
-    assert sorted(found) == list(range(consumed_samples, num_samples))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +83,12 @@ def expected(folder):
 def test_a_run_resumed_anywhere_reads_the_same_rows(
     folder, expected, num_replicas, num_workers, stride
 ):
-    """Compare runs that begin at the step of every n-th row with the rows read one by one."""
     num_samples = len(expected) // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE
     starts = range(0, num_samples, stride)
     assert len(starts) > 1
     for row in starts:
         rows = open_mixture(folder)
-        step = row // GLOBAL_BATCH_SIZE
-        saved = json.loads(json.dumps(asdict(rows.state(step * GLOBAL_BATCH_SIZE))))
+        saved = json.loads(json.dumps(asdict(rows.state(row - row % GLOBAL_BATCH_SIZE))))
         consumed = rows.restore(StreamState(**saved))
         found = read_run(
             rows,
@@ -188,18 +164,13 @@ def write_other_dataset(folder, **changes):
 
 def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
     def mixed_with_web(path):
-        (tmp_path / "two.toml").write_text(
-            f'[datasets.web]\npath = "{folder}/web"\n[datasets.other]\npath = "{path}"\n'
-            "[[stages]]\nweights = { web = 0.5, other = 0.5 }"
-        )
-        return open_mixture(tmp_path, "two.toml")
+        return open_mixture(mix_two(tmp_path, web=folder / "web", other=path))
 
-    with pytest.raises(DatasetError, match=r'two.toml: "web" and "other" share 2 shards'):
+    with pytest.raises(DatasetError, match=r'mixture.toml: "web" and "other" share 2 shards'):
         mixed_with_web(folder / "web")
     write_other_dataset(tmp_path / "foreign", teacher={"sha256": "0" * 64})
     with pytest.raises(
-        ForeignTokenizerError,
-        match=r'two.toml: "other" and "web" differ: teacher tokenizer',
+        ForeignTokenizerError, match=r'mixture.toml: "other" and "web" differ: teacher tokenizer'
     ):
         mixed_with_web(tmp_path / "foreign")
     convention = ConventionRecord(None, None, 2)
@@ -215,15 +186,11 @@ def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
 
 
 def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
-    names = ("web", "tiny")
-    for seed, name in enumerate(names):
+    for seed, name in enumerate(("web", "tiny")):
         write_dataset(tmp_path / name, make_documents([40] * 20, seed=seed), shard_sizes=[10, 10])
     tar = tmp_path / "tiny" / "data-000001-of-000002.tar"
     tar.write_bytes(tar.read_bytes()[:1024] + b"\xff" * 64 + tar.read_bytes()[1088:])
-    (tmp_path / "mixture.toml").write_text(
-        '[datasets.web]\npath = "web"\n[datasets.tiny]\npath = "tiny"\n'
-        "[[stages]]\nweights = { web = 0.5, tiny = 0.5 }"
-    )
+    mix_two(tmp_path, web="web", tiny="tiny")
     rows = open_mixture(tmp_path, global_batch_size=4)
     with pytest.raises(DamagedSampleError, match="data-000001-of-000002"):
         rows.__getitems__(range(len(rows)))

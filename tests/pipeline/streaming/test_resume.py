@@ -7,22 +7,14 @@ import signal
 from dataclasses import asdict, replace
 
 import pytest
-import torch
 
-from pipeline.streaming import (
-    AlignedRows,
-    Reading,
-    StreamConfig,
-    StreamMismatchError,
-    StreamState,
-    load_batches,
-)
-from tests.support.streaming_data import make_documents, write_dataset
-
-GLOBAL_BATCH_SIZE = 12
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
+from pipeline.streaming import StreamMismatchError, StreamState, load_batches
+from tests.support.streaming_data import (
+    GLOBAL_BATCH_SIZE,
+    make_documents,
+    read_run,
+    small_rows,
+    write_dataset,
 )
 
 
@@ -36,61 +28,26 @@ def folder(tmp_path_factory):
 
 
 def open_rows(folder, **options):
-    """Open two epochs of small rows."""
-    defaults = {
-        "seq_length": 64,
-        "teacher_seq_length": 96,
-        "window_rows": 5,
-        "shuffle_shards": 1,
-        "global_batch_size": GLOBAL_BATCH_SIZE,
-        "num_epochs": 2,
-        "seed": 11,
-    }
-    return AlignedRows(StreamConfig(Reading(str(folder)), **(defaults | options)))
-
-
-def global_batches(rows, *, num_replicas, micro_batch_size, consumed_samples=0, num_workers=0):
-    """Return each step's rows over all replicas, as a sorted list of tuples."""
-    share = GLOBAL_BATCH_SIZE // (micro_batch_size * num_replicas)
-    steps = []
-    loaders = [
-        iter(
-            load_batches(
-                rows,
-                micro_batch_size=micro_batch_size,
-                replica=replica,
-                num_replicas=num_replicas,
-                consumed_samples=consumed_samples,
-                num_workers=num_workers,
-            )
-        )
-        for replica in range(num_replicas)
-    ]
-    for _ in range((len(rows) - consumed_samples) // GLOBAL_BATCH_SIZE):
-        batches = [next(loader).buffer for loader in loaders for _ in range(share)]
-        steps.append(sorted(map(tuple, torch.cat(batches).tolist())))
-    assert all(next(loader, None) is None for loader in loaders), "equal steps on every replica"
-    return steps
+    return small_rows(folder, **({"num_epochs": 2, "seed": 11} | options))
 
 
 def test_resume_at_every_step_and_resize(folder):
     rows = open_rows(folder)
     layouts = [(4, 3), (6, 2), (3, 2), (1, 12), (2, 3)]
-    expected = global_batches(rows, num_replicas=1, micro_batch_size=12)
-    steps_per_epoch = rows.samples_per_epoch // GLOBAL_BATCH_SIZE
-    assert len(expected) == 2 * steps_per_epoch > 7
-    assert expected[:steps_per_epoch] != expected[steps_per_epoch:]
-    for step in range(len(expected) + 1):
+    expected = read_run(rows, len(rows), num_replicas=1)
+    assert len(expected) == 2 * rows.samples_per_epoch > 7 * GLOBAL_BATCH_SIZE
+    for step, consumed in enumerate(range(0, len(rows) + 1, GLOBAL_BATCH_SIZE)):
         num_replicas, micro_batch_size = layouts[step % len(layouts)]
         restarted = open_rows(folder)
-        saved = json.loads(json.dumps(asdict(rows.state(step * GLOBAL_BATCH_SIZE))))
-        rest = global_batches(
+        saved = json.loads(json.dumps(asdict(rows.state(consumed))))
+        rest = read_run(
             restarted,
+            len(rows),
             num_replicas=num_replicas,
             micro_batch_size=micro_batch_size,
             consumed_samples=restarted.restore(StreamState(**saved)),
         )
-        assert rest == expected[step:], f"resumed at step {step} with {num_replicas} replicas"
+        assert rest == {place: row for place, row in expected.items() if place >= consumed}
 
 
 @pytest.mark.parametrize(

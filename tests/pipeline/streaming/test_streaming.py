@@ -15,25 +15,13 @@ from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate
 from schemas.document import AlignedDocument, Tokens
 from tests.support.datasets import build_dataset, word_pieces
 from tests.support.reference_rows import reference_row
-from tests.support.streaming_data import (
-    around,
-    brute_force_spans,
-    make_documents,
-    write_dataset,
-)
-
-# The DataLoader forks, and torch has threads.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning",
-    "ignore:This DataLoader will create:UserWarning",
-)
+from tests.support.streaming_data import around, brute_force_spans, make_documents, write_dataset
 
 SEQ, TEACHER_SEQ = 96, 128
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    """Three uneven shards of documents from 1 to 400 tokens."""
     lengths = [*np.random.default_rng(5).integers(1, 130, 47).tolist(), 400, 1, 2]
     folder = tmp_path_factory.mktemp("streaming") / "data"
     return write_dataset(folder, make_documents(lengths), shard_sizes=[20, 1, 29])

@@ -75,12 +75,10 @@ def write_mixture(folder: Path, first: str, second: str, *, path: str = "web") -
 
 
 def open_rows(path: Path, where: str = "", num_epochs: int = 1) -> AlignedRows:
-    """Open rows of a dataset or a mixture."""
     return AlignedRows(StreamConfig(Reading(str(path), where), num_epochs=num_epochs, **LENGTHS))
 
 
 def open_mixture(folder: Path, first: str, second: str, *, path: str = "web") -> AlignedRows:
-    """Open such a mixture."""
     return open_rows(write_mixture(folder, first, second, path=path))
 
 
@@ -134,12 +132,7 @@ def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "error", "message"),
     [
-        (
-            "where = 'good'",
-            "",
-            DatasetError,
-            r'"first" and "second" share 3 shards.*each with a',
-        ),
+        ("where = 'good'", "", DatasetError, r'"first" and "second" share 3 shards.*each with a'),
         (
             "where = 'good'",
             "where = 'year < 2030'",
