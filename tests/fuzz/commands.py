@@ -19,16 +19,13 @@ from typing import Any, NoReturn
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from tests.fuzz.oracle import Fault
 from tests.fuzz.reader import DamageError, Seen, read_dataset
-from tests.fuzz.report import Report
+from tests.fuzz.report import Fault, Report
 from tests.fuzz.texts import make_text
 from tests.support.datasets import byte_level
 from vocag_cli import COMMANDS, main
 
-Step = dict[str, Any]
-"""A command with its documents and its fault."""
-
+Step = dict[str, Any]  # a command with its documents and its fault
 STEPS_OF_A_DATASET = 8
 LONGEST_SECONDS = 180.0
 FAULTS = ("none", "kill", "kill", "kill", "kill", "limit", "cut", "cut", "twin", "twin")
@@ -61,13 +58,9 @@ def draw_step(choose: random.Random, number: int) -> Step:
         "share": choose.random(),  # of the dataset's files
         "kept": choose.random(),  # of the file that is cut
     }
-    return {
-        "command": command,
-        "fault": fault,
-        "documents": draw_documents(choose, number),
-        "ids": [f"d{choose.randrange(number + 1)}-{choose.randrange(30)}" for _ in range(4)],
-        "twin": draw_documents(choose, number + 100),
-    }
+    documents, twin = (draw_documents(choose, start) for start in (number, number + 100))
+    ids = [f"d{choose.randrange(number + 1)}-{choose.randrange(30)}" for _ in range(4)]
+    return {"command": command, "fault": fault, "documents": documents, "ids": ids, "twin": twin}
 
 
 def draw_documents(choose: random.Random, number: int) -> list[list[Any]]:
@@ -84,32 +77,33 @@ def draw_documents(choose: random.Random, number: int) -> list[list[Any]]:
 
 
 class Command:
-    """A command in a process forked from this one, which has imported everything.
-
-    Attributes:
-        hangs: whether it was killed because it took too long.
-    """
+    """A command in a process forked from this one, which has imported everything."""
 
     def __init__(self, arguments: list[str], folder: Path, fault: Step | None = None) -> None:
         """Start it; a fault kills it at the n-th use of a file below a folder, or limits files."""
-        self.hangs = False
+        self.hangs = False  # or it was killed because it took too long
         self._until = time.monotonic() + LONGEST_SECONDS
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=self._run, args=(arguments, folder, fault or {}))
-        self._process.start()
+        self.process = context.Process(target=self._run, args=(arguments, folder, fault or {}))
+        self.process.start()
 
     def ended(self, seconds: float = 0) -> bool:
         """Wait for its end; return whether it has come."""
-        if time.monotonic() > self._until and self._process.is_alive():
+        if time.monotonic() > self._until and self.process.is_alive():
             self.hangs = True
-            self._process.kill()
-        self._process.join(seconds)
-        return not self._process.is_alive()
+            self.process.kill()
+        self.process.join(seconds)
+        return not self.process.is_alive()
 
-    def status(self) -> int:
-        """Return the exit status of a command that has ended, negative for a signal."""
-        return self._process.exitcode or 0
+    def status(self, kind: str) -> int:
+        """Return the status with which it ended, which must have been in words."""
+        status, said = self.process.exitcode or 0, self.said()
+        if self.hangs:
+            _fail("hangs", f"{kind}: {said[-300:]}")
+        if status not in (0, 1, 2, -signal.SIGKILL) or "Traceback" in said:
+            _fail("traceback", f"{kind}: status {status}: {said[-900:]}")
+        return status
 
     def said(self) -> str:
         """Return its output."""
@@ -140,20 +134,13 @@ def _die_at(event: int, folder: Path) -> None:
 
 
 class GrowingDataset:
-    """A dataset, and what must be in it.
-
-    Attributes:
-        root: holds it, its inputs and its tokenizers.
-        counts: of what was tried.
-        now: what a reader must see; None before there is a dataset.
-        kept: what readers of earlier generations must see.
-    """
+    """A dataset with its inputs and tokenizers below a root, and what must be in it."""
 
     def __init__(self, root: Path, counts: Counter[str]) -> None:
         """Begin with none."""
         self.root, self.counts = root, counts
-        self.now: Seen | None = None
-        self.kept: list[Seen] = []
+        self.now: Seen | None = None  # what a reader must see
+        self.kept: list[Seen] = []  # what readers of earlier generations must see
         for side, size in SIZES.items():
             (root / f"{side}.json").write_bytes(byte_level(size).file_bytes)
 
@@ -179,13 +166,13 @@ class GrowingDataset:
                 if kind != "cut" and self._see(states) is not None:
                     self.counts["reads beside a command"] += 1
         self.counts.update(["commands", f"faults: {kind}"])
-        self.counts["kills"] += commands[0].status() == -signal.SIGKILL
+        self.counts["kills"] += commands[0].process.exitcode == -signal.SIGKILL
         self._see(states)
         for command, arguments in zip(commands, runs, strict=True):
-            if _require_calm(command, kind):
+            if command.status(kind):
                 again = Command(arguments, self.root)
                 again.ended(LONGEST_SECONDS)
-                if status := _require_calm(again, "again"):
+                if status := again.status("again"):
                     _fail("again", f"status {status}: {again.said()[-300:]}")
         self._settle(step["command"], ends)
 
@@ -204,10 +191,9 @@ class GrowingDataset:
 
     def _see(self, states: Sequence[Seen | None]) -> Any:
         """Return what a reader sees, which must be one of some states."""
-        seen = None
+        folder = self.root / "aligned"
         try:
-            if (self.root / "aligned" / "manifest.json").exists():
-                seen = read_dataset(self.root / "aligned")
+            seen = read_dataset(folder) if (folder / "manifest.json").exists() else None
         except (DamageError, OSError, ValueError) as error:
             _fail("damage", f"{type(error).__name__}: {error}")
         if seen not in states:
@@ -230,20 +216,17 @@ class GrowingDataset:
     @contextmanager
     def _cut_file(self, fault: Step) -> Iterator[None]:
         """Cut one of the dataset's files while a command runs, then put it back."""
-        path = self._choose_file("**/*", fault) if fault["kind"] == "cut" else None
-        if path is None:
+        files = sorted(p for p in (self.root / "aligned").glob("**/*") if p.is_file())
+        if fault["kind"] != "cut" or not files:
             yield
             return
+        path = files[int(fault["share"] * len(files))]
         whole = path.read_bytes()
         cut = whole[: int(fault["kept"] * len(whole))]
         path.write_bytes(cut)
         yield
         if path.exists() and path.read_bytes() == cut:
             path.write_bytes(whole)
-
-    def _choose_file(self, pattern: str, fault: Step) -> Path | None:
-        files = sorted(p for p in (self.root / "aligned").glob(pattern) if p.is_file())
-        return files[int(fault["share"] * len(files))] if files else None
 
 
 def predict(step: Step, before: Seen | None) -> Seen:
@@ -297,16 +280,6 @@ def _import_commands() -> None:
     for name in ("align", "remove"):
         import_module(COMMANDS[name][0])
     align_batch([SourceDocument("d", "é".encode())], byte_level(300), byte_level(340))
-
-
-def _require_calm(command: Command, kind: str) -> int:
-    """Check that a command ended in words; return its status."""
-    status, said = command.status(), command.said()
-    if command.hangs:
-        _fail("hangs", f"{kind}: {said[-300:]}")
-    if status not in (0, 1, 2, -signal.SIGKILL) or "Traceback" in said:
-        _fail("traceback", f"{kind}: status {status}: {said[-900:]}")
-    return status
 
 
 def _difference(seen: Seen | None, state: Seen | None) -> str:

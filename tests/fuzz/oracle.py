@@ -13,6 +13,7 @@ import tokenizers
 
 from pipeline.batches import TokenBatch
 from pipeline.tokenization import Tokenizer
+from tests.fuzz.report import Fault
 from tests.support.reference import spelled_offsets, vocabulary_bytes
 
 Range = tuple[int, int]
@@ -21,40 +22,19 @@ MAX_SLOW_BYTES = 4000
 """Longer texts are held against the library's ids alone: oracles are slow."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with one text.
-
-    Attributes:
-        kind: one word for what was expected.
-        detail: the values.
-    """
-
-    kind: str
-    detail: str
-
-
 @dataclass
 class Oracle:
-    """Compares a tokenizer's answers with its library's, and its ranges with oracles.
+    """Compares a tokenizer's answers with its library's, and its ranges with oracles."""
 
-    Attributes:
-        tested: as a job loads it.
-        slow: the same without the fast path.
-        counts: how often each comparison was made.
-    """
-
-    tested: Tokenizer
-    slow: Tokenizer
+    tested: Tokenizer  # as a job loads it
+    slow: Tokenizer  # the same without the fast path
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Load the library's own tokenizer, and read what its tokens stand for."""
         data = self.tested.file_bytes
-        self.added: dict[int, str] = {}
-        self.control: set[int] = set()
-        self.unknown: set[int | None] = set()
-        self.spells = True
+        self.added, self.control, self.spells = dict[int, str](), set[int](), True
+        self.unknown = set[int | None]()
         if self.tested.file_name == "tokenizer.model":
             library: Any = sentencepiece.SentencePieceProcessor(model_proto=data)
             self.encode = library.encode
@@ -87,11 +67,8 @@ class Oracle:
             batch, slow = self.tested.tokenize_batch(data), self.slow.tokenize_batch(data)
         except BaseException as error:  # a panic of a Rust library
             return dict.fromkeys(range(len(data)), Fault("raises", f"{type(error)}: {error}"))
-        faults = {}
-        for place, text in enumerate(texts):
-            if fault := self._compare(place, text, batch, slow):
-                faults[place] = fault
-        return faults
+        found = (self._compare(place, text, batch, slow) for place, text in enumerate(texts))
+        return {place: fault for place, fault in enumerate(found) if fault}
 
     def _compare(self, place: int, text: str, batch: TokenBatch, slow: TokenBatch) -> Fault | None:
         self.counts["texts"] += 1

@@ -21,19 +21,12 @@ class DamageError(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a dataset holds at one generation.
-
-    Attributes:
-        generation: its number.
-        documents: by id, those that are read.
-        removed: ids of those that are not.
-        letters: dead letters by reason.
-    """
+    """What a dataset holds at one generation."""
 
     generation: int
-    documents: dict[str, Content]
-    removed: frozenset[str]
-    letters: dict[str, int]
+    documents: dict[str, Content]  # by id, those that are read
+    removed: frozenset[str]  # ids of those that are not
+    letters: dict[str, int]  # dead letters by reason
 
 
 def read_dataset(folder: Path, file: str = "manifest.json") -> Seen:

@@ -4,35 +4,30 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tests.fuzz.oracle import Fault
 
-FILES_OF_A_KIND = 5
-"""Failures of one kind on one tokenizer that get a file; more are counted."""
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong: one word for what was expected, and the values."""
+
+    kind: str
+    detail: str
 
 
 @dataclass
 class Report:
-    """What a run has found so far.
-
-    Attributes:
-        folder: failures are written below it.
-        counts: of everything that was tried.
-        failures: by kind and what they were found on.
-    """
+    """What a run has found so far: what was tried, and failures by kind and what they are of."""
 
     folder: Path
     counts: Counter[str] = field(default_factory=Counter)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def add(self, fault: "Fault", name: str, body: Any) -> None:
+    def add(self, fault: Fault, name: str, body: Any) -> None:
         """Write what fails as JSON, and say how to try it again."""
         self.failures[fault.kind, name] += 1
-        number = self.failures[fault.kind, name]
-        if number > FILES_OF_A_KIND:
-            return
+        if (number := self.failures[fault.kind, name]) > 5:
+            return  # more of a kind are counted
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{fault.kind}-{name}-{number}.json"
         path.write_text(json.dumps(body, indent=1), "utf-8")

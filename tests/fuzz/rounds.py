@@ -5,26 +5,24 @@ import multiprocessing
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pipeline.tokenization import SpecialStrings, TokenizerError, load_tokenizer
-from tests.fuzz.oracle import Fault, Oracle
-from tests.fuzz.report import Report
+from tests.fuzz.oracle import Oracle
+from tests.fuzz.report import Fault, Report
 from tests.fuzz.texts import make_text
 from tests.fuzz.tokenizers import REAL, SMALL, write_fresh
 from tests.support.datasets import byte_level
 from tests.support.tokenizer_zoo import source
 
-REAL_SECONDS, OTHER_SECONDS = 6.0, 1.0
-SHRINK_SECONDS = 5.0
-SILENT_SECONDS = 120.0
-"""A round that says nothing for as long hangs; a sweep of a large tokenizer takes a sixth."""
+REAL_SECONDS, OTHER_SECONDS, SHRINK_SECONDS = 6.0, 1.0, 5.0
+SILENT_SECONDS = 120.0  # then a round hangs; a sweep of a large tokenizer takes a sixth
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,8 @@ class Target:
 
     def load(self) -> Oracle:
         """Return what compares it."""
-        tested, slow = (
-            load_tokenizer(self.path, special_strings=self.special_strings, fast=fast)
-            for fast in (self.fast, False)
-        )
-        return Oracle(tested, slow)
+        load = partial(load_tokenizer, self.path, special_strings=self.special_strings)
+        return Oracle(load(fast=self.fast), load(fast=False))
 
 
 def fuzz_tokenizers(seed: str, until: float, report: Report) -> None:
@@ -111,7 +106,6 @@ def shrink_fault(oracle: Oracle, fault: Fault, texts: Sequence[str], place: int)
 
     Halves of it leave, then quarters, at last single characters.
     """
-    counts, oracle.counts = oracle.counts, Counter()
     until = time.monotonic() + SHRINK_SECONDS
 
     def fails(text: str) -> bool:
@@ -125,7 +119,6 @@ def shrink_fault(oracle: Oracle, fault: Fault, texts: Sequence[str], place: int)
         shorter = (kept[:start] + kept[start + size :] for start in starts)
         found = next((text for text in shorter if fails(text)), None)
         kept, size = (found, min(size, len(found))) if found is not None else (kept, size // 2)
-    oracle.counts = counts
     return [kept] if alone else list(texts)
 
 
@@ -165,8 +158,7 @@ def _watch(target: Target, seed: str, report: Report) -> None:
             else:
                 add(*values)
     process.join(10)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    process.kill()  # if it hangs
+    process.join()
     if process.exitcode:
         add(Fault("dies", f"or hangs: exit code {process.exitcode}"), tried)

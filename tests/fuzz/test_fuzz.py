@@ -12,9 +12,9 @@ import pytest
 
 from pipeline.batches import TokenBatch
 from tests.fuzz.commands import draw_step, predict
-from tests.fuzz.oracle import Fault, Oracle
+from tests.fuzz.oracle import Oracle
 from tests.fuzz.reader import DamageError, read_dataset
-from tests.fuzz.report import Report
+from tests.fuzz.report import Fault, Report
 from tests.fuzz.rounds import Target, hunt, replay, shrink_fault
 from tests.fuzz.texts import make_text
 from tests.fuzz.tokenizers import write_fresh
@@ -42,24 +42,20 @@ class Planted:
             start, stop = batch.cu_tokens[d : d + 2]
             if self.what == "ids":
                 batch.input_ids[stop - 1] += 1
-            if self.what == "ranges":
-                batch.byte_offsets[start:stop] = np.clip(
-                    batch.byte_offsets[start:stop] - 1, 0, None
-                )
+            if self.what == "paths":
+                own = batch.byte_offsets[start:stop]
+                own[:] = np.maximum(own - 1, 0)
         return batch
 
 
-@pytest.mark.parametrize(
-    ("what", "kind"), [("ids", "ids"), ("raises", "raises"), ("ranges", "paths")]
-)
-def test_a_planted_defect_is_found_and_shrunk(what: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["ids", "raises", "paths"])
+def test_a_planted_defect_is_found_and_shrunk(what: str) -> None:
     oracle = Oracle(Planted(what), load("qwen_like", fast=False))  # type: ignore[arg-type]
     texts = [make_text(random.Random(f"{n}")) for n in range(20)]
     texts[7] += "the sum" + TRIGGER + "x) of " + texts[3]
     fault = next(iter(oracle.find_faults(texts).values()))
-    assert fault.kind == kind
+    assert fault.kind == what
     assert shrink_fault(oracle, fault, texts, 7) == [TRIGGER]
-    assert oracle.counts["texts"] == (0 if what == "raises" else 20), "shrinking counts for nothing"
 
 
 def test_a_sound_tokenizer_passes_what_is_drawn() -> None:

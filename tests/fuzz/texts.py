@@ -31,15 +31,9 @@ WORDS = ("the", " theorem", "Natalia", " 48", "sum", "don't", "I'M", "==", "def 
 MARKUP = ("<", ">", "|", "｜", "▁", "Ġ", "##", "<0x", "0A>", "[", "]", "</s>", "<s>")
 
 
-def make_text(choose: random.Random, strings: Sequence[str] = (), max_pieces: int = 10) -> str:
-    """Return a text of a few pieces that tokenizers are known to get wrong.
-
-    Args:
-        choose: draws everything.
-        strings: of the tokenizer at hand: its added tokens, some of its vocabulary.
-        max_pieces: at most.
-    """
-    pieces = [_piece(choose, strings) for _ in range(choose.randint(1, max_pieces))]
+def make_text(choose: random.Random, strings: Sequence[str] = ()) -> str:
+    """Return pieces that tokenizers are known to get wrong, and strings of the one at hand."""
+    pieces = [_piece(choose, strings) for _ in range(choose.randint(1, 10))]
     return "".join(pieces).encode("utf-8", "ignore").decode()  # no lone surrogates
 
 
