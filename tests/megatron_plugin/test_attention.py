@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.models.attention import attend_documents, row_segments
 from megatron_plugin.models.places import RowShare
+from tests.support.largest_tensor import LargestTensor
 
 HEADS, SIZE, SEQ_LENGTH = 4, 8, 24
 
@@ -102,27 +102,12 @@ def test_flash_attention_agrees(groups):
     )
 
 
-class _LargestTensor(TorchDispatchMode):
-    """Notes the elements of the largest tensor that any operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.num_elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.num_elements = max(self.num_elements, tensor.numel())
-        return result
-
-
 def test_no_mask_of_the_whole_row_at_8192_places():
     seq_length, document = 8192, 512
     bounds = torch.arange(0, seq_length + 1, document).unsqueeze(0)
     segments = row_segments(bounds, seq_length, "cpu")
     query = torch.randn(seq_length, 1, 8, requires_grad=True)
-    with _LargestTensor() as seen:
+    with LargestTensor() as seen:
         attend_documents(query, query, query, segments).sum().backward()
     assert seen.num_elements >= query.numel()
     assert seen.num_elements < seq_length * document

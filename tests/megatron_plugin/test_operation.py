@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from contextlib import suppress
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -278,25 +279,18 @@ class started:  # noqa: N801  a context manager, used like a function
         self.process.stdout.close()
 
     def members(self):
-        """Return the processes of the job besides torchrun, by its environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != self.process.pid:
-                try:
-                    environment = (entry / "environ").read_bytes()
-                except OSError:
-                    continue
-                if f"VOCAG_TEST_JOB={self.token}".encode() in environment.split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        """Return the environments of the job's processes besides torchrun, by their ids."""
+        found = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                environment = process.environ()
+                if environment.get("VOCAG_TEST_JOB") == self.token:
+                    found[process.pid] = environment
+        return {pid: own for pid, own in found.items() if pid != self.process.pid}
 
     def ranks(self):
         """Return the processes of both worlds, by their rank in the job."""
-        by_rank = {}
-        for pid in self.members():
-            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(b"RANK="):
-                    by_rank[int(entry.removeprefix(b"RANK="))] = pid
+        by_rank = {int(own["RANK"]): pid for pid, own in self.members().items() if "RANK" in own}
         assert sorted(by_rank) == list(range(self.num_ranks))
         return [by_rank[rank] for rank in range(self.num_ranks)]
 
@@ -306,5 +300,5 @@ class started:  # noqa: N801  a context manager, used like a function
         output = "".join(self.seen) + output
         expected = self.process.returncode == code if code is not None else self.process.returncode
         assert expected, output[-4000:]
-        assert self.members() == []
+        assert not self.members()
         return output

@@ -2,12 +2,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
 from pipeline.guidance.output_layer import OutputLayer
 from tests.support import reference_guidance as reference
+from tests.support.largest_tensor import LargestTensor
 
 VOCAB, HIDDEN = 700, 8
 SEVERAL_CHUNKS = 12 * 130  # 12 tokens by 130 rows: five full chunks and one shorter
@@ -29,19 +28,6 @@ def make_inputs(num_tokens=12, dtype=torch.float32, seed=0):
     weight = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype)
     labels = torch.randint(VOCAB, (num_tokens,), generator=generator)
     return hidden, weight, labels
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the most elements that any operation's result holds."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return result
 
 
 @pytest.mark.parametrize("chunk_elements", [1, SEVERAL_CHUNKS, 2**21])
@@ -137,8 +123,8 @@ def test_full_logits_never_exist(dtype):
         F.cross_entropy((hidden @ weight.T).float(), labels).backward()
     with LargestTensor() as chunked:
         linear_cross_entropy(hidden, weight, labels, with_entropy=True).losses.sum().backward()
-    assert plain.elements == 256 * VOCAB
-    assert chunked.elements <= 256 * 128
+    assert plain.num_elements == 256 * VOCAB
+    assert chunked.num_elements <= 256 * 128
 
 
 def test_huge_logits_neither_overflow_nor_vanish():
