@@ -88,18 +88,6 @@ def test_embeddings_are_the_means_of_a_slow_count() -> None:
     )
 
 
-def test_a_vocabulary_transferred_to_itself_leaves_the_model_as_it_was() -> None:
-    model = _model()
-    pairs = count_pairs([align_batch(_documents(), OLD, OLD)])
-    same = {token: token for token in range(OLD.vocab_size) if token not in pairs.new_ids}
-    ids = torch.tensor([[5, 300, 7, 41]])
-    with torch.inference_mode():
-        before = model(input_ids=ids).logits
-    assert transfer_vocabulary(model, pairs, OLD.vocab_size, same=same) == 0
-    with torch.inference_mode():
-        torch.testing.assert_close(model(input_ids=ids).logits, before)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_gets_another_vocabulary_and_can_be_saved(tmp_path: Path, tied: bool) -> None:
     model = _model(tied=tied)

@@ -114,10 +114,7 @@ def _replace_streams():
     torch.cuda.set_stream = lambda *_: None
     torch.cuda.stream = lambda *_: contextlib.nullcontext()
     torch.cuda.is_current_stream_capturing = lambda: False
-    for name in (
-        "_accelerator_graph_capture_health_check",
-        "_cuda_graph_capture_health_check",
-    ):
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
         setattr(torch.optim.Optimizer, name, lambda self: None)
 
 

@@ -9,12 +9,7 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from megatron_plugin import checks, pretrain_gpt
-from megatron_plugin.arguments import (
-    NO_TEACHER,
-    ArgumentError,
-    VocagOptions,
-    read_options,
-)
+from megatron_plugin.arguments import NO_TEACHER, ArgumentError, VocagOptions, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import (
     require_same_tokenizers,

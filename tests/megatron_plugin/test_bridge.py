@@ -11,13 +11,7 @@ from torch import distributed as dist
 pytest.importorskip("megatron.core")
 
 from megatron_plugin import bridge as bridges
-from megatron_plugin.bridge import (
-    BridgeError,
-    Pairing,
-    StudentBridge,
-    TeacherBridge,
-    TeacherRows,
-)
+from megatron_plugin.bridge import BridgeError, Pairing, StudentBridge, TeacherBridge, TeacherRows
 from megatron_plugin.models.places import WHOLE_ROWS
 from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide

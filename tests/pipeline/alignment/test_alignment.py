@@ -6,12 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.alignment import (
-    AlignmentError,
-    align_batch,
-    align_tokens,
-    chunk_of_token,
-)
+from pipeline.alignment import AlignmentError, align_batch, align_tokens, chunk_of_token
 from pipeline.alignment.kernels import find_cut_points
 from pipeline.batches import Ranges, SourceDocument, TokenBatch
 from schemas.index import CUT_STRIDE
@@ -23,13 +18,7 @@ from tests.support.offset_strategies import (
     side_by_side,
     tiling_offsets,
 )
-from tests.support.reference import (
-    Range,
-    algorithm_1,
-    is_cut,
-    reference_cuts,
-    reference_spans,
-)
+from tests.support.reference import Range, algorithm_1, is_cut, reference_cuts, reference_spans
 from tests.support.text_strategies import texts
 from tests.support.tokenizer_zoo import load, shared
 
@@ -64,26 +53,6 @@ def test_the_merge_gives_algorithm_1_s_answer(document: tuple[list[Range], list[
     spans = merged([student], [teacher]).tolist()
     found = [(start, end) if end > start else None for start, end in spans]
     assert found == algorithm_1(student, teacher)
-
-
-@pytest.mark.parametrize(
-    ("student", "teacher", "expected"),
-    [
-        ([(0, 4)], [(0, 2), (2, 4)], [[0, 2]]),
-        ([(0, 2), (2, 4)], [(0, 4)], [[0, 1], [0, 1]]),
-        ([(0, 3), (3, 6)], [(0, 2), (2, 4), (4, 6)], [[0, 2], [1, 3]]),
-        ([(0, 1), (1, 2), (2, 3)], [(0, 1), (2, 3)], [[0, 1], [0, 0], [1, 2]]),
-        ([(0, 0), (0, 2)], [(0, 2)], [[0, 0], [0, 1]]),
-        ([(0, 2)], [(0, 0), (0, 2)], [[1, 2]]),
-        ([(0, 2), (2, 3)], [(0, 2), (2, 2), (2, 3)], [[0, 1], [2, 3]]),
-        ([(0, 4)], [(0, 2), (2, 2), (2, 4)], [[0, 3]]),
-        ([(0, 2)], [(1, 1)], [[0, 0]]),
-        ([(0, 2)], [], [[0, 0]]),
-        ([], [(0, 2)], []),
-    ],
-)
-def test_spans(student: list[Range], teacher: list[Range], expected: list[list[int]]) -> None:
-    assert merged([student], [teacher]).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, TEXT_BYTES), st.integers(0, TEXT_BYTES)), min_size=1))

@@ -6,13 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from pipeline.drawing.charts import (
-    bar_chart,
-    draw_svg,
-    interval_chart,
-    line_chart,
-    write_figure,
-)
+from pipeline.drawing.charts import bar_chart, draw_svg, interval_chart, line_chart, write_figure
 
 HOSTILE = "</svg><script>\x00\ud800 $x_1$"
 

@@ -8,10 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
-from pipeline.evaluation.differences import (
-    describe_differences,
-    difference,
-)
+from pipeline.evaluation.differences import describe_differences, difference
 from pipeline.evaluation.report import write_report
 from pipeline.evaluation.results import (
     Results,

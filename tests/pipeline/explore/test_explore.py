@@ -20,12 +20,7 @@ from pipeline.explore.command import main
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.manifest import MANIFEST_FILE
-from tests.support.datasets import (
-    build_dataset,
-    make_texts,
-    remove_documents,
-    word_pieces,
-)
+from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
 
 TEXTS = [
     ("plain", "Probability, Uncertainty"),
@@ -60,9 +55,6 @@ def read_back(shown: str) -> bytes:
         shown = shown.replace(sign, character)
     parts = re.split(r"<0x(\w\w)>", re.sub(r"<U\+(\w+)>", lambda m: chr(int(m[1], 16)), shown))
     return b"".join(bytes.fromhex(p) if n % 2 else p.encode() for n, p in enumerate(parts))
-
-
-# Blocks.
 
 
 @st.composite
@@ -130,9 +122,6 @@ def test_bytes_are_shown_as_people_read_them(data: bytes, shown: str) -> None:
     assert show_bytes(data) == shown
 
 
-# Documents.
-
-
 @pytest.mark.parametrize("keep_text", [True, False])
 def test_token_texts_add_up_to_the_text(tmp_path: Path, keep_text: bool) -> None:
     build_dataset(tmp_path, TEXTS, num_shards=2, keep_text=keep_text)
@@ -171,9 +160,6 @@ def test_documents_come_in_the_order_of_the_shards(dataset: Path) -> None:
         assert [document.title for document in shown] == names[:num]
 
 
-# The terminal.
-
-
 @pytest.mark.parametrize("width", [40, 100])
 def test_both_lines_of_a_block_stand_under_each_other(dataset: Path, width: int) -> None:
     document = preview(dataset, "coin")
@@ -186,9 +172,6 @@ def test_both_lines_of_a_block_stand_under_each_other(dataset: Path, width: int)
         assert max(display_width(top), display_width(bottom)) <= width
         drawn += top[9:].count("|") + len(re.split(r" {2,}", top[9:].strip()))
     assert drawn == document.num_student_tokens
-
-
-# The page.
 
 
 def test_every_student_token_is_joined_to_its_teacher_tokens(dataset: Path) -> None:
@@ -225,9 +208,6 @@ def test_the_page_is_self_contained_and_escaped(
     assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[2J" in html
     assert not re.search(r"http|url\(|@import|src=|href=", html)
     assert html.count("<article") == 3
-
-
-# The commands.
 
 
 def test_info_names_the_figures(

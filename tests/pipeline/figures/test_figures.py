@@ -29,15 +29,6 @@ def test_paper_overlap_of_qwen(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.splitlines()[2].split() == ["qwen2_5", "151,643", "6.32", "%", "17.37", "%"]
 
 
-@needs_shared
-@pytest.mark.slow
-def test_paper_token_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {"llama2": 7, "qwen2_5": 4, "mistral": 8, "deepseek_llm": 6}
-    assert main(["tokens", TEXT, "--tokenizers", *(str(SHARED / name) for name in names)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:7]]
-    assert {row[0]: int(row[1]) for row in rows} == names
-
-
 def test_tokenizers_draw_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     student, teacher = (str(tmp_path / name) for name in ("student", "teacher"))
     for folder, size in ((student, 400), (teacher, 480)):

@@ -14,11 +14,7 @@ from pipeline.training.command import main as train_main
 from pipeline.training.losses import score_labels, student_states
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from tests.support.datasets import build_dataset, make_texts
-from tests.support.scored_data import (
-    SEQ_LENGTH,
-    online_losses,
-    run_score,
-)
+from tests.support.scored_data import SEQ_LENGTH, online_losses, run_score
 from tests.support.streaming_data import around
 
 HALF_STEP = 2.0**-11

@@ -6,27 +6,17 @@ What the library reports is wrong in most of them; ours is exact.
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 
 from pipeline.alignment import AlignmentError, align_tokens
-from pipeline.batches import TokenBatch
 from pipeline.tokenization import load_tokenizer
+from tests.support.offset_strategies import make_tokens
 from tests.support.tokenizer_zoo import definition, load, source, without_bytes, write_definition
 
 
 def library(name: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(source(name)))
-
-
-def hand_made(*pairs: tuple[int, int]) -> TokenBatch:
-    return TokenBatch(
-        input_ids=np.zeros(len(pairs), np.uint32),
-        byte_offsets=np.array(pairs, np.int64).reshape(-1, 2),
-        cu_tokens=np.array([0, len(pairs)]),
-        tiles=np.array([False]),
-    )
 
 
 @pytest.mark.parametrize(
@@ -94,10 +84,11 @@ def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
 def test_offsets_of_encode_batch_fast_are_refused() -> None:
     (reported,) = library("qwen_like").encode_batch_fast(["the sum"])
     assert set(reported.offsets) == {(0, 0)}
+    blind, good = (make_tokens([pairs], 7) for pairs in (reported.offsets, [(0, 7)]))
     with pytest.raises(AlignmentError, match=r"all \(0, 0\) in document 0.*encode_batch_fast"):
-        align_tokens(hand_made(*reported.offsets), hand_made((0, 7)))
+        align_tokens(blind, good)
     with pytest.raises(AlignmentError, match=r"teacher offsets are all \(0, 0\)"):
-        align_tokens(hand_made((0, 7)), hand_made(*reported.offsets))
+        align_tokens(good, blind)
 
 
 @pytest.mark.parametrize("name", ["sentencepiece_unigram", "sentencepiece_nfkc"])

@@ -24,26 +24,6 @@ def mend(text: str, reported: list[tuple[int, int]], contents: list[bytes]) -> l
     return result
 
 
-def test_good_offsets_stay() -> None:
-    assert mend("ab cd", [(0, 2), (3, 5)], [b"ab", b"cd"]) == [[0, 2], [3, 5]]
-    assert mend("", [], []) == []
-
-
-def test_pieces_of_a_character_lie_side_by_side() -> None:
-    data = "🤗".encode()
-    pieces = [b"x", data[:1], data[1:], b"y"]
-    expected = [[0, 1], [1, 2], [2, 5], [5, 6]]
-    assert mend("x🤗y", [(0, 1), (1, 5), (1, 5), (5, 6)], pieces) == expected
-
-
-def test_a_prefix_covers_no_byte() -> None:
-    pieces = [b" ", b"\n", b"H"]
-    assert mend("\nH", [(0, 1), (0, 1), (1, 2)], pieces) == [[0, 0], [0, 1], [1, 2]]
-    two_words = [(0, 1), (0, 1), (2, 3), (2, 3)]
-    expected = [[0, 0], [0, 1], [2, 2], [2, 3]]
-    assert mend("a b", two_words, [b" ", b"a", b" ", b"b"]) == expected
-
-
 @pytest.mark.parametrize(
     "contents", [[b"a", b"bc"], [b"a", b"c"], [b"b", b"a"], [b"", b"b"], [b"x", b"ab"]]
 )

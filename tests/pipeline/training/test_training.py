@@ -50,19 +50,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_dataset(root / "same", make_texts(40), student=teacher, teacher=teacher)
     write_model(root / "student", student)
     write_model(root / "teacher_start", teacher, seed=1)
-    config = TrainConfig(
-        data=Reading(str(root / "same")),
-        student=str(root / "teacher_start"),
-        output=root / "teacher_run",
-        method=Method("full"),
-        num_steps=30,
-        warmup_steps=2,
-        seq_length=SEQ_LENGTH,
-        global_batch_size=4,
-        num_epochs=20,
-        learning_rate=1e-2,
-    )
-    train(config)
+    changes = {"data": Reading(str(root / "same")), "student": str(root / "teacher_start")}
+    lengths = {"num_steps": 30, "num_epochs": 20, "learning_rate": 1e-2}
+    train(_config(root, root / "teacher_run", Method("full"), teacher=None, **changes, **lengths))
     return root
 
 
@@ -254,10 +244,7 @@ def test_accumulation_changes_nothing_but_rounding(world: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("keep_fraction", [None, 0.4])
 def test_alm_adds_divergences_to_the_cross_entropy_of_the_kept_tokens(
-    world: Path,
-    student: PreTrainedModel,
-    teacher: PreTrainedModel,
-    keep_fraction: float | None,
+    world: Path, student: PreTrainedModel, teacher: PreTrainedModel, keep_fraction: float | None
 ) -> None:
     batch = _rows(world / "pair").__getitems__([0, 1])
     result = _loss(Method("alm", keep_fraction=keep_fraction, weight=2.0), student, teacher, batch)
@@ -482,12 +469,7 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
         ("teacher", {"teacher": str(small)}, ValueError, "teacher tokens up to 479"),
         ("teacher", {"teacher": str(world / "student")}, ForeignTokenizerError, "is not the data"),
         ("full", {"student": untrained}, ForeignTokenizerError, other_student),
-        (
-            "full",
-            {"student": untrained, "random_init": True},
-            ForeignTokenizerError,
-            other_student,
-        ),
+        ("full", {"student": untrained, "random_init": True}, ForeignTokenizerError, other_student),
         ("full", {"data": same, "student": str(small)}, ValueError, "student tokens up to 479"),
         ("full", {"num_steps": 10**6}, ValueError, r"raise --num-epochs, .* or lower --num-steps"),
     ):
