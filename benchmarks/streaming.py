@@ -187,3 +187,7 @@ def row_bytes(rows: AlignedRows) -> float:
     """Return bytes of a row per student token in it."""
     plan = rows.datasets[0].plan
     return 4 * rows.layout.num_words * len(plan) / float(plan.row_lengths()[0].sum())
+
+
+if __name__ == "__main__":
+    main()
