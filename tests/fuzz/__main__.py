@@ -18,7 +18,12 @@ from tests.fuzz.report import Report
 
 def main() -> int:
     """Fuzz for some minutes, or try one failure again; return 1 where something failed."""
-    options = _parse()
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20, help="shared by both halves")
+    parser.add_argument("--seed", help="draws the same tokenizers, texts, commands and faults")
+    parser.add_argument("--output", type=Path, default=Path("fuzz"), help="where failures go")
+    parser.add_argument("--replay", type=Path, help="try one failure again")
+    options = parser.parse_args()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     if options.replay:
         body = json.loads(options.replay.read_bytes())
@@ -30,15 +35,6 @@ def main() -> int:
         half(seed, time.monotonic() + options.minutes * 30, report)
     print(report.summary())
     return int(bool(report.failures))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20, help="shared by both halves")
-    parser.add_argument("--seed", help="draws the same tokenizers, texts, commands and faults")
-    parser.add_argument("--output", type=Path, default=Path("fuzz"), help="where failures go")
-    parser.add_argument("--replay", type=Path, help="try one failure again")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -45,20 +45,18 @@ class Oracle:
         library = tokenizers.Tokenizer.from_str(data.decode())
         self.encode = lambda text: library.encode(text, add_special_tokens=False).ids
         self.contents = vocabulary_bytes(definition)
-        self.spells = model.get("type", "BPE") in ("BPE", "Unigram") and not model.get(
-            "end_of_word_suffix"
-        )
-        self.added = {t["id"]: t["content"] for t in definition["added_tokens"]}
-        spaced = {i for i, content in self.added.items() if content.startswith(" ")}
-        spaced |= {t["id"] for t in definition["added_tokens"] if t["lstrip"] or t["rstrip"]}
-        self.contents |= dict.fromkeys(spaced, b"")  # how much white space, nobody says
-        self.unknown = {i for i, c in self.added.items() if c == model.get("unk_token")}
-        self.unknown.add(model.get("unk_id"))
-        self.control = {
-            t["id"]
-            for t in definition["added_tokens"]
-            if t["special"] or t["content"].startswith("<|") or "｜" in t["content"]
-        }
+        self.spells = model.get("type", "BPE") in ("BPE", "Unigram")
+        self.spells &= not model.get("end_of_word_suffix")
+        self.unknown = {model.get("unk_id")}
+        for token in definition["added_tokens"]:
+            number, content = token["id"], token["content"]
+            self.added[number] = content
+            if content.startswith(" ") or token["lstrip"] or token["rstrip"]:
+                self.contents[number] = b""  # how much white space, nobody says
+            if content == model.get("unk_token"):
+                self.unknown.add(number)
+            if token["special"] or content.startswith("<|") or "｜" in content:
+                self.control.add(number)
 
     def find_faults(self, texts: Sequence[str]) -> dict[int, Fault]:
         """Return what is wrong with texts that are tokenized together, by their place."""

@@ -82,10 +82,8 @@ def test_a_failure_is_a_file_and_a_command(
 
 
 def test_a_seed_says_everything(tmp_path: Path) -> None:
-    for seed in ("1", "2"):
-        assert make_text(random.Random(seed)) == make_text(random.Random(seed))
-        steps = [draw_step(random.Random(seed), 3) for _ in range(2)]
-        assert steps[0] == steps[1]
+    assert make_text(random.Random("1")) == make_text(random.Random("1"))
+    assert draw_step(random.Random("1"), 3) == draw_step(random.Random("1"), 3)
     for n in range(6):
         first, second = (write_fresh(str(n), tmp_path / f"{n}{place}") for place in "ab")
         assert first.read_bytes() == second.read_bytes()
@@ -105,10 +103,8 @@ def test_the_reader_sees_what_is_there_and_any_damage(tmp_path: Path) -> None:
 
 
 def test_what_commands_must_leave() -> None:
-    first = {
-        "command": "align",
-        "documents": [["a", "x", "web"], ["b", "", None], ["a", "y", None]],
-    }
+    documents = [["a", "x", "web"], ["b", "", None], ["a", "y", None]]
+    first = {"command": "align", "documents": documents}
     state = predict(first, None)
     assert (state.generation, state.documents.keys()) == (0, {"a"})
     assert state.letters == {"empty_text": 1, "duplicate_id": 1}

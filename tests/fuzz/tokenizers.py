@@ -37,7 +37,9 @@ def write_fresh(seed: str, folder: Path) -> Path:
     elif name == "word_pieces":
         body |= {"normalizer": None, "pre_tokenizer": {"type": choose.choice(WORD_SPLITTERS)}}
     elif choose.random() < 0.5:
-        body |= {"normalizer": None, "pre_tokenizer": _metaspace(choose)}
+        scheme, split = choose.choice(("always", "first", "never")), choose.random() < 0.7
+        splitter = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme}
+        body |= {"normalizer": None, "pre_tokenizer": splitter | {"split": split}}
     names = choose.choices((*NORMALIZERS, "BertNormalizer", "Precompiled"), k=3)
     steps = [_normalizer(choose, name) for name in names[: choose.choice((0, 0, 1, 1, 2, 3))]]
     if steps:
@@ -62,11 +64,6 @@ def _byte_level(choose: random.Random) -> zoo.Definition:
         digits = {"type": "Digits", "individual_digits": True}
         steps.insert(0, choose.choice((digits, {"type": "Punctuation", "behavior": "Contiguous"})))
     return {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else splitter
-
-
-def _metaspace(choose: random.Random) -> zoo.Definition:
-    scheme, split = choose.choice(("always", "first", "never")), choose.random() < 0.7
-    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
 
 
 def _normalizer(choose: random.Random, name: str) -> zoo.Definition:
