@@ -11,7 +11,6 @@ import builtins
 import importlib
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from doctest import ELLIPSIS, SKIP, DocTest, DocTestFinder, DocTestRunner
 from functools import cache
 from pathlib import Path
@@ -28,20 +27,12 @@ MODULES = [
 ]
 
 
-@dataclass(frozen=True)
-class Examples:
-    """The examples of a module's docstrings, each docstring's together."""
-
-    alone: tuple[DocTest, ...]
-    shown: tuple[DocTest, ...]
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_that_stand_alone_do_what_they_say(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
-    for test in find_examples(module).alone:
+    for test in find_examples(module)[True]:
         told: list[str] = []
         result = DocTestRunner(optionflags=ELLIPSIS).run(test, out=told.append)
         assert result.failed == 0, "".join(told)
@@ -50,22 +41,22 @@ def test_examples_that_stand_alone_do_what_they_say(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_calls_that_are_only_shown_fit_what_they_call(module: str) -> None:
-    for test in find_examples(module).shown:
+    for test in find_examples(module)[False]:
         name = name_in_use(test)
         assert name in {last_name(node) for node in walk(test)}, f"{test.name} does not show it"
-        for call in find_calls(test):
-            if last_name(call.func) == name:
+        for call in walk(test):
+            if isinstance(call, ast.Call) and last_name(call.func) == name:
                 require_fit(find_object(test), call, test.name)
 
 
 def test_most_examples_are_run() -> None:
     found = [find_examples(module) for module in MODULES]
-    assert sum(len(examples.alone) for examples in found) >= 60
-    assert any(examples.shown for examples in found)
+    assert sum(len(examples[True]) for examples in found) >= 60
+    assert any(examples[False] for examples in found)
 
 
 @cache
-def find_examples(module: str) -> Examples:
+def find_examples(module: str) -> dict[bool, list[DocTest]]:
     """Import a module, and divide its docstrings by whether their examples stand alone."""
     try:
         imported = importlib.import_module(module)
@@ -76,8 +67,7 @@ def find_examples(module: str) -> Examples:
     # Not what torch.compile leaves in a module where another test has used it.
     found = (t for t in DocTestFinder().find(imported, module) if "__resume_at_" not in t.name)
     tests = [test for test in found if test.examples]
-    alone = tuple(test for test in tests if stands_alone(test))
-    return Examples(alone, tuple(test for test in tests if test not in alone))
+    return {alone: [t for t in tests if stands_alone(t) is alone] for alone in (True, False)}
 
 
 def stands_alone(test: DocTest) -> bool:
@@ -109,10 +99,6 @@ def name_in_use(test: DocTest) -> str:
     """Return the name under which an example shows what it documents."""
     *_, owner, name = test.name.split(".")
     return owner if name in ("__init__", "forward") else name
-
-
-def find_calls(test: DocTest) -> list[ast.Call]:
-    return [node for node in walk(test) if isinstance(node, ast.Call)]
 
 
 def walk(test: DocTest) -> Iterator[ast.AST]:

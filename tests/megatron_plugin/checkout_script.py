@@ -10,18 +10,15 @@ from megatron.training.arguments import parse_and_validate_args
 
 
 def add_own_arguments(parser):
-    """Add an argument of the user's."""
     parser.add_argument_group("own").add_argument("--own-argument", default="none")
     return parser
 
 
 def forward_step(data_iterator, model, return_schedule_plan=False):
-    """Megatron-LM's own step, which knows no guidance."""
     raise AssertionError("the script's own forward_step was called")
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples, vp_stage=None):
-    """Megatron-LM's own datasets."""
     raise AssertionError("the script's own datasets were built")
 
 

@@ -75,24 +75,19 @@ def _describe_devices():
     properties = SimpleNamespace(
         major=9, minor=0, total_memory=1 << 34, name="cpu", multi_processor_count=1
     )
-    for name, value in {
+    silent = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+    memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    values = {
         "is_available": True,
         "is_initialized": True,
         "device_count": NUM_DEVICES,
         "current_device": CPU,
-        "set_device": None,
-        "synchronize": None,
-        "empty_cache": None,
-        "reset_peak_memory_stats": None,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
         "mem_get_info": (1 << 34, 1 << 34),
         "get_device_properties": properties,
         "get_device_capability": (9, 0),
         "get_device_name": "cpu",
-    }.items():
+    }
+    for name, value in (values | dict.fromkeys(silent) | dict.fromkeys(memory, 0)).items():
         setattr(torch.cuda, name, _always(value))
     torch.cuda.memory_stats = lambda *_, **__: defaultdict(int)
 

@@ -24,16 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def fork_ranks(num_ranks, module, *command, timeout=600, check=True, **environment):
-    """Run a job; return its end, with the output of all ranks in one.
-
-    Args:
-        num_ranks: processes.
-        module: of the tests, whose `main` each of them runs.
-        *command: its arguments.
-        timeout: seconds, after which the job is ended and fails; a busy machine may be slow.
-        check: whether a failing job fails the test.
-        **environment: additional variables.
-    """
+    """Run a module's `main` in each rank; return the job's end, with all ranks' output in one."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         "WORLD_SIZE": str(num_ranks),

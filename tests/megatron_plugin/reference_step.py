@@ -23,11 +23,7 @@ from tests.megatron_plugin.training_job import GLOBAL_BATCH, MICRO_BATCH, SEED, 
 def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
     """Return a job's first gradients by parameter name, and its loss.
 
-    Args:
-        inputs: the job's.
-        rows_per_choice: rows over which the top fraction is counted: the micro-batches of all
-            replicas.
-        **method: its name and options.
+    The top fraction is counted over `rows_per_choice`: the micro-batches of all replicas.
     """
     chosen = Method(**method)
     config = TrainConfig(
@@ -57,7 +53,6 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
 
 
 def reference_gradients(*given, **named):
-    """Return the gradients of `reference_step`."""
     return reference_step(*given, **named)[0]
 
 

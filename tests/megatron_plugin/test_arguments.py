@@ -107,14 +107,8 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
         (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
         (("--vocag-stored-losses", "", "--vocag-teacher-world-size", "1"), "1 needs --vocag-teach"),
         ((*TEACHER, "--vocag-stored-losses", ""), "choose one of them"),
-        (
-            (*OWN_WORLD, "3", "--vocag-teacher-pipeline-model-parallel-size", "2"),
-            "3 isn't a multiple of 1 tensor-parallel by 2 pipeline-parallel by 1 expert-parallel",
-        ),
-        (
-            (*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"),
-            "with the student's parallelism: leave out",
-        ),
+        ((*OWN_WORLD, "3", "--vocag-teacher-pipeline-model-parallel-size", "2"), "3 isn't a mult"),
+        ((*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"), "parallelism: leave out"),
         ((*TEACHER, "--vocag-teacher-micro-batch-size", "0"), "micro-batch size 0 and"),
     ],
 )
@@ -162,11 +156,7 @@ def test_uneven_pairing_is_refused():
             {"global_batch_size": 6, "micro_batch_size": 3},
             r"6 rows per student replica, which 2 teacher.*of 2:",
         ),
-        (
-            TEACHER,
-            {"virtual_pipeline_model_parallel_size": 2},
-            "no virtual pipeline stages: give it ranks of its own",
-        ),
+        (TEACHER, {"virtual_pipeline_model_parallel_size": 2}, "no virtual pipeline stages"),
     ],
 )
 def test_steps_that_a_teacher_cannot_serve(teacher, changes, message):

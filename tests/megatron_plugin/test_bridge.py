@@ -82,8 +82,6 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
 
 
 class _OneRank:
-    """A tensor-parallel group of one rank."""
-
     def size(self):
         return 1
 
@@ -106,15 +104,10 @@ class _Recorder:
 def test_steps_are_asked_ahead_and_drained(tmp_path):
     build_dataset(tmp_path)
     rows = AlignedRows(StreamConfig(Reading(str(tmp_path)), seq_length=64, teacher_seq_length=64))
+    device, pairs = torch.device("cpu"), [(2 * i, 2 * i + 1) for i in range(8)]
     batches = [
-        micro_batch(
-            rows.__getitems__([2 * i, 2 * i + 1]),
-            i,
-            (2 * i, 2 * i + 1),
-            device=torch.device("cpu"),
-            share=WHOLE_ROWS,
-        )
-        for i in range(8)
+        micro_batch(rows.__getitems__(pair), i, pair, device=device, share=WHOLE_ROWS)
+        for i, pair in enumerate(pairs)
     ]
     recorder = _Recorder()
     guided = GuidedBatches(

@@ -91,7 +91,6 @@ def cut_bridge(after):
 
 
 def main():
-    """Train as the environment and the command line say."""
     torch.set_num_threads(1)
     if "VOCAG_TEST_DUMP" in os.environ:
         dump_steps(Path(os.environ["VOCAG_TEST_DUMP"]))

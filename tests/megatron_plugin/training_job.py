@@ -32,7 +32,6 @@ class Inputs:
 
 
 def make_inputs(folder):
-    """Write datasets and models."""
     build_dataset(folder / "data", make_texts(80), num_shards=2)
     build_dataset(folder / "validation", make_texts(40, seed=1), num_shards=1)
     save_model(folder / "student", "qwen2_tied", vocab_size=400, seed=1, num_hidden_layers=4)
@@ -77,15 +76,7 @@ def arguments(inputs, **changes):
 
 
 def train(inputs, num_ranks, dump=None, *, environment=None, **changes):
-    """Run a job to its end.
-
-    Args:
-        inputs: what it reads.
-        num_ranks: of both worlds.
-        dump: folder for gradients, weights and losses.
-        environment: additional variables.
-        **changes: of the arguments; `check`: whether a failing job fails the test.
-    """
+    """Run a job on the ranks of both worlds; `changes` are of its arguments, and `check`."""
     check, environment = changes.pop("check", True), dict(environment or {})
     if dump:
         environment["VOCAG_TEST_DUMP"] = str(dump)

@@ -147,10 +147,7 @@ class TestDamage:
             (lambda h: h.pop("__metadata__"), "no readable safetensors header"),
             (lambda h: h.update(__metadata__=[]), "no readable safetensors header"),
             (lambda h: h["span.width"].update(dtype="I64"), "no readable safetensors header"),
-            (
-                lambda h: h["span.width"].update(data_offsets=[0, 1 << 40]),
-                "tensor at bytes 0:1099511627776",
-            ),
+            (lambda h: h["span.width"].update(data_offsets=[0, 1 << 40]), "tensor at bytes 0:1099"),
             (lambda h: h["span.width"].update(data_offsets=[0.0, 4]), "tensor at bytes 0.0:"),
             (lambda h: h["span.width"].update(data_offsets=[-(1 << 80), 4]), "no readable"),
             (lambda h: h["span.width"].update(data_offsets=4), "no readable safetensors header"),
@@ -159,10 +156,7 @@ class TestDamage:
             (lambda h: h.pop("span.width"), r"lacks or contradicts a field.*span\.width"),
             (lambda h: h["__metadata__"].pop("text_sha256"), r"lacks or .*text_sha256"),
             (lambda h: h["__metadata__"].update(num_text_bytes="x"), "lacks or contradicts"),
-            (
-                lambda h: h["__metadata__"].update(num_text_bytes="13"),
-                "student.token_bytes add up to 12 of 13 bytes",
-            ),
+            (lambda h: h["__metadata__"].update(num_text_bytes="13"), "add up to 12 of 13 bytes"),
             (
                 lambda h: h.update({"teacher.byte_offsets": h.pop("teacher.token_bytes")}),
                 r"teacher has 3 ids but offsets \(3,\)",

@@ -107,10 +107,8 @@ def test_every_cut_is_noticed() -> None:
     ("change", "message"),
     [
         (lambda b: b["shards"][0].update(sha256="0" * 63 + "1"), "fingerprint .* does not follow"),
-        (lambda b: b["shards"].pop(), "fingerprint .* does not follow"),
         (lambda b: b["shards"][0].update(num_documents=4), "totals .* does not follow"),
         (lambda b: b["totals"].update(num_bytes=1), "totals .* does not follow"),
-        (lambda b: b["student"].update(sha256="f" * 64), "fingerprint .* does not follow"),
         (lambda b: b.update(fingerprint="0" * 64), "fingerprint 0000"),
         (lambda b: b.pop("totals"), "missing required field `totals`"),
         (lambda b: b["student"].pop("adds_bos"), r"`adds_bos` - at `\$\.student`"),

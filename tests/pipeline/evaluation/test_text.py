@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
+import tokenizers
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from pipeline.evaluation.command import main
 from pipeline.evaluation.data import read_items
@@ -29,18 +31,10 @@ TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
 
 def tokenizer(folder: Path, *, adds_bos: bool) -> Tokenizer:
     """One that puts <s> before a text itself, or leaves that to whoever asks it."""
-    body = json.loads(byte_level(300).file_bytes)
+    own = tokenizers.Tokenizer.from_str(byte_level(300).file_bytes.decode())
     if adds_bos:
-        body["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<s>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-        }
-    (folder / "tokenizer.json").write_text(json.dumps(body))
+        own.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    own.save(str(folder / "tokenizer.json"))
     return load_tokenizer(str(folder / "tokenizer.json"))
 
 

@@ -101,9 +101,7 @@ def test_bf16_inputs_keep_fp32_losses():
     losses = linear_cross_entropy(hidden, weight, labels).losses
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses, exact, atol=2e-5, rtol=0)
-    assert (rounded - exact).abs().max() > 1e-3, (
-        "bf16 logits would have passed: no test of anything"
-    )
+    assert (rounded - exact).abs().max() > 1e-3, "bf16 logits would have passed"
 
 
 def test_autocast_does_not_lower_the_precision():
@@ -168,15 +166,9 @@ def test_any_number_of_tokens_and_leading_dimensions(shape):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"labels": torch.full((12,), VOCAB)},
-            r"labels\[0\] is 700, outside the vocabulary of 700",
-        ),
+        ({"labels": torch.full((12,), VOCAB)}, r"labels\[0\] is 700, outside"),
         ({"labels": torch.full((12,), -100)}, "set loss_mask to 0"),
-        (
-            {"labels": torch.zeros(11, dtype=torch.int64)},
-            r"hidden \(12, 8\) must be labels \(11,\)",
-        ),
+        ({"labels": torch.zeros(11, dtype=torch.int64)}, r"\(12, 8\) must be labels \(11,\)"),
         ({"output_layer": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
         ({"vocab_size": 701}, r"vocab_size 701 must lie in 1\.\.700"),
     ],

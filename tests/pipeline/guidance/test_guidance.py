@@ -306,10 +306,7 @@ class TestSelection:
             ({"rule": SelectionRule("student_entropy")}, "needs student_entropies"),
             ({"rule": SelectionRule(unmapped="mean")}, "'mean' needs teacher_losses"),
             ({"mapped": torch.ones(2, 3)}, "mapped and guidance are given"),
-            (
-                {"mapped": torch.ones(2, 4), "guidance": None},
-                r"mapped \(2, 4\) must have the shape",
-            ),
+            ({"mapped": torch.ones(2, 4), "guidance": None}, r"mapped \(2, 4\) must have the sh"),
             ({"rule": SelectionRule(scope="group")}, "scope 'group' needs a process group"),
             ({"student_losses": torch.ones(3)}, r"must be \[rows, seq_length\], got \(3,\)"),
         ],

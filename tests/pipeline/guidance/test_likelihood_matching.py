@@ -26,6 +26,14 @@ def _spans(student: Cuts, teacher: Cuts) -> list[list[int]]:
     return [[owner[a], owner[b - 1] + 1] for a, b in itertools.pairwise(student)]
 
 
+def divergences(student: Tensor, teacher: Tensor, spans: Tensor) -> Tensor:
+    """Where every token counts and every teacher token has a loss."""
+    mask, has_loss = torch.ones_like(student), torch.ones_like(teacher, dtype=torch.bool)
+    return likelihood_divergences(
+        student, teacher, spans, loss_mask=mask, teacher_loss_mask=has_loss
+    )
+
+
 class Case:
     """A row of two documents, each tokenized at random by both sides, and its losses."""
 
@@ -118,15 +126,9 @@ def test_gradients_are_right_in_float64() -> None:
 
 def test_a_model_that_is_sure_of_a_chunk_gives_no_infinite_divergence() -> None:
     losses = torch.zeros(1, 1, requires_grad=True)
-    divergences = likelihood_divergences(
-        losses,
-        torch.tensor([[5.0]]),
-        torch.tensor([[[0, 1]]]),
-        loss_mask=torch.ones(1, 1),
-        teacher_loss_mask=torch.ones(1, 1, dtype=torch.bool),
-    )
-    divergences.sum().backward()  # type: ignore[no-untyped-call]
-    assert divergences.isfinite().all()
+    found = divergences(losses, torch.tensor([[5.0]]), torch.tensor([[[0, 1]]]))
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert found.isfinite().all()
     assert losses.grad is not None
     assert losses.grad.isfinite().all()
 
@@ -147,15 +149,8 @@ def test_broken_losses_and_temperatures_are_refused() -> None:
 def test_rows_are_counted_each_by_itself() -> None:
     student, teacher = torch.rand(2, 2) + 1, torch.rand(2, 2) + 1
     spans = torch.tensor([[[0, 1], [1, 2]], [[0, 2], [0, 2]]])
-    mask, has_loss = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
     found = [
-        likelihood_divergences(
-            student[rows],
-            teacher[rows],
-            spans[rows],
-            loss_mask=mask[rows],
-            teacher_loss_mask=has_loss[rows],
-        )
+        divergences(student[rows], teacher[rows], spans[rows])
         for rows in (slice(0, 2), slice(0, 1), slice(1, 2))
     ]
     torch.testing.assert_close(found[0], torch.cat(found[1:]))

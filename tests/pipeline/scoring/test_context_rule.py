@@ -53,15 +53,8 @@ def test_rows_pieces_are_the_plan_s_segments(index):
         for s in plan.segments
         if s["teacher_stop"] > s["teacher_start"]
     }
-    found = set(
-        zip(
-            pieces.document.tolist(),
-            pieces.start.tolist(),
-            pieces.stop.tolist(),
-            (~pieces.continues).tolist(),
-            strict=True,
-        )
-    )
+    columns = (pieces.document, pieces.start, pieces.stop, ~pieces.continues)
+    found = set(zip(*(column.tolist() for column in columns), strict=True))
     assert STARTS == 1
     assert found == segments
     assert pieces.num_split_documents == 3

@@ -13,22 +13,17 @@ import tokenizers
 
 from pipeline.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from pipeline.tokenization.sweep import DifferingCharacters
-from tests.support.tokenizer_zoo import Definition, definition, write_definition
+from tests.support.tokenizer_zoo import definition, write_definition
 
 PLAIN = [b"plain words", "café".encode()]
 
 
 def that_panics(folder: Path) -> Path:
     """Write a tokenizer whose library panics on "ab   ": two added tokens claim its spaces."""
-    body: Definition = json.loads(json.dumps(definition("qwen_like")))
-    plain = {"single_word": False, "normalized": False, "special": False}
-    number = 1 + max(token["id"] for token in body["added_tokens"])
-    body["added_tokens"] += [
-        plain | {"id": number, "content": "  ", "lstrip": True, "rstrip": False},
-        plain
-        | {"id": body["model"]["vocab"]["ab"], "content": "ab", "lstrip": False, "rstrip": True},
-    ]
-    return write_definition(body, folder)
+    library = tokenizers.Tokenizer.from_str(json.dumps(definition("qwen_like")))
+    spaces = tokenizers.AddedToken("  ", lstrip=True, normalized=False)
+    library.add_tokens([spaces, tokenizers.AddedToken("ab", rstrip=True, normalized=False)])
+    return write_definition(json.loads(library.to_str()), folder)
 
 
 class PanicException(BaseException):

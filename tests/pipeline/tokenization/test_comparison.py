@@ -39,14 +39,14 @@ NORMALIZERS = {"qwen35": "NFC"}
 
 def that_merges_what_follows(name: str) -> dict[str, Any]:
     """Return a tokenizer with tokens that a split behind a symbol or digit divides or not."""
-    joined = ["<u", "(a", "'s", "ll", "34"]
-    pieces = [*BYTE_LEVEL_ALPHABET, *joined]
-    model = {
-        "type": "BPE",
-        "vocab": {piece: place for place, piece in enumerate(pieces)},
-        "merges": [list(piece) for piece in joined],
-    }
+    model = bpe([("<", "u"), ("(", "a"), ("'", "s"), ("l", "l"), ("3", "4")])
     return byte_level(SPLIT_PATTERNS[name], NORMALIZERS.get(name), model)
+
+
+def bpe(merges: list[tuple[str, str]]) -> dict[str, Any]:
+    pieces = [*BYTE_LEVEL_ALPHABET, *map("".join, merges)]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    return {"type": "BPE", "vocab": vocabulary, "merges": merges}
 
 
 def merging_tokenizer(name: str, folder: Path) -> Tokenizer:
@@ -80,13 +80,8 @@ def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) 
 
 def of_merged_spaces(*steps: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer with tokens of two to four spaces, none of which a probe shows divided."""
-    spaces = ["\u0120" * length for length in (2, 3, 4)]
-    pieces = [*BYTE_LEVEL_ALPHABET, *spaces]
-    model = {
-        "type": "BPE",
-        "vocab": {piece: place for place, piece in enumerate(pieces)},
-        "merges": [["\u0120", "\u0120"], ["\u0120" * 2, "\u0120"], ["\u0120" * 2] * 2],
-    }
+    one, two = "\u0120", "\u0120" * 2
+    model = bpe([(one, one), (two, one), (two, two)])
     definition = byte_level(SPLIT_PATTERNS["llama3"], model=model)
     definition["pre_tokenizer"]["pretokenizers"][:0] = steps
     return definition
@@ -103,8 +98,8 @@ def test_steps_that_the_fast_path_ignores(
     steps: tuple[dict[str, Any], ...], text: str, tmp_path: Path
 ) -> None:
     definition = of_merged_spaces(*steps)
-    tokenizer = load_tokenizer(str(write_definition(definition, tmp_path)))
-    reference = load_tokenizer(str(write_definition(definition, tmp_path)), fast=False)
+    path = str(write_definition(definition, tmp_path))
+    tokenizer, reference = load_tokenizer(path), load_tokenizer(path, fast=False)
     found, expected = (each.tokenize_batch([text.encode()]) for each in (tokenizer, reference))
     assert found.input_ids.tolist() == expected.input_ids.tolist()
     assert tokenizer.fast == (not steps)

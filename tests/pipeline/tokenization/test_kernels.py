@@ -36,9 +36,8 @@ def spelled(draw: st.DrawFn) -> tuple[list[int], bytes]:
         return ids, text + b"a"
     if change == "a byte" and text:
         place = draw(st.integers(0, len(text) - 1))
-        return ids, text[:place] + bytes([text[place] ^ draw(st.integers(1, 255))]) + text[
-            place + 1 :
-        ]
+        other = bytes([text[place] ^ draw(st.integers(1, 255))])
+        return ids, text[:place] + other + text[place + 1 :]
     return ids, text
 
 

@@ -554,19 +554,10 @@ def test_command_line_has_an_option_for_every_field(
     assert "--method teacher needs --teacher" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("exit_after", "said"),
-    [
-        (None, "next: vocag evaluate 'a run/model' --output evaluated"),
-        (5, "leave out --exit-after"),
-    ],
-)
-def test_a_run_ends_with_what_to_do_next(exit_after: int | None, said: str) -> None:
-    config = TrainConfig(
-        data=Reading("d"), student="s", teacher="t", output=Path("a run"), exit_after=exit_after
-    )
-    assert said in what_next(config)
-    assert ("a run/model" in what_next(config)) == (exit_after is None)
+def test_a_run_ends_with_what_to_do_next() -> None:
+    config = TrainConfig(data=Reading("d"), student="s", teacher="t", output=Path("a run"))
+    assert "vocag evaluate 'a run/model'" in what_next(config)
+    assert "a run/model" not in what_next(replace(config, exit_after=5))
 
 
 def _documents(folder: Path) -> list[AlignedDocument]:
