@@ -47,6 +47,13 @@ def copied(world: Path, tmp_path: Path) -> Path:
     return shutil.copytree(world, tmp_path / "world", ignore=shutil.ignore_patterns("plans"))
 
 
+@pytest.fixture
+def unscored(world: Path, tmp_path: Path) -> Path:
+    """The same before any teacher has scored it."""
+    ignored = shutil.ignore_patterns("plans", "*teacher-*")
+    return shutil.copytree(world, tmp_path / "unscored", ignore=ignored)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _let_go_of_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forget the tokenizers that caches hold once memory is short, and give it back.

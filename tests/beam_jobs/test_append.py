@@ -29,7 +29,6 @@ SECOND = [f"b{number}" for number in range(20)]
 
 
 def stable(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What holds no times."""
     return {n: data for n, data in files.items() if n not in ("report.html", "inputs.json")}
 
 

@@ -5,18 +5,13 @@ import pytest
 from beam_jobs.running.causes import cause_of
 
 IN_A_WORKER = """Traceback (most recent call last):
-  File "apache_beam/runners/common.py", line 1569, in DoFnRunner._invoke_bundle_method
   File "/app/beam_jobs/runs.py", line 111, in require_shared
-    raise OptionsError(
-    ~~~~~~~~~~~~~~~~~~^
 beam_jobs.errors.OptionsError: worker vm does not see /out
 
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
   File "/app/apache_beam/runners/worker/sdk_worker.py", line 310, in _execute
-    response = task()
-               ^^^^^^
 {error} [while running 'ReadBlocks-ptransform-12']
 """
 IN_JAVA = (

@@ -23,7 +23,7 @@ from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
-from tests.support.datasets import make_texts, remove_documents, seen_ids
+from tests.support.datasets import flip, make_texts, remove_documents, seen_ids
 from tests.support.growing import QUIET, documents, grow, options, write_input
 from tests.support.killing import run_killed
 from tests.support.shelf import SCHEME
@@ -35,6 +35,7 @@ OF_THE_INPUT = {
 }
 FIRST = [f"{'web'[n % 3]}{n}" for n in range(90)]
 GONE = ["w0", "e40", "b41", "w63"]
+RULES = ReadingRules()
 LARGE = {"repeat": 40, "shard_bytes": 1 << 16}
 TEKKEN = str(MISTRAL_DATA / "tekken_240718.json")
 
@@ -226,16 +227,14 @@ def test_damage_is_a_dead_letter_with_shard_and_document(tmp_path: Path) -> None
     (record,) = open_dataset(tmp_path / "aligned").manifest.shards
     index = open_dataset(tmp_path / "aligned").read_index(0, with_names=True)
     tar = tmp_path / "aligned" / record.file
-    data = bytearray(tar.read_bytes())
-    data[int(index.payload_offset[4]) + int(index.payload_bytes[4]) - 1] ^= 1
-    tar.write_bytes(data)
+    flip(tar, int(index.payload_offset[4]) + int(index.payload_bytes[4]) - 1)
     wanted = from_dataset(tmp_path / "aligned", tmp_path / "new", max_dead_letters=1.0)
     assert align(wanted).dead_letters.by_reason == {"unreadable_input": 1}
     (letter,) = map(json.loads, (tmp_path / "new/dead_letters.jsonl").open(encoding="utf-8"))
     place = (letter["source"], letter["position"], letter["document_id"])
     assert place == (record.file, 4, index.document_id[4])
     assert "CRC-32" in letter["detail"]
-    tar.write_bytes(data[:-512])
+    tar.write_bytes(tar.read_bytes()[:-512])
     with pytest.raises(OptionsError, match=r"1 files of .* are gone or cut"):
         align(from_dataset(tmp_path / "aligned", tmp_path / "other"))
 
@@ -253,9 +252,6 @@ def test_parts_of_one_shard_hold_each_document_once(tmp_path: Path) -> None:
     assert len(found) == len(placed) == len(expected)
     assert {document.document_id for document in placed} == set(expected)
     assert sum(len(document.text) for document in placed) == opened.files[0].num_bytes
-
-
-RULES = ReadingRules()
 
 
 def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:

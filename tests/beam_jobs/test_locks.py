@@ -23,7 +23,6 @@ OURSELVES = rf"process {os.getpid()} on {socket.gethostname()}, started 20\d\d-.
 
 @pytest.fixture
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a remote lock be held at once."""
     monkeypatch.setattr(locks, "_SETTLE_SECONDS", 0.0)
 
 
@@ -62,7 +61,6 @@ def test_a_local_lock_goes_with_its_process(tmp_path: Path) -> None:
 
 
 def write_lock(path: Path, **changes: object) -> None:
-    """Write the lock object of somebody else."""
     now = time.time()
     owner = {"id": "theirs", "process": 1, "host": "elsewhere", "started": now, "renewed": now}
     path.write_text(json.dumps({**owner, **changes}))

@@ -22,12 +22,8 @@ from schemas.manifest import MetadataColumn, MetadataType
 from tests.support.datasets import byte_level
 
 FIELDS = "source,meta.score,year,good"
-COLUMNS = (
-    MetadataColumn("source", "string"),
-    MetadataColumn("meta.score", "float64"),
-    MetadataColumn("year", "int64"),
-    MetadataColumn("good", "bool"),
-)
+TYPED = "source:string,meta.score:float64,year:int64,good:bool"
+COLUMNS = tuple(MetadataColumn(*each.split(":")) for each in TYPED.split(","))  # type: ignore[arg-type]
 ROWS: dict[str, tuple[Any, ...]] = {
     "a": ("web", 0.5, 2024, True),
     "b": ("数学", 1.0, None, False),
@@ -66,7 +62,6 @@ def write_rows(folder: Path) -> None:
 
 
 def read_rows(output: str) -> dict[str, tuple[Any, ...]]:
-    """Return every document's metadata by its id."""
     dataset = open_dataset(output)
     found = {}
     for shard in range(len(dataset.manifest.shards)):
@@ -78,8 +73,7 @@ def read_rows(output: str) -> dict[str, tuple[Any, ...]]:
 
 def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
     write_rows(tmp_path)
-    typed = "source:string,meta.score:float64,year:int64,good:bool"
-    for pattern, asked in (("rows.jsonl", FIELDS), ("rows.parquet", FIELDS), ("rows.csv", typed)):
+    for pattern, asked in (("rows.jsonl", FIELDS), ("rows.parquet", FIELDS), ("rows.csv", TYPED)):
         manifest = align(options(tmp_path, pattern, metadata=asked))
         assert manifest.metadata == COLUMNS
         assert read_rows(str(tmp_path / f"out-{pattern}")) == ROWS

@@ -4,7 +4,6 @@ Beam's own Python job service stands where a cluster's would. What pickling, opt
 break shows here; `make test-flink` and `make test-prism` run the job on other people's runners.
 """
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,21 +19,14 @@ from tests.support.servers import FAILURE, free_port, serve, worker_pool, write_
 pytestmark = pytest.mark.slow
 
 
-@contextlib.contextmanager
-def job_service(staging: Path) -> Iterator[str]:
-    """Run Beam's Python job service; yield its address."""
-    port = free_port()
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of Beam's Python job service."""
+    port, staging = free_port(), tmp_path_factory.mktemp("staging")
     module = "apache_beam.runners.portability.local_job_service_main"
     command = [sys.executable, "-m", module, f"--port={port}", f"--staging_dir={staging}"]
     with serve(command, port):
         yield f"localhost:{port}"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a job service."""
-    with job_service(tmp_path_factory.mktemp("staging")) as endpoint:
-        yield endpoint
 
 
 def options(endpoint: str, pool: str) -> tuple[str, ...]:

@@ -44,9 +44,3 @@ def test_an_id_field_that_no_document_has_is_an_error(folder: Path) -> None:
         assert look_at(folder, ReadingRules(id_field=field))
     (folder / "a.jsonl").unlink()  # plain text has no fields
     assert look_at(folder, ReadingRules(id_field="ulr"))
-
-
-def test_a_text_field_that_no_document_has_is_an_error(folder: Path) -> None:
-    (folder / "b.txt").unlink()
-    with pytest.raises(InputError, match=r'none of the first 3 documents has a field "content"'):
-        look_at(folder, ReadingRules(text_field="content"))

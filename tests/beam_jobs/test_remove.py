@@ -27,6 +27,12 @@ from tests.support.datasets import build_dataset, files_of, seen_ids
 ALL = {f"doc-0-{number}" for number in range(24)}
 
 
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    build_dataset(tmp_path / "aligned")
+    return tmp_path / "aligned"
+
+
 def write_ids(folder: Path, *ids: str) -> str:
     path = folder / "ids.txt"
     path.write_text("".join(f"{name}\n" for name in ids), "utf-8")
@@ -70,9 +76,9 @@ def test_documents_leave_and_shards_stay(
     assert validate_dataset(str(output)).findings == ()
 
 
-def test_nothing_is_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "aligned"
-    build_dataset(output)
+def test_nothing_is_left_to_do(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ids = write_ids(tmp_path, "doc-0-3")
     remove(RemoveOptions(str(output), ids, dry_run=True))
     assert "1 document would be removed" in capsys.readouterr().out
@@ -83,10 +89,8 @@ def test_nothing_is_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_unknown_ids_are_refused_or_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "aligned"
-    build_dataset(output)
     before = files_of(output)
     ids = write_ids(tmp_path, "doc-0-3", "nobody", "doc-0-30")
     assert main([str(output), "--ids", ids]) == 2
@@ -159,12 +163,10 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(9))
 def test_killed_anywhere_and_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    output, other = tmp_path / "aligned", tmp_path / "other"
+    other = shutil.copytree(output, tmp_path / "other")
     options = [RemoveOptions(str(o), write_ids(tmp_path, "doc-0-3")) for o in (output, other)]
-    build_dataset(other)
-    shutil.copytree(other, output)
     remove(options[1])
     with monkeypatch.context() as patch:
         kill_at(patch, number)
@@ -175,9 +177,7 @@ def test_killed_anywhere_and_run_again(
     assert files_of(output) == files_of(other)
 
 
-def test_earlier_generations_are_checked(tmp_path: Path) -> None:
-    output = tmp_path / "aligned"
-    build_dataset(output)
+def test_earlier_generations_are_checked(output: Path, tmp_path: Path) -> None:
     remove(RemoveOptions(str(output), write_ids(tmp_path, "doc-0-3"), quiet=True))
     with pytest.raises(DatasetError, match="has no generation 2: its generations are 0 … 1"):
         open_dataset(str(output), generation=2)
@@ -193,9 +193,7 @@ def test_earlier_generations_are_checked(tmp_path: Path) -> None:
     assert validate_dataset(str(output)).findings == ()
 
 
-def test_a_wrong_list_is_found(tmp_path: Path) -> None:
-    output = tmp_path / "aligned"
-    build_dataset(output)
+def test_a_wrong_list_is_found(output: Path, tmp_path: Path) -> None:
     manifest = remove(RemoveOptions(str(output), write_ids(tmp_path, "doc-0-3"), quiet=True))
 
     def relist(shard: list[int], document: list[int], **changes: Any) -> list[str]:

@@ -22,40 +22,30 @@ from pipeline.scoring.sidecars import ShardToScore
 from schemas.sidecar import EngineRecord, decode_sidecar
 from tests.support.completions_server import MODEL, CompletionsServer, off, right, serve
 from tests.support.datasets import build_dataset, make_texts
-from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars, write_world
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_world(tmp_path_factory.mktemp("plain"))
+from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
 
 
 @pytest.fixture
-def world(plain: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(plain, tmp_path / "world")
-
-
-@pytest.fixture
-def server(world: Path) -> Iterator[CompletionsServer]:
-    with serve(world / "teacher") as running:
+def server(unscored: Path) -> Iterator[CompletionsServer]:
+    with serve(unscored / "teacher") as running:
         yield running
 
 
-def served(world: Path, server: CompletionsServer, *more: str) -> list[str]:
+def served(unscored: Path, server: CompletionsServer, *more: str) -> list[str]:
     quantization = [] if "--quantization" in more else ["--quantization", "none"]
     return [
-        str(world / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
+        str(unscored / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
         "--dtype", "float32", "--seq-length", str(SEQ_LENGTH), "--allow-untrained-teacher",
         *quantization, *more,
     ]  # fmt: skip
 
 
-def losses_by_engine(world: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def losses_by_engine(unscored: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
     found = {}
-    for scores in list_scores(str(world / "data")):
+    for scores in list_scores(str(unscored / "data")):
         engine = scores.manifest.rule.engine
         parts = [
-            decode_sidecar((world / "data" / record.file).read_bytes(), where="").losses
+            decode_sidecar((unscored / "data" / record.file).read_bytes(), where="").losses
             for record in scores.manifest.sidecars
         ]
         found[engine.name if engine else "transformers"] = np.concatenate(parts)
@@ -63,35 +53,35 @@ def losses_by_engine(world: Path) -> dict[str, np.ndarray]:  # type: ignore[type
 
 
 def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_them(
-    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+    unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_score(world)
-    before = sidecars(world)
-    assert main(served(world, server)) == 0
+    run_score(unscored)
+    before = sidecars(unscored)
+    assert main(served(unscored, server)) == 0
     shown = capsys.readouterr().out
     assert "1 servers answer: vllm 0.20.2" in shown
     assert re.search(r"engine +float32, by openai \(vllm 0.20.2, quantization none\)\n", shown)
-    assert before.items() < sidecars(world).items()
-    losses = losses_by_engine(world)
+    assert before.items() < sidecars(unscored).items()
+    losses = losses_by_engine(unscored)
     np.testing.assert_allclose(losses["openai"], losses["transformers"], rtol=1e-3, atol=1e-4)
-    record = find_scores(MODEL, str(world / "data")).manifest.rule.engine
+    record = find_scores(MODEL, str(unscored / "data")).manifest.rule.engine
     assert record == EngineRecord("openai", "vllm", "0.20.2", "none", MODEL, "name")
 
 
 def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
-    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+    unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(served(world, server)) == 0
+    assert main(served(unscored, server)) == 0
     server.version = "0.21.0"
-    assert main(served(world, server)) == 0
-    assert main(served(world, server, "--quantization", "fp8")) == 0
-    assert main(served(world, server, "--teacher", str(world / "teacher"))) == 0
-    found = [s.manifest.rule.engine for s in list_scores(str(world / "data"))]
+    assert main(served(unscored, server)) == 0
+    assert main(served(unscored, server, "--quantization", "fp8")) == 0
+    assert main(served(unscored, server, "--teacher", str(unscored / "teacher"))) == 0
+    found = [s.manifest.rule.engine for s in list_scores(str(unscored / "data"))]
     assert len({(e.version, e.quantization, e.weights_of) for e in found if e}) == 4
-    build_dataset(world / "new", make_texts(40))
-    reuse = [*score_arguments(world)[1:], "--reuse", str(world / "data")]
+    build_dataset(unscored / "new", make_texts(40))
+    reuse = [*score_arguments(unscored)[1:], "--reuse", str(unscored / "data")]
     capsys.readouterr()
-    assert main([str(world / "new"), *reuse]) == 0
+    assert main([str(unscored / "new"), *reuse]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"engine is \{.*'weights_of': 'files'\} there and None here;", shown)
     assert "reused          0 documents, the other 40 computed" in shown
@@ -105,39 +95,39 @@ def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
     ],
 )
 def test_a_server_that_dies_or_goes_wrong_ends_the_job_and_a_re_run_goes_on(
-    world: Path,
+    unscored: Path,
     server: CompletionsServer,
     capsys: pytest.CaptureFixture[str],
     fault: Callable[[Any], Any],
     message: str,
 ) -> None:
-    assert main(served(world, server)) == 0
-    reference = sidecars(world)
+    assert main(served(unscored, server)) == 0
+    reference = sidecars(unscored)
     for name in reference:
-        (world / "data" / name).unlink()
+        (unscored / "data" / name).unlink()
     all_requests = len(server.bodies)
     # Two of three shards are answered, roughly; then every answer is a fault.
     server.faults = [*[right] * 60, *[fault] * 100_000]
-    assert main(served(world, server, "--attempts", "2", "--concurrency", "2")) == 1
+    assert main(served(unscored, server, "--attempts", "2", "--concurrency", "2")) == 1
     said = capsys.readouterr().err
     assert re.search(message, said)
     assert "run the same command again" in said
-    left = sidecars(world)
+    left = sidecars(unscored)
     assert left.items() <= reference.items(), "what is kept is right"
     assert 0 < len(left) < 3, "what was scored stays"
     server.faults = []
     asked = len(server.bodies)
-    assert main(served(world, server)) == 0
-    assert sidecars(world) == reference
+    assert main(served(unscored, server)) == 0
+    assert sidecars(unscored) == reference
     assert len(server.bodies) - asked < all_requests
     assert f"{len(left)} shards were taken over" in capsys.readouterr().out
 
 
 def wrong_about_a_shard(
-    world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch, shard: int
+    unscored: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch, shard: int
 ) -> None:
     """Let a server be 3 nats off about one shard's pieces, and right about any other's."""
-    dataset = open_dataset(world / "data")
+    dataset = open_dataset(unscored / "data")
     rule = ContextRule.of_rows(PackingRules.of_dataset(dataset.manifest, seq_length=SEQ_LENGTH))
 
     def prompts(number: int) -> set[tuple[int, ...]]:
@@ -156,51 +146,46 @@ def wrong_about_a_shard(
     monkeypatch.setattr(server, "complete", changed)
 
 
-def test_a_shard_far_from_the_rest_is_removed_and_scored_again(
-    world: Path,
+def test_a_shard_far_from_the_rest_is_scored_again_and_accepted_if_it_stays_so(
+    unscored: Path,
     server: CompletionsServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plain text's losses are right meanwhile: the servers prove themselves in vain."""
-    assert main(served(world, server)) == 0
-    reference = sidecars(world)
+    assert main(served(unscored, server)) == 0
+    reference = sidecars(unscored)
     for name in reference:
-        (world / "data" / name).unlink()
+        (unscored / "data" / name).unlink()
     with monkeypatch.context() as patch:
-        wrong_about_a_shard(world, server, patch, shard=1)
-        assert main(served(world, server)) == 1
-    message = capsys.readouterr().err
+        wrong_about_a_shard(unscored, server, patch, shard=1)
+        assert main(served(unscored, server)) == 1
+        message = capsys.readouterr().err
+        again = shutil.copytree(unscored, unscored.with_name("again"))
+        assert main(served(again, server)) == 0
+        assert len(sidecars(again)) == 4, (
+            "what comes out the same is accepted: three and a manifest"
+        )
     far = r"the mean loss of 1 of 3 shards is far from the rest.* \S+-000001-of-000003.tar (\S+) "
     found = re.search(far + r"\(the others \S+\)", message)
     assert found, message
     own = np.nanmean(decode_sidecar(list(reference.values())[1], where="").losses.astype(float))
     assert float(found[1]) - own == pytest.approx(3.0, abs=0.1)
     assert "look after the servers" in message
-    left = sidecars(world)
+    left = sidecars(unscored)
     assert left.items() <= reference.items()
     assert len(left) == 2
     assert "-000001-of-" not in " ".join(left)
-    assert main(served(world, server)) == 0
-    assert sidecars(world) == reference
-
-
-def test_a_shard_whose_text_is_unlike_the_rest_is_accepted_when_it_comes_out_the_same(
-    world: Path, server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong_about_a_shard(world, server, monkeypatch, shard=1)
-    assert main(served(world, server)) == 1
-    assert len(sidecars(world)) == 2
-    assert main(served(world, server)) == 0
-    assert len(sidecars(world)) == 4, "three and the manifest"
+    assert main(served(unscored, server)) == 0
+    assert sidecars(unscored) == reference
 
 
 def test_what_a_server_does_not_tell_must_be_stated(
-    world: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+    unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(served(world, server, "--engine-version", "1.0")) == 2
+    assert main(served(unscored, server, "--engine-version", "1.0")) == 2
     assert "--engine-version 1.0, but" in capsys.readouterr().err
     server.get = lambda path: 404 if "version" in path else CompletionsServer.get(server, path)  # type: ignore[method-assign]
-    assert main(served(world, server)) == 2
+    assert main(served(unscored, server)) == 2
     assert "does not tell its version" in capsys.readouterr().err
-    assert main(served(world, server, "--engine-version", "1.0")) == 0
+    assert main(served(unscored, server, "--engine-version", "1.0")) == 0

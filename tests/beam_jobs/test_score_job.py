@@ -1,7 +1,6 @@
 """The score job: the same sidecars whatever happens, and errors that say what to do."""
 
 import re
-import shutil
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -19,12 +18,13 @@ from beam_jobs.score.options import parse_options
 from beam_jobs.score.summary import estimate_disk
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.models.teacher_files import find_teacher
+from pipeline.scoring.score_files import list_scores
 from pipeline.scoring.sidecars import ShardToScore
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
-from schemas.sidecar import ScoreManifest, decode_score_manifest, decode_sidecar
-from tests.support.datasets import build_dataset, make_texts
+from schemas.sidecar import ScoreManifest, decode_sidecar
+from tests.support.datasets import build_dataset, flip, make_texts
 from tests.support.killing import run_killed
 from tests.support.scored_data import (
     SEQ_LENGTH,
@@ -33,47 +33,28 @@ from tests.support.scored_data import (
     run_score,
     score_arguments,
     sidecars,
-    write_world,
 )
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_world(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def scored(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = shutil.copytree(plain, tmp_path_factory.mktemp("scored") / "world")
-    run_score(root)
-    return root
-
-
-@pytest.fixture
-def world(plain: Path, tmp_path: Path) -> Path:
-    """A world of its own, to score and to damage."""
-    return shutil.copytree(plain, tmp_path / "world")
-
-
 def scores_of(world: Path) -> ScoreManifest:
-    (path,) = (world / "data").glob("teacher-*.json")
-    return decode_score_manifest(path.read_bytes(), where="")
+    (scores,) = list_scores(str(world / "data"))
+    return scores.manifest
 
 
 def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
-    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unscored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path: path.read_bytes() for path in (world / "data").glob("*") if path.is_file()}
-    run_score(world)
+    before = {path: path.read_bytes() for path in (unscored / "data").glob("*") if path.is_file()}
+    run_score(unscored)
     shown = capsys.readouterr().out
     assert re.search(r"scored 40 documents in .*: .* teacher tokens/s", shown)
     assert re.search(r"\d+ documents split\n .* 3, .* bytes a teacher token\n", shown)
     assert re.search(r"padding +[0-4]\.\d+ %\n", shown)
-    scores = scores_of(world)
+    scores = scores_of(unscored)
     for record in scores.sidecars:
-        data = (world / "data" / record.file).read_bytes()
+        data = (unscored / "data" / record.file).read_bytes()
         losses = decode_sidecar(data, where=record.file)
-        tar = (world / "data" / record.shard).read_bytes()
+        tar = (unscored / "data" / record.shard).read_bytes()
         assert (len(data), sha256(data).hexdigest()) == (record.num_bytes, record.sha256)
         assert losses.teacher == scores.rule.fingerprint
         assert losses.shard_sha256 == sha256(tar).hexdigest()
@@ -81,47 +62,46 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
         assert np.isclose(record.loss_sum, losses.losses.astype(float).sum())
         np.testing.assert_array_equal(load(data)["losses"], losses.losses)
     assert {path: path.read_bytes() for path in before} == before
-    new = {path.name for path in (world / "data").iterdir()} - {path.name for path in before}
+    new = {path.name for path in (unscored / "data").iterdir()} - {path.name for path in before}
     manifest = f"teacher-{scores.rule.fingerprint[:16]}.json"
     assert new == {record.file for record in scores.sidecars} | {manifest, "tokenizers"}
-    written = sidecars(world)
+    written = sidecars(unscored)
     monkeypatch.setattr("beam_jobs.score.steps.score_shard", None)  # raises where it is called
-    run_score(world)
+    run_score(unscored)
     assert "is finished: the same teacher, rule and data made it" in capsys.readouterr().out
-    assert sidecars(world) == written
+    assert sidecars(unscored) == written
 
 
 def test_the_estimate_of_disk_is_that_of_the_files_that_are_not_there(
-    plain: Path, scored: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unscored: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores, shards = scores_of(scored), open_dataset(scored / "data").manifest.shards
+    scores, shards = scores_of(world), open_dataset(world / "data").manifest.shards
     teacher = scores.rule.fingerprint
-    whole = estimate_disk(str(plain / "data"), shards, teacher)
-    written = sum(len(data) for data in sidecars(scored).values())
+    whole = estimate_disk(str(unscored / "data"), shards, teacher)
+    written = sum(len(data) for data in sidecars(world).values())
     assert abs(whole - written) < 100 * len(shards)
-    assert estimate_disk(str(scored / "data"), shards, teacher) == 0
-    before = sorted(path.name for path in (plain / "data").iterdir())
+    assert estimate_disk(str(world / "data"), shards, teacher) == 0
+    before = sorted(path.name for path in (unscored / "data").iterdir())
     monkeypatch.setattr(shortages, "free_bytes", lambda folder: 1000)
-    assert main(score_arguments(plain)) == 2
+    assert main(score_arguments(unscored)) == 2
     assert "has 1.00 kB of free disk, and the job will need about" in capsys.readouterr().err
-    assert sorted(path.name for path in (plain / "data").iterdir()) == before
+    assert sorted(path.name for path in (unscored / "data").iterdir()) == before
 
 
 def test_a_few_documents_say_what_all_would_take(
-    scored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = sorted(path.name for path in (scored / "data").iterdir())
+    before = sorted(path.name for path in (world / "data").iterdir())
     monkeypatch.setattr(trial, "TRIED_DOCUMENTS", 15)
-    run_score(scored, "--dry-run")
+    run_score(world, "--dry-run")
     shown = capsys.readouterr().out
     told = re.findall(r"tried +15 documents, .*, mean loss ([\d.]+) nats", shown)
     for part in ("nothing was written", "3 shards", "3 sidecars there", " are free at "):
         assert part in shown
-    assert sorted(path.name for path in (scored / "data").iterdir()) == before
+    assert sorted(path.name for path in (world / "data").iterdir()) == before
     losses: list[np.ndarray] = []
-    for record in scores_of(scored).sidecars:
-        data = (scored / "data" / record.file).read_bytes()
-        sidecar = decode_sidecar(data, where=record.file)
+    for record in scores_of(world).sidecars:
+        sidecar = decode_sidecar((world / "data" / record.file).read_bytes(), where="")
         losses += np.split(sidecar.losses.astype(float), sidecar.starts[1:-1])
     assert len(losses) == 40
     assert float(told[0]) == pytest.approx(np.nanmean(np.concatenate(losses[:15])), abs=2e-3)
@@ -130,23 +110,23 @@ def test_a_few_documents_say_what_all_would_take(
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [3, 5])
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(
-    world: Path, scored: Path, call: int
+    unscored: Path, world: Path, call: int
 ) -> None:
-    reference = sidecars_but_paths(scored)
+    reference = sidecars_but_paths(world)
     write = ["beam_jobs.score.steps._write"]
-    run_killed("beam_jobs.score.command", score_arguments(world), write, call=call)
-    left = sidecars(world)
+    run_killed("beam_jobs.score.command", score_arguments(unscored), write, call=call)
+    left = sidecars(unscored)
     assert len(left) == min(call - 1, 3)
     assert left.items() <= reference.items()
-    run_score(world)
-    assert sidecars_but_paths(world) == reference
-    assert not list((world / "data").glob(".vocag-*"))
+    run_score(unscored)
+    assert sidecars_but_paths(unscored) == reference
+    assert not list((unscored / "data").glob(".vocag-*"))
 
 
 @pytest.mark.slow
-def test_two_processes_write_the_same_bytes(world: Path, scored: Path) -> None:
-    run_score(world, "--workers", "2")
-    assert sidecars_but_paths(world) == sidecars_but_paths(scored)
+def test_two_processes_write_the_same_bytes(unscored: Path, world: Path) -> None:
+    run_score(unscored, "--workers", "2")
+    assert sidecars_but_paths(unscored) == sidecars_but_paths(world)
 
 
 def sidecars_but_paths(world: Path) -> dict[str, bytes]:
@@ -155,16 +135,12 @@ def sidecars_but_paths(world: Path) -> dict[str, bytes]:
 
 
 def test_shards_that_an_earlier_run_has_scored_are_taken_over(
-    scored: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copied: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = shutil.copytree(scored, tmp_path / "world")
-    reference = sidecars(world)
+    reference = sidecars(copied)
     names = [name for name in reference if name.endswith(".safetensors")]
-    next((world / "data").glob("teacher-*.json")).unlink()
-    cut, foreign = (world / "data" / name for name in names[:2])
+    next((copied / "data").glob("teacher-*.json")).unlink()
+    cut, foreign = (copied / "data" / name for name in names[:2])
     cut.write_bytes(reference[names[0]][:-9])
     foreign.write_bytes(reference[names[2]])  # of another shard
     read: list[int] = []
@@ -172,46 +148,40 @@ def test_shards_that_an_earlier_run_has_scored_are_taken_over(
     monkeypatch.setattr(
         ShardToScore, "read_tokens", lambda shard: read.append(shard.number) or original(shard)
     )
-    run_score(world)
+    run_score(copied)
     assert sorted(read) == [0, 1]
     assert "resumed         1 shards were taken over" in capsys.readouterr().out
-    assert sidecars_but_paths(world) == sidecars_but_paths(scored)
+    assert sidecars_but_paths(copied) == sidecars_but_paths(world)
 
 
-def test_teachers_and_rules_lie_side_by_side(scored: Path, tmp_path: Path) -> None:
-    world = shutil.copytree(scored, tmp_path / "world")
-    retrain(world / "teacher")
-    run_score(world)
-    run_score(world, "--dtype", "bfloat16", seq_length=128)
-    found = [
-        decode_score_manifest(path.read_bytes(), where="")
-        for path in (world / "data").glob("teacher-*.json")
-    ]
+def test_teachers_and_rules_lie_side_by_side(copied: Path) -> None:
+    retrain(copied / "teacher")
+    run_score(copied)
+    run_score(copied, "--dtype", "bfloat16", seq_length=128)
+    found = [scores.manifest for scores in list_scores(str(copied / "data"))]
     assert sorted(scores.rule.dtype for scores in found) == ["bfloat16", "float32", "float32"]
     assert len({scores.sidecars[0].context_sha256 for scores in found}) == 2
 
 
 @pytest.mark.parametrize("damage", ["teacher", "document"])
 def test_a_teacher_that_guesses_and_a_damaged_document_stop_the_job(
-    world: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    unscored: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = score_arguments(world)
+    arguments = score_arguments(unscored)
     if damage == "teacher":
         arguments.remove("--allow-untrained-teacher")
         message = r"mean loss on a plain English text is 6\..*chance is 6\.17: its weights did not"
     else:
-        tar = sorted((world / "data").glob("*.tar"))[1]
-        data = bytearray(tar.read_bytes())
-        data[5000] ^= 255
-        tar.write_bytes(data)
+        tar = sorted((unscored / "data").glob("*.tar"))[1]
+        flip(tar, 5000)
         message = r"sample \w{32} in shard docs-000001-of-000003.tar has CRC-32"
     assert main(arguments) == 1
     assert re.search(message, capsys.readouterr().err)
-    assert not list((world / "data").glob("teacher-*.json"))
+    assert not list((unscored / "data").glob("teacher-*.json"))
 
 
 def test_what_can_t_be_scored_or_scored_with_is_refused(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unscored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no config.json with \*.safetensors"):
@@ -220,8 +190,8 @@ def test_what_can_t_be_scored_or_scored_with_is_refused(
         find_teacher("nowhere.gguf")
     for arguments, message in [
         ([str(tmp_path / "empty"), "--teacher", "t", "--seq-length", "64"], MANIFEST_FILE),
-        (score_arguments(plain, "--studnet=x"), "neither score nor Beam knows --studnet=x"),
-        (score_arguments(plain, "--teacher", str(plain / "student")), "is not the dataset's"),
+        (score_arguments(unscored, "--studnet=x"), "neither score nor Beam knows --studnet=x"),
+        (score_arguments(unscored, "--teacher", str(unscored / "student")), "is not the dataset's"),
     ]:
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
@@ -244,11 +214,11 @@ def test_options_that_can_t_be_are_refused(arguments: list[str], message: str) -
 
 
 def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
-    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unscored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the launcher, and by the worker, which is in the same process here."""
-    build_dataset(world / "more", make_texts(12, seed=3))
-    file = world / "mixture.toml"
+    build_dataset(unscored / "more", make_texts(12, seed=3))
+    file = unscored / "mixture.toml"
     file.write_text(
         '[datasets.data]\npath = "data"\n[datasets.more]\npath = "more"\nmax_epochs = 2\n'
         "[[stages]]\nweights = { data = 0.5, more = 0.5 }\n"
@@ -257,16 +227,16 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
     read_index, read_file = Dataset.index_bytes, Path.read_bytes
 
     def count_manifest(url: str) -> bytes:
-        read[url.removeprefix(f"{world}/")] += 1
+        read[url.removeprefix(f"{unscored}/")] += 1
         return read_file(Path(url))
 
     def count_index(dataset: Dataset, number: int) -> bytes:
-        read[f"{dataset.location.removeprefix(f'{world}/')} {number}"] += 1
+        read[f"{dataset.location.removeprefix(f'{unscored}/')} {number}"] += 1
         return read_index(dataset, number)
 
     monkeypatch.setattr("pipeline.dataset.reading.read_whole", count_manifest)
     monkeypatch.setattr(Dataset, "index_bytes", count_index)
-    arguments = [str(file), *score_arguments(world)[1:]]
+    arguments = [str(file), *score_arguments(unscored)[1:]]
     assert main(arguments) == 0
     indices = {f"data {number}": 1 for number in range(3)} | {"more 0": 1, "more 1": 1, "more 2": 1}
     assert read == {"data/manifest.json": 2, "more/manifest.json": 2} | indices
@@ -279,12 +249,13 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
     config = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
     batch = AlignedRows(config).__getitems__(range(24))
     assert set(batch["source"].tolist()) == {0, 1}
-    stored, online = batch["teacher_losses"], online_losses(world / "teacher", batch)
+    stored, online = batch["teacher_losses"], online_losses(unscored / "teacher", batch)
     has_loss = batch.teacher_has_loss
     assert int(has_loss.sum()) > 500
     torch.testing.assert_close(stored[has_loss], online[has_loss], rtol=2**-10, atol=1e-4)
 
-    next((world / "more").glob("teacher-*.json")).unlink()
-    assert main([str(world / "more"), *score_arguments(world, "--dtype", "bfloat16")[1:]]) == 0
+    next((unscored / "more").glob("teacher-*.json")).unlink()
+    other = score_arguments(unscored, "--dtype", "bfloat16")[1:]
+    assert main([str(unscored / "more"), *other]) == 0
     with pytest.raises(ForeignLossesError, match=r'losses of "more" and of "data" are of two teac'):
         AlignedRows(config)

@@ -36,7 +36,6 @@ ALONE = ("--batch-tokens", "1")
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 24 documents, scored."""
     root = tmp_path_factory.mktemp("scored")
     build_dataset(root / "data", TEXTS)
     write_model(root / "teacher", byte_level(480), seed=1)
@@ -46,7 +45,6 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def old(scored: Path, tmp_path: Path) -> Path:
-    """The same, to be damaged."""
     return shutil.copytree(scored, tmp_path / "world")
 
 

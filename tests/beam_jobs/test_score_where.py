@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from beam_jobs.remove.options import RemoveOptions
-from beam_jobs.remove.removal import remove
 from beam_jobs.score.command import main
 from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.files import open_dataset
@@ -18,7 +16,7 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.errors import ForeignLossesError
 from tests.pipeline.dataset.test_selection import METADATA, values
-from tests.support.datasets import build_dataset, make_texts
+from tests.support.datasets import build_dataset, make_texts, remove_documents
 from tests.support.scored_data import (
     SEQ_LENGTH,
     online_losses,
@@ -42,12 +40,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def open_part(world: Path, where: str = WHERE) -> AlignedRows:
-    return AlignedRows(
-        StreamConfig(
-            Reading(str(world / "data"), where), seq_length=SEQ_LENGTH, stored_losses="teacher"
-        )
-    )
+def open_part(world: Path, where: str = WHERE, *, losses: str = "teacher") -> AlignedRows:
+    data = Reading(str(world / "data"), where)
+    return AlignedRows(StreamConfig(data, seq_length=SEQ_LENGTH, stored_losses=losses))
 
 
 def part_scores(world: Path) -> ScoreFiles:
@@ -123,13 +118,8 @@ def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_p
     assert find_scores("teacher", str(world / "data"), where="good").path == whole.path
     of_part = open_part(world)
     assert of_part.teacher_rule == part.manifest.rule
-    of_whole = AlignedRows(
-        StreamConfig(
-            Reading(str(world / "data"), WHERE), seq_length=SEQ_LENGTH, stored_losses=whole.path
-        )
-    )
-    places = range(len(of_part))
-    a, b = (rows.__getitems__(places)["teacher_losses"] for rows in (of_part, of_whole))
+    both, places = (of_part, open_part(world, losses=whole.path)), range(len(of_part))
+    a, b = (rows.__getitems__(places)["teacher_losses"] for rows in both)
     torch.testing.assert_close(a, b, rtol=2**-10, atol=1e-4, equal_nan=True)
     assert compare([str(world / "data"), whole.path, part.path]) == 2
     assert check_scores(open_dataset(world / "data"), teacher=None).found == []
@@ -142,11 +132,9 @@ def test_losses_of_a_part_serve_a_later_generation_without_some_of_it(
     dataset = open_dataset(tmp_path / "data")
     index, kept = select_documents(dataset, WHERE).read(0)
     longest = int(np.argmax(np.where(kept, index.num_teacher_tokens, 0)))
-    names = dataset.read_index(0, with_names=True).document_id
-    (tmp_path / "ids.txt").write_text(f"{names[longest]}\n")
     before = len(open_part(tmp_path))
-    manifest = remove(RemoveOptions(str(tmp_path / "data"), str(tmp_path / "ids.txt"), quiet=True))
-    assert manifest.generation == 1
+    name = dataset.read_index(0, with_names=True).document_id[longest]
+    assert remove_documents(tmp_path / "data", name).generation == 1
     rows = open_part(tmp_path)
     assert len(rows) < before
     batch = rows.__getitems__(range(len(rows)))
@@ -167,9 +155,7 @@ def test_a_mixtures_datasets_are_scored_by_their_conditions(
     assert main([str(file), *arguments, "--where", "good"]) == 2
     assert 'give its datasets a "where" there' in capsys.readouterr().err
     assert main([str(file), *arguments]) == 0
-    rows = AlignedRows(
-        StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
-    )
-    batch = rows.__getitems__(range(12))
+    config = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
+    batch = AlignedRows(config).__getitems__(range(12))
     assert set(batch["source"].tolist()) == {0, 1}
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()

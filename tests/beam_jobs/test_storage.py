@@ -1,7 +1,6 @@
 import gc
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -111,12 +110,9 @@ def test_an_object_of_s3_whose_writer_fails_is_not_there(bucket: OneBucket, writ
 
 def test_a_copy_that_a_store_refuses_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beam's client of S3 returns the error, and raises nothing."""
-    answers: dict[str, Callable[..., Any]] = {
-        "copy": lambda sources, to: [(sources[0], to[0], RuntimeError("SlowDown"))],
-        "exists": lambda _: True,
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(FileSystems, name, answer)
+    error = RuntimeError("SlowDown")
+    monkeypatch.setattr(FileSystems, "copy", lambda sources, to: [(sources[0], to[0], error)])
+    monkeypatch.setattr(FileSystems, "exists", lambda _: True)
     store = SimpleNamespace(metadata=lambda path: FileMetadata(path, 7))
     monkeypatch.setattr(FileSystems, "get_filesystem", lambda _: store)
     with pytest.raises(OSError, match=r"s3://b/x could not be copied to s3://b/y: SlowDown"):

@@ -14,6 +14,8 @@ from tests.support.corpus import STUDENT, TEACHER, json_line, make_text
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
 
 
 def test_the_image_has_the_launchers_python_and_beam() -> None:
@@ -24,18 +26,14 @@ def test_the_image_has_the_launchers_python_and_beam() -> None:
 
 
 def test_the_extras_of_the_image_exist() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    extras = set(setup["options.extras_require"])
+    extras = set(SETUP["options.extras_require"])
     assert set(re.findall(r"EXTRA=(\w+)", DOCKERFILE)) == {"gcp", "aws"} <= extras
 
 
 def test_the_build_context_holds_what_the_image_needs() -> None:
     kept = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert [name for name in kept if not (ROOT / name).exists()] == []
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    packages = setup["options.packages.find"]["include"].replace("*", "").split()
+    packages = SETUP["options.packages.find"]["include"].replace("*", "").split()
     named = re.findall(r"(?:/tmp/vocag/)(\S+\.py)", DOCKERFILE)
     assert set(packages) | set(named) <= set(kept)
 
@@ -63,5 +61,4 @@ def test_a_worker_of_the_image_compiles_nothing(tmp_path: Path) -> None:
 
 
 def image_environment() -> dict[str, str]:
-    """Return the variables that the Dockerfile sets."""
     return dict(re.findall(r'(NUMBA_CPU_\w+)="?(\w*)"?', DOCKERFILE))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from beam_jobs.align.command import align
@@ -63,16 +64,8 @@ def run_align(output: Path, hook: str, *arguments: str) -> "subprocess.Completed
 
 def processes_that_name(text: str) -> list[int]:
     """Return the processes of this machine whose environment or command names a path."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                data = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if text.encode() in data:
-                found.append(int(entry.name))
-    return found
+    told = {each.pid: str(each.info) for each in psutil.process_iter(["cmdline", "environ"])}
+    return [pid for pid, info in told.items() if text in info]
 
 
 def our_lines(stderr: str) -> list[str]:

@@ -11,13 +11,11 @@ from tests.engines.workload import Workload, make_workload
 
 @pytest.fixture(scope="session")
 def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    """ENGINE_MEGABYTES of text and their dataset."""
     return make_workload(tmp_path_factory.mktemp("workload"))
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    """A little text and its dataset."""
     return make_workload(tmp_path_factory.mktemp("small"), megabytes=4)
 
 
@@ -29,7 +27,6 @@ def middling(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 @pytest.fixture
 def hosts() -> Iterator[Sequence[Host]]:
-    """Three."""
     with network(3) as made:
         yield made
 

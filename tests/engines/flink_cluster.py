@@ -96,13 +96,9 @@ class FlinkHosts:
 def flink_on_hosts(
     folder: Path, hosts: Sequence[Host], *, attempts: int = 300, pools_on: Sequence[str] = ()
 ) -> Iterator[FlinkHosts]:
-    """Run a cluster on hosts.
+    """Run a cluster with job manager and launcher on the first host, and pools on the others.
 
-    Args:
-        folder: for its logs and temporary files.
-        hosts: the first for job manager and launcher, the others for task managers and pools.
-        attempts: as `flink_cluster` takes them.
-        pools_on: a command before each pool's, which runs it somewhere.
+    `pools_on` is a command before each pool's, which runs it somewhere.
     """
     logs = [folder / f"pool_{number}.log" for number in range(len(hosts) - 1)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,13 +118,9 @@ def flink_on_hosts(
 def flink_cluster(
     folder: Path, *, hosts: Sequence[Host] = (), attempts: int = 300
 ) -> Iterator[FlinkCluster]:
-    """Run a cluster of two task managers, or of one on each host but the first.
+    """Run a cluster of two task managers here, or of one on each host but the caller's, the first.
 
-    Args:
-        folder: for its logs and temporary files.
-        hosts: where job manager and task managers run, the first being the caller's; none: all on
-            this machine.
-        attempts: how often a job that has failed is started again, a second later.
+    A job that has failed is started again a second later, for so many attempts.
     """
     home = ENGINES / "flink"
     version = require_program(home / "version", SET_UP).read_text().strip()
@@ -160,11 +152,7 @@ def flink_cluster(
 
 
 def process_environment(more: Mapping[str, str] | None = None) -> list[str]:
-    """Return the options that let every task manager start workers itself, by Beam's program.
-
-    Args:
-        more: variables of the workers' environment.
-    """
+    """Return the options that let every task manager start workers itself, by Beam's program."""
     # Otherwise the program makes an environment for every worker and installs what was staged.
     variables = {"RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT": "1"}
     variables |= {name: worker_environment()[name] for name in ("PATH", "PYTHONPATH")}

@@ -27,7 +27,6 @@ class Host:
     switch: str
 
     def command(self, *arguments: str) -> list[str]:
-        """Return what runs a program on this host."""
         return ["nsenter", f"--net=/run/netns/{self.name}", *arguments]
 
     @contextlib.contextmanager
@@ -41,7 +40,6 @@ class Host:
                 os.setns(here.fileno(), os.CLONE_NEWNET)
 
     def cut_off(self) -> None:
-        """Pull its cable."""
         _run("ip", "-n", self.switch, "link", "set", self.cable, "down")
 
     def accepts(self, port: int) -> bool:

@@ -69,7 +69,6 @@ def _dask(
 def submit(
     workload: Workload, output: Path, host: Host, address: str, *more: str
 ) -> "subprocess.Popen[str]":
-    """Start the job on a host."""
     beam = [
         "--runner=apache_beam.runners.dask.dask_runner.DaskRunner",
         f"--dask_client_address={address}", "--dask_partition_size=1",

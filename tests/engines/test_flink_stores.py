@@ -18,7 +18,6 @@ pytestmark = pytest.mark.engines
 
 @pytest.fixture(params=[google_storage, amazon_s3])
 def store(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
-    """Each emulator in turn."""
     emulator: Callable[[], AbstractContextManager[ObjectStore]] = request.param
     with emulator() as running:
         yield running

@@ -27,12 +27,10 @@ class Workload:
     dataset: Path
 
     def arguments(self, output: Path, *beam: str) -> list[str]:
-        """Return the command that aligns the corpus."""
         return align_arguments(self.pattern, output, *beam)
 
 
 def make_workload(folder: Path, *, megabytes: int = MEGABYTES) -> Workload:
-    """Write a corpus and align it here."""
     script = str(ROOT / "benchmarks" / "corpus.py")
     size = [f"--bytes={megabytes}MB", f"--files={NUM_FILES}"]
     finish(start([script, f"--output={folder}/corpus", *size]))
@@ -53,7 +51,6 @@ def align_arguments(pattern: str, output: Path, *beam: str) -> list[str]:
 
 
 def external(address: str) -> list[str]:
-    """Return the options that name a worker pool."""
     return ["--environment_type=EXTERNAL", f"--environment_config={address}"]
 
 

@@ -13,21 +13,18 @@ from tests.support.corpus import Corpus, align_options, write_corpus
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[ObjectStore]:
-    """Google Cloud Storage."""
     with google_storage() as store:
         yield store
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[ObjectStore]:
-    """Amazon S3."""
     with amazon_s3() as store:
         yield store
 
 
 @pytest.fixture(params=["gcs", "s3"])
 def store(request: pytest.FixtureRequest) -> ObjectStore:
-    """Each object store in turn."""
     chosen: ObjectStore = request.getfixturevalue(request.param)
     return chosen
 

@@ -29,14 +29,12 @@ class FakeDataflow:
     worker: subprocess.Popen[str] | None = None
 
     def create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Take a job and start it."""
         assert not self.job, "one job a test"
         self.job = {**job, "id": JOB_ID}
         self.worker = self.replay(self.job)
         return self.look()
 
     def look(self) -> dict[str, Any]:
-        """Return the job and how far it is."""
         self.polls += 1
         return {**self.job, "currentState": self._state()}
 

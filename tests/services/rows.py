@@ -14,7 +14,6 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamState
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print JSON."""
     url, cache, state = arguments
     saved = StreamState(**json.loads(state)) if state else None
     config = StreamConfig(Reading(url), seq_length=64, cache_folder=Path(cache))

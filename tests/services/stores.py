@@ -57,7 +57,6 @@ class Session:
     process: "subprocess.Popen[str]"
 
     def run(self, module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a module's `main`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         command = [module, *map(str, arguments)]
@@ -85,7 +84,6 @@ class ObjectStore:
         return f"{self.url}/{name}"
 
     def read(self, url: str) -> bytes:
-        """Return an object."""
         data: bytes = self.files.cat_file(url)
         return data
 

@@ -78,7 +78,6 @@ def test_a_job_through_dataflow_runner_gives_the_local_bytes(
 
 
 def check_job(job: dict[str, Any], temp: str) -> None:
-    """The job that arrived asks for what the command line asked for."""
     environment = job["environment"]
     (pool,) = environment["workerPools"]
     assert job["type"] in ("JOB_TYPE_BATCH", 1)

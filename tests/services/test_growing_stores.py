@@ -62,7 +62,6 @@ class LocalLife:
 
 @pytest.fixture(scope="session")
 def local_life(tmp_path_factory: pytest.TempPathFactory) -> LocalLife:
-    """Run every step in local folders."""
     root = tmp_path_factory.mktemp("life")
     for name, ids in INPUTS.items():
         options(root, write_input(root / f"in/{name}.jsonl", ids))  # and the tokenizers
@@ -86,26 +85,21 @@ class Place:
 
     @property
     def folder(self) -> str:
-        """Where the datasets are made."""
         return f"{self.url}/{FOLDER}"
 
     @property
     def data(self) -> str:
-        """The dataset that grows."""
         return f"{self.folder}/aligned"
 
     def run(self, step: str) -> subprocess.CompletedProcess[str]:
-        """Run a step's command."""
         command, arguments = self.steps[step]
         return self.session.run(COMMANDS[command][0], *arguments)
 
     def must(self, step: str) -> None:
-        """Run a step, which ends well."""
         result = self.run(step)
         assert result.returncode == 0, f"{step}: {result.stdout}{result.stderr}"
 
     def left(self) -> Left:
-        """Return what a step has left."""
         names = [name for name in self.store.list(self.folder) if name.endswith("README.md")]
         cards = {name.split("/")[0]: self.store.read(f"{self.folder}/{name}") for name in names}
         return self.store.digests(self.folder), cards
@@ -124,7 +118,6 @@ class Place:
 
 @pytest.fixture
 def place(store: ObjectStore, local_life: LocalLife) -> Iterator[Place]:
-    """A fresh folder."""
     name = uuid.uuid4().hex
     for path in (local_life.root / "ids.txt", *(local_life.root / "in").iterdir()):
         url = f"{store.url}/{name}/{path.relative_to(local_life.root)}"

@@ -25,7 +25,6 @@ Fault = Callable[[dict[str, Any]], "dict[str, Any] | int | None"]
 
 
 def right(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer as it is."""
     return answer
 
 
@@ -53,17 +52,7 @@ def _changed(answer: dict[str, Any], change: Callable[[float], float]) -> dict[s
 
 @dataclass
 class CompletionsServer:
-    """One server.
-
-    Attributes:
-        model: of transformers.
-        faults: taken one by one, each for one completion, the next first.
-        bodies: the completions that were asked for.
-        version: that it tells.
-        max_model_len: likewise.
-        key: that it asks for.
-        url: where it is.
-    """
+    """One server: its faults are for one completion each, the next first; `bodies` were asked."""
 
     model: torch.nn.Module
     faults: list[Fault] = field(default_factory=list)
@@ -75,14 +64,12 @@ class CompletionsServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, path: str) -> dict[str, Any] | int:
-        """Answer a GET."""
         if path == "/v1/models":
             entry = {"id": MODEL, "owned_by": "vllm", "max_model_len": self.max_model_len}
             return {"object": "list", "data": [entry]}
         return {"version": self.version} if path == "/version" else 404
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int | None:
-        """Answer a POST."""
         if path != "/v1/completions" or body["model"] != MODEL:
             return 404
         with self.lock:
@@ -92,7 +79,6 @@ class CompletionsServer:
         return answer if fault is None else fault(answer)
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer a completion of one token."""
         ids = body["prompt"]
         own = [
             {str(token): {"logprob": float(values[token])}}

@@ -42,13 +42,7 @@ _SPACES = (" ", " ", " ", "  ", "\n", "\t")
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was written.
-
-    Attributes:
-        folder: a path or URL; it holds the files, below `in/`.
-        texts: the usable documents' texts by id.
-        dead: how many documents must become dead letters, by reason.
-    """
+    """Files below `in/`, the usable texts in them, and how many dead letters by reason."""
 
     folder: Path | str
     texts: dict[str, str] = field(default_factory=dict)
@@ -56,7 +50,6 @@ class Corpus:
 
     @property
     def num_documents(self) -> int:
-        """Usable or not, damaged rests of files included."""
         return len(self.texts) + self.dead.total()
 
 

@@ -1,6 +1,7 @@
 """Small real datasets, built with the library itself, for tests to read and to damage."""
 
 import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -18,11 +19,12 @@ from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.batches import SourceDocument
 from pipeline.dataset.conventions import describe_tokenizer
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.reading import read_manifest
 from pipeline.dataset.selection import select_documents
 from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import document_key
-from schemas.index import encode_index
+from schemas.index import ShardIndex, decode_index, encode_index
 from schemas.manifest import (
     DEAD_LETTERS_FILE,
     MANIFEST_FILE,
@@ -74,22 +76,9 @@ def build_dataset(
 ) -> Manifest:
     """Write a complete dataset and return its manifest.
 
-    Args:
-        folder: where; made if need be.
-        texts: (document id, text) pairs; by default 24 short documents in several scripts.
-        num_shards: documents are dealt out by key to as many.
-        keep_text: whether samples hold their text.
-        student: by default a byte-level BPE of 400 ids.
-        teacher: by default a byte-level BPE of 480 ids.
-        name: the shards' prefix.
-        dead_letters: (document id, reason) pairs.
-        configuration: goes into the manifest.
-        metadata: type of each field of the documents' metadata.
-        values: of these fields by a document's id.
-
-    Example:
-        >>> build_dataset(tmp_path).totals["num_documents"]
-        24
+    Unless given otherwise of 24 short documents in several scripts, dealt out by key, with
+    byte-level BPEs of 400 and 480 ids. Texts are (document id, text) pairs, dead letters (document
+    id, reason), metadata a type by field, and `values` gives these fields by a document's id.
     """
     folder.mkdir(parents=True, exist_ok=True)
     student, teacher = student or byte_level(400), teacher or byte_level(480)
@@ -143,6 +132,40 @@ def remove_documents(folder: Path, *ids: str) -> Manifest:
     listing = folder.with_name(f"{folder.name}-removed.txt")
     listing.write_text("\n".join(ids), "utf-8")
     return remove(RemoveOptions(str(folder), str(listing), quiet=True))
+
+
+def flip(path: Path, position: int) -> None:
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def edit_sample(folder: Path, shard: int, row: int, change: Callable[[bytes], bytes]) -> None:
+    """Replace a payload by another of the same size, with CRC-32 and hashes made to fit."""
+    record = read_manifest(str(folder)).shards[shard]
+    index = decode_index((folder / record.index_file).read_bytes())
+    start, size = int(index.payload_offset[row]), int(index.payload_bytes[row])
+    data = bytearray((folder / record.file).read_bytes())
+    payload = change(bytes(data[start : start + size]))
+    assert len(payload) == size
+    data[start : start + size] = payload
+    (folder / record.file).write_bytes(data)
+    crc32 = index.crc32.copy()
+    crc32[row] = zlib.crc32(payload)
+    record_shard(folder, shard, replace(index, crc32=crc32))
+
+
+def record_shard(folder: Path, shard: int, index: ShardIndex) -> None:
+    """Make the manifest name a shard's files as they are now: a liar that hashes its lies."""
+    manifest = read_manifest(str(folder))
+    record, data = manifest.shards[shard], encode_index(index)
+    (folder / record.index_file).write_bytes(data)
+    tar = (folder / record.file).read_bytes()
+    told = {"num_bytes": len(tar), "sha256": sha256(tar).hexdigest()}
+    told |= {"index_num_bytes": len(data), "index_sha256": sha256(data).hexdigest()}
+    shards = [*manifest.shards[:shard], replace(record, **told), *manifest.shards[shard + 1 :]]
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, shards=tuple(shards))))
 
 
 def store_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> TokenizerRecord:

@@ -19,14 +19,9 @@ def run_killed(
     call: int,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a command in a process of its own, which must be killed at a call of a function.
+    """Run a module's `main` in a process of its own, which must be killed at a call of a function.
 
-    Args:
-        command: the module whose `main` gets the arguments.
-        arguments: of the command.
-        functions: such as "beam_jobs.storage.publish"; their calls are counted together.
-        call: the call that kills, from 1.
-        environment: variables more.
+    Calls of functions, such as "beam_jobs.storage.publish", are counted together, from 1.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)

@@ -98,12 +98,7 @@ def token_sources(pieces: Sequence[bytes], traced: Sequence[Traced], text: str) 
     """Return the bytes of the text that each token's own bytes came from.
 
     A byte of a character that was not changed comes from one byte; of one that was, from all bytes
-    of its sources.
-
-    Args:
-        pieces: what tokens stand for; white space may be missing or too much.
-        traced: the normalised text.
-        text: the text.
+    of its sources. White space may be missing in the pieces or too much.
     """
     origins: list[tuple[int, set[int]]] = []
     starts = [len(text[:i].encode()) for i in range(len(text) + 1)]

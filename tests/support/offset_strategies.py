@@ -23,8 +23,7 @@ def monotone_offsets(draw: st.DrawFn, max_tokens: int = 12) -> list[Range]:
     count = draw(st.integers(0, max_tokens))
     places = st.lists(st.integers(0, TEXT_BYTES), min_size=count, max_size=count).map(sorted)
     starts, ends = draw(places), draw(places)
-    ordered = [(min(a, b), max(a, b)) for a, b in zip(starts, ends, strict=True)]
-    return [(start, end) for start, end in ordered]
+    return [(min(a, b), max(a, b)) for a, b in zip(starts, ends, strict=True)]
 
 
 @st.composite

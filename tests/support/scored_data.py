@@ -36,7 +36,6 @@ def score_arguments(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH)
 
 
 def run_score(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> None:
-    """Score the world's dataset."""
     assert main(score_arguments(root, *more, seq_length=seq_length)) == 0
 
 
@@ -61,7 +60,6 @@ def online_losses(teacher: Path, batch: Rows) -> torch.Tensor:
 
 
 def retrain(folder: Path) -> None:
-    """Change a model's weights a little."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.norm.weight.mul_(1.01)

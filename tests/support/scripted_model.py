@@ -8,12 +8,7 @@ from lm_eval.api.model import LM
 
 
 class ScriptedModel(LM):
-    """Answers by a function of the prompt; every byte costs one bit, and a token is a word.
-
-    Attributes:
-        asked: the prompts of all generated answers, in order.
-        max_length: tokens of its context.
-    """
+    """Answers by a function of the prompt; every byte costs one bit, and a token is a word."""
 
     def __init__(
         self,

@@ -54,15 +54,9 @@ def serve(
     log: Path | None = None,
     folder: Path | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server for as long as the context lasts, from when it accepts connections.
+    """Run a server in a folder for as long as the context lasts, from when it accepts connections.
 
-    Args:
-        command: the program and its arguments.
-        port: where it listens.
-        address: of this machine, where it listens.
-        environment: the process's.
-        log: a file for what it prints; a temporary one unless given.
-        folder: where it runs; here unless given.
+    What it prints goes to a log, or to a temporary file.
     """
     with log.open("w+b") if log else tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -135,12 +129,8 @@ def worker_pool(
     """Run Beam's worker pool, which starts a worker process for whoever asks; yield its address.
 
     It is what `--environment_type EXTERNAL` of a portable runner needs beside each of its machines.
-
-    Args:
-        port: where it listens.
-        log: a file for what it and its workers print.
-        first: a folder whose `sitecustomize.py` runs first in the pool and in its workers.
-        on: a command before the pool's, which runs it somewhere.
+    The `sitecustomize.py` of `first` runs first in it and in its workers; `on` is a command before
+    the pool's, which runs it somewhere.
     """
     port = port or free_port()
     module = "apache_beam.runners.worker.worker_pool_main"

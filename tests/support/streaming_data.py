@@ -21,9 +21,9 @@ from schemas.manifest import (
     DeadLetterRecord,
     Manifest,
     ShardRecord,
-    TokenizerRecord,
     encode_manifest,
 )
+from tests.support.manifests import STUDENT
 from tests.support.sample_encoder import encode_document
 
 STUDENT_BOS, STUDENT_EOS, TEACHER_EOS, FIRST_ID = 1, 2, 3, 10
@@ -183,21 +183,12 @@ def _tokens(token_bytes, first_id):
 
 
 def _tokenizer(side, bos, eos, *, adds_bos):
-    return TokenizerRecord(
-        source=side,
-        file=f"tokenizers/{side}/tokenizer.json",
-        sha256=sha256(side.encode()).hexdigest(),
-        vocab_size=1 << 20,
-        special_strings="plain",
-        bos_token_id=bos,
-        eos_token_id=eos,
-        adds_bos=adds_bos,
-        adds_eos=False,
-    )
+    own = {"source": side, "file": f"tokenizers/{side}/tokenizer.json", "vocab_size": 1 << 20}
+    own |= {"sha256": sha256(side.encode()).hexdigest(), "adds_bos": adds_bos}
+    return replace(STUDENT, bos_token_id=bos, eos_token_id=eos, **own)
 
 
 def around(first=None, continued=None, end=None):
-    """Return the tokens around a text."""
     return ConventionRecord(first, continued, end)
 
 

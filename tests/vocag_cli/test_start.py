@@ -28,15 +28,8 @@ LARGE = {
 
 def run(*command: str, folder: Path, path: str = str(ROOT)) -> "subprocess.CompletedProcess[str]":
     """Run Python in a folder, which `-m` puts first on the path."""
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given, environment = [sys.executable, *command], {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(given, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow

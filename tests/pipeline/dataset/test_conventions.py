@@ -52,26 +52,18 @@ def chat_like() -> dict[str, Any]:
     return with_control(definition("qwen_like"), "<|im_end|>")
 
 
-def shared_definition(name: str) -> Callable[[], dict[str, Any]]:
-    return lambda: json.loads((SHARED / name / "tokenizer.json").read_text("utf-8"))
-
-
 def shared(name: str, *values: object) -> Any:
-    return pytest.param(
-        shared_definition(name), *values, marks=[needs_shared, pytest.mark.slow], id=name
-    )
+    file = SHARED / name / "tokenizer.json"
+    marks = [needs_shared, pytest.mark.slow]
+    return pytest.param(lambda: json.loads(file.read_text("utf-8")), *values, marks=marks, id=name)
 
 
 @pytest.mark.parametrize(
     ("make", "config", "before", "after"),
     [
-        pytest.param(chat_like, CHAT, "<|endoftext|>", "<|endoftext|>", id="chat_like"),
-        pytest.param(
-            *(llama_3_like, LLAMA_3_CHAT, "<|begin_of_text|>", "<|end_of_text|>"), id="llama_3_like"
-        ),
-        pytest.param(
-            lambda: definition("llama_like"), MISTRAL_CHAT, "<s>", "</s>", id="llama_like"
-        ),
+        (chat_like, CHAT, "<|endoftext|>", "<|endoftext|>"),
+        (llama_3_like, LLAMA_3_CHAT, "<|begin_of_text|>", "<|end_of_text|>"),
+        (lambda: definition("llama_like"), MISTRAL_CHAT, "<s>", "</s>"),
         shared("smollm2", CHAT, "<|endoftext|>", "<|endoftext|>"),
         shared("deepseek_llm", {}, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
     ],
@@ -96,8 +88,7 @@ def test_a_file_a_folder_and_a_repository_give_one_answer(
     references.mkdir()
     (references / "main").write_text(COMMIT)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    names = (str(bare / "tokenizer.json"), str(folder), "owner/name")
-    found = [load_tokenizer(name) for name in names]
+    found = [load_tokenizer(n) for n in (str(bare / "tokenizer.json"), str(folder), "owner/name")]
     told = {(t.bos_token_id, t.eos_token_id, t.adds_bos, t.adds_eos) for t in found}
     assert len(told) == 1
     ids = found[0].find_token(before), found[0].find_token(after)

@@ -9,7 +9,7 @@ from pipeline.dataset.groups import count_read
 from schemas.document import decode_document
 from schemas.errors import DamagedSampleError, DamagedShardError
 from schemas.index import ShardIndex
-from tests.support.datasets import build_dataset, make_texts, remove_documents
+from tests.support.datasets import build_dataset, flip, make_texts, remove_documents
 
 
 @pytest.fixture
@@ -43,10 +43,8 @@ def test_chosen_samples_are_those_of_the_index(dataset: Dataset) -> None:
 
 def test_removed_samples_are_left_out(tmp_path: Path) -> None:
     texts = make_texts(12)
-    gone, left = (
-        [texts[2][0], texts[7][0]],
-        [pair for n, pair in enumerate(texts) if n not in (2, 7)],
-    )
+    gone = [texts[2][0], texts[7][0]]
+    left = [pair for pair in texts if pair[0] not in gone]
     build_dataset(tmp_path / "all", texts)
     build_dataset(tmp_path / "left", left)
     remove_documents(tmp_path / "all", *gone)
@@ -72,9 +70,7 @@ def test_removed_samples_are_left_out(tmp_path: Path) -> None:
 def test_damage_is_named(dataset: Dataset) -> None:
     index = dataset.read_index(0, with_names=True)
     tar = Path(dataset.shard(0).url)
-    data = bytearray(tar.read_bytes())
-    data[int(index.payload_offset[-1] + index.payload_bytes[-1]) - 1] ^= 1
-    tar.write_bytes(data)
+    flip(tar, int(index.payload_offset[-1] + index.payload_bytes[-1]) - 1)
     with pytest.raises(DamagedSampleError, match=rf"{index.key[-1]} in shard {tar.name}.*align ag"):
         list(dataset.samples(0, index))
     tar.unlink()

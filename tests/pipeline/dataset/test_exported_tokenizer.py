@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
-from pipeline.tokenization import Tokenizer, TokenizerError
+from pipeline.tokenization import TokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
 from tests.support.datasets import build_dataset, byte_level, make_texts, store_tokenizer
 from tests.support.hf_folders import write_model
@@ -24,19 +25,19 @@ STUDENTS = (
 )
 
 
-def export(folder: Path, student: Tokenizer, *, keep_text: bool = True) -> ExportedTokenizer:
-    build_dataset(folder, student=student, keep_text=keep_text)
+def export(folder: Path) -> tuple[ExportedTokenizer, Any]:
+    """Export the student's tokenizer of a dataset; return also what transformers loads."""
     exported = export_tokenizer(open_dataset(folder), config=LLAMA)
     exported.write(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
-    return exported
+    return exported, AutoTokenizer.from_pretrained(folder / "model")
 
 
 @pytest.mark.parametrize("name", STUDENTS)
 def test_ids_and_special_tokens_are_the_datasets(name: str, tmp_path: Path) -> None:
     student = load(name)
-    exported = export(tmp_path, student)
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    build_dataset(tmp_path, student=student)
+    exported, loaded = export(tmp_path)
     texts = [text for _, text in make_texts(24)]
     batch = student.tokenize_batch([text.encode() for text in texts])
     before = [student.bos_token_id] if student.adds_bos else []
@@ -46,11 +47,8 @@ def test_ids_and_special_tokens_are_the_datasets(name: str, tmp_path: Path) -> N
         assert loaded(text)["input_ids"][: len(before) + len(ids)] == [*before, *ids]
     assert exported.num_documents == 24
     assert len(exported.differing_probes) <= 2
-    assert (loaded.bos_token_id, loaded.eos_token_id) == (
-        student.bos_token_id,
-        student.eos_token_id,
-    )
-    assert loaded.pad_token_id == student.eos_token_id
+    assert loaded.bos_token_id == student.bos_token_id
+    assert loaded.eos_token_id == loaded.pad_token_id == student.eos_token_id
     generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == generation["pad_token_id"] == student.eos_token_id
     if name in SPELLED:
@@ -64,9 +62,7 @@ def test_bos_is_what_texts_began_with_in_training(tmp_path: Path) -> None:
     end = manifest.student.eos_token_id
     record = replace(manifest.student, convention=ConventionRecord(end, end, end))
     (tmp_path / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, student=record)))
-    export_tokenizer(open_dataset(tmp_path), config=LLAMA).write(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    _, loaded = export(tmp_path)
     assert manifest.student.bos_token_id not in (None, end)
     assert (loaded.bos_token_id, loaded.eos_token_id) == (end, end)
 
@@ -80,14 +76,14 @@ def test_runs_of_spaces_are_split_as_the_model_does(tmp_path: Path) -> None:
 
 
 def test_texts_that_were_not_kept_are_spelled_by_their_tokens(tmp_path: Path) -> None:
-    assert export(tmp_path, load("mistral_v1"), keep_text=False).num_documents == 24
+    build_dataset(tmp_path, student=load("mistral_v1"), keep_text=False)
+    assert export_tokenizer(open_dataset(tmp_path), config=LLAMA).num_documents == 24
 
 
 def test_a_control_string_in_a_document_is_not_compared(tmp_path: Path) -> None:
     texts = [("forged", "one </s> two"), ("plain", "one two")]
     build_dataset(tmp_path, texts, student=load("mistral_v1"), num_shards=1)
-    exported = export_tokenizer(open_dataset(tmp_path), config=LLAMA)
-    assert exported.num_documents == 1
+    assert export_tokenizer(open_dataset(tmp_path), config=LLAMA).num_documents == 1
 
 
 def test_another_tokenizer_than_the_datasets_is_refused(tmp_path: Path) -> None:
@@ -139,7 +135,5 @@ def test_what_rows_put_before_a_text_goes_before_a_prompt(
     exported = export_tokenizer(dataset, config=LLAMA, record=record)
     exported.write(tmp_path / "model")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert loaded("a")["input_ids"] == [
-        *before,
-        *loaded("a", add_special_tokens=False)["input_ids"],
-    ]
+    bare = loaded("a", add_special_tokens=False)["input_ids"]
+    assert loaded("a")["input_ids"] == [*before, *bare]

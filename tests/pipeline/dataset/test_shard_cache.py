@@ -17,6 +17,7 @@ from filelock import FileLock
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import DamagedShardError
+from tests.support.datasets import flip
 from tests.support.streaming_data import make_documents, write_dataset
 
 SIZE = 1000
@@ -223,9 +224,7 @@ def test_a_cache_smaller_than_two_groups_is_refused(server, tmp_path):
 def test_a_damaged_remote_shard_raises_or_is_quarantined(server, tmp_path):
     url, dataset, _ = server
     path = dataset.folder / dataset.manifest.shards[2].file
-    data = bytearray(path.read_bytes())
-    data[700] ^= 1
-    path.write_bytes(data)
+    flip(path, 700)
     rows = stream(url, tmp_path / "one")
     with pytest.raises(DamagedShardError, match=r"http://.*000002-of-000006\.tar has"):
         rows.__getitems__(range(len(rows)))
@@ -236,26 +235,17 @@ def test_a_damaged_remote_shard_raises_or_is_quarantined(server, tmp_path):
     assert len(rows.datasets[0].damage.samples) == 4
 
 
-def _read_all(path, folder, start, results):
+def _read_all(path, folder):
     rows = stream(path, folder, cache_bytes=70_000)
-    start.wait()
-    results.put(int(rows.__getitems__(range(len(rows))).buffer.sum()))
+    return int(rows.__getitems__(range(len(rows))).buffer.sum())
 
 
 def test_processes_that_fill_one_small_cache_read_the_same(server, tmp_path):
     url, dataset, requests = server
-    expected = stream(str(dataset.folder), tmp_path / "unused")
-    total = int(expected.__getitems__(range(len(expected))).buffer.sum())
-    context = multiprocessing.get_context("fork")
-    start, results = context.Barrier(3), context.Queue()
-    arguments = (url, tmp_path / "cache", start, results)
-    started = [context.Process(target=_read_all, args=arguments) for _ in range(3)]
-    for process in started:
-        process.start()
-    assert [results.get(timeout=60) for _ in started] == [total] * 3
-    for process in started:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+    total = _read_all(str(dataset.folder), tmp_path / "unused")
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        found = pool.starmap(_read_all, [(url, tmp_path / "cache")] * 3, chunksize=1)
+    assert found == [total] * 3
     sizes = [path.stat().st_size for path in (tmp_path / "cache" / "shards").iterdir()]
     assert sum(sizes) <= 70_000
     assert len(tar_requests(requests)) >= 6

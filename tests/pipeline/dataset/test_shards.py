@@ -23,7 +23,6 @@ SOURCES = [
 
 
 def write(*sizes: int, keep_text: bool = False) -> tuple[bytes, WrittenShard]:
-    """Write the sources in batches of the given sizes."""
     file = BytesIO()
     writer = ShardWriter(file, keep_text=keep_text)
     start = 0

@@ -47,7 +47,6 @@ def simulate_shards(*, chosen):
 
 
 def digest(plan):
-    """Return the start of one hash over a plan's arrays and their types."""
     hashed = sha256()
     for name in ARRAYS:
         array = getattr(plan, name)

@@ -1,8 +1,6 @@
 """Every way a dataset breaks is an error that names place and remedy, or an exact count."""
 
 from dataclasses import replace
-from hashlib import sha256
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -11,8 +9,9 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
 from pipeline.streaming.damage import DamageLog, read_quarantine
 from schemas.document import document_key
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError, SchemaVersionError
-from schemas.index import decode_index, encode_index
+from schemas.index import decode_index
 from schemas.manifest import encode_manifest
+from tests.support.datasets import edit_sample, flip
 from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import FIRST_ID, make_documents, write_dataset
 
@@ -42,12 +41,6 @@ def shard_path(dataset, shard):
 
 def index_of(dataset, shard):
     return decode_index((dataset.folder / dataset.manifest.shards[shard].index_file).read_bytes())
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
 
 
 def check_quarantined(dataset, rows, lost):
@@ -141,29 +134,6 @@ def test_a_damaged_index_is_an_error_even_under_quarantine(dataset, damage):
         open_rows(dataset, on_damage="quarantine")
 
 
-def rewrite_sample(dataset, document, change):
-    """Put other bytes of the same length in a sample's place, with index and manifest to match."""
-    index, path = index_of(dataset, 0), shard_path(dataset, 0)
-    start, size = int(index.payload_offset[document]), int(index.payload_bytes[document])
-    data = bytearray(path.read_bytes())
-    sample = change(bytes(data[start : start + size]))
-    assert len(sample) == size
-    data[start : start + size] = sample
-    path.write_bytes(data)
-    index.crc32[document] = crc32(sample)
-    index_bytes = encode_index(index)
-    record = dataset.manifest.shards[0]
-    (dataset.folder / record.index_file).write_bytes(index_bytes)
-    changed = replace(
-        record,
-        sha256=sha256(data).hexdigest(),
-        index_num_bytes=len(index_bytes),
-        index_sha256=sha256(index_bytes).hexdigest(),
-    )
-    manifest = replace(dataset.manifest, shards=(changed, *dataset.manifest.shards[1:]))
-    (dataset.folder / "manifest.json").write_bytes(encode_manifest(manifest))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -174,15 +144,18 @@ def rewrite_sample(dataset, document, change):
     ],
 )
 def test_a_sample_whose_header_is_wrong_though_its_hash_is_right(dataset, change, message):
-    rewrite_sample(dataset, 3, change)
+    edit_sample(dataset.folder, 0, 3, change)
     with pytest.raises(DamagedSampleError, match=message):
         read_all(open_rows(dataset))
     check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {3})
 
 
 def test_another_version_of_the_format_is_named(dataset):
-    rewrite_sample(
-        dataset, 3, lambda sample: sample.replace(b'"schema_version":"2"', b'"schema_version":"7"')
+    edit_sample(
+        dataset.folder,
+        0,
+        3,
+        lambda sample: sample.replace(b'"schema_version":"2"', b'"schema_version":"7"'),
     )
     with pytest.raises(SchemaVersionError, match=r"schema version '7'; this release reads"):
         read_all(open_rows(dataset))
@@ -193,7 +166,9 @@ def test_spans_beyond_the_document_are_found_though_the_hash_is_right(dataset):
     bad = document.teacher_spans.copy()
     mapped = np.flatnonzero(bad[:, 1] > bad[:, 0])
     bad[mapped[-1], 1] = len(document.teacher) + 1
-    rewrite_sample(dataset, 3, lambda sample: encode_document(replace(document, teacher_spans=bad)))
+    edit_sample(
+        dataset.folder, 0, 3, lambda sample: encode_document(replace(document, teacher_spans=bad))
+    )
     with pytest.raises(DamagedSampleError, match=r'\(document "doc-3"\) .* 1 spans leave'):
         read_all(open_rows(dataset))
     check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {3})

@@ -152,14 +152,8 @@ def write_other_dataset(folder, **changes):
     """Write a dataset whose tokenizer records differ."""
     documents = make_documents([50] * 70, seed=9)
     manifest = write_dataset(folder, documents, shard_sizes=[70]).manifest
-    (folder / "manifest.json").write_bytes(
-        encode_manifest(
-            replace(
-                manifest,
-                **{side: replace(getattr(manifest, side), **new) for side, new in changes.items()},
-            )
-        )
-    )
+    records = {side: replace(getattr(manifest, side), **new) for side, new in changes.items()}
+    (folder / "manifest.json").write_bytes(encode_manifest(replace(manifest, **records)))
 
 
 def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -122,17 +123,12 @@ def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path
 
 
 def test_a_forced_cut_loses_no_token_and_unmaps_what_it_parts(tmp_path):
-    (document,) = make_documents([300])
-    shifted = document.student.byte_offsets.copy()
-    shifted[:-1, 1] = shifted[1:, 0] = shifted[1:, 0] * 10 + 1
-    student = Tokens(document.student.input_ids, shifted)
-    num_bytes = int(shifted[-1, 1]) * 10
-    student.byte_offsets[-1, 1] = num_bytes
-    starts = np.arange(0, num_bytes // 10 * 10, 10)[:280]
-    ends = np.append(starts[1:], num_bytes)
-    teacher = Tokens(np.arange(10, 10 + len(starts)), np.stack([starts, ends], 1))
+    bounds = [0, *range(5, 3000, 10), 3000], range(0, 3001, 10)  # none is shared
+    student, teacher = (
+        Tokens(np.arange(10, 9 + len(own)), np.array(list(pairwise(own)))) for own in bounds
+    )
     spans = brute_force_spans(student.byte_offsets, teacher.byte_offsets)
-    document = AlignedDocument("odd", "0" * 64, num_bytes, student, teacher, spans)
+    document = AlignedDocument("odd", "0" * 64, 3000, student, teacher, spans)
     dataset = write_dataset(tmp_path / "data", [document], shard_sizes=[1])
     rows = open_rows(dataset, seq_length=64, teacher_seq_length=512)
     own = rows.datasets[0]

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,8 @@ def places(value: Any, at: tuple[Step, ...] = ()) -> Iterator[tuple[Step, ...]]:
 def alter(body: Any, at: tuple[Step, ...], value: Any) -> Any:
     if not at:
         return value
-    altered = deepcopy(body)
-    inner = altered
-    for step in at[:-1]:
-        inner = inner[step]
-    inner[at[-1]] = value
+    altered = copy(body)
+    altered[at[0]] = alter(body[at[0]], at[1:], value)
     return altered
 
 

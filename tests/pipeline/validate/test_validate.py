@@ -3,10 +3,8 @@
 import json
 import shutil
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.dataset.reading import read_manifest
 from pipeline.validate.arrays import find_unsound_offsets, stack_documents
 from pipeline.validate.command import main
 from pipeline.validate.dataset import ValidationReport, validate_dataset
 from schemas.document import AlignedDocument, decode_document
-from schemas.index import ShardIndex, decode_index, encode_index
-from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest, encode_manifest
+from schemas.index import ShardIndex, decode_index
+from schemas.manifest import MANIFEST_FILE, encode_manifest
 from tests.support.datasets import (
     build_dataset,
     byte_level,
+    edit_sample,
     make_texts,
+    record_shard,
     store_tokenizer,
     word_pieces,
 )
@@ -46,49 +47,18 @@ def dataset(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "dataset"))
 
 
-def read_manifest(folder: Path) -> Manifest:
-    return decode_manifest((folder / MANIFEST_FILE).read_bytes())
-
-
-def read_index(folder: Path, name: str = INDEX) -> ShardIndex:
-    return decode_index((folder / name).read_bytes())
-
-
-def record_hashes(folder: Path) -> None:
-    """Make the manifest name the shard's files as they are now: a liar that hashes its lies."""
-    manifest = read_manifest(folder)
-    shards = list(manifest.shards)
-    tar, index = (folder / TAR).read_bytes(), (folder / INDEX).read_bytes()
-    shards[1] = replace(
-        shards[1],
-        num_bytes=len(tar),
-        sha256=sha256(tar).hexdigest(),
-        index_num_bytes=len(index),
-        index_sha256=sha256(index).hexdigest(),
-    )
-    (folder / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, shards=tuple(shards))))
+def read_index(folder: Path) -> ShardIndex:
+    return decode_index((folder / INDEX).read_bytes())
 
 
 def edit_index(folder: Path, **columns: Any) -> None:
-    index = replace(read_index(folder), **columns)
-    (folder / INDEX).write_bytes(encode_index(index))
-    record_hashes(folder)
+    record_shard(folder, 1, replace(read_index(folder), **columns))
 
 
-def edit_sample(
+def edit_document(
     folder: Path, row: int, change: Callable[[AlignedDocument], AlignedDocument]
 ) -> None:
-    """Replace a payload by another of the same size, with the index's CRC-32 made to fit."""
-    index = read_index(folder)
-    start, size = int(index.payload_offset[row]), int(index.payload_bytes[row])
-    data = bytearray((folder / TAR).read_bytes())
-    payload = encode_document(change(decode_document(bytes(data[start : start + size]))))
-    assert len(payload) == size
-    data[start : start + size] = payload
-    (folder / TAR).write_bytes(data)
-    crc32 = index.crc32.copy()
-    crc32[row] = zlib.crc32(payload)
-    edit_index(folder, crc32=crc32)
+    edit_sample(folder, 1, row, lambda data: encode_document(change(decode_document(data))))
 
 
 def places(report: ValidationReport) -> list[tuple[str, str, str]]:
@@ -103,7 +73,7 @@ def test_a_sound_dataset_has_no_findings(pristine: Path) -> None:
     report = validate_dataset(str(pristine), with_tokenizers=True)
     assert report.findings == ()
     assert report.notes == ()
-    assert report.fingerprint == read_manifest(pristine).fingerprint
+    assert report.fingerprint == read_manifest(str(pristine)).fingerprint
     assert report.totals["num_documents"] == 24
 
 
@@ -216,7 +186,7 @@ def test_missing_and_cut_files(
 
 
 def test_shard_listed_twice(dataset: Path) -> None:
-    manifest = read_manifest(dataset)
+    manifest = read_manifest(str(dataset))
     shards = (*manifest.shards, manifest.shards[1])
     (dataset / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, shards=shards)))
     report = validate_dataset(str(dataset))
@@ -257,7 +227,7 @@ def test_altered_sample(
     change: Callable[[AlignedDocument], AlignedDocument], check: str, words: str, dataset: Path
 ) -> None:
     """Every hash and CRC fits: the lie is in the arrays."""
-    edit_sample(dataset, 1, change)
+    edit_document(dataset, 1, change)
     report = validate_dataset(str(dataset), with_tokenizers=check == "tokenization")
     assert places(report) == [(check, TAR, read_index(dataset).key[1])]
     assert words in message(report, check)
@@ -310,7 +280,7 @@ def test_a_document_under_a_foreign_key(in_the_sample: bool, dataset: Path) -> N
     index = read_index(dataset)
     other = "doc-0-" + "z" * (len(index.document_id[0]) - 6)
     if in_the_sample:
-        edit_sample(dataset, 0, lambda document: replace(document, document_id=other))
+        edit_document(dataset, 0, lambda document: replace(document, document_id=other))
     edit_index(dataset, document_id=[other, *index.document_id[1:]])
     report = validate_dataset(str(dataset))
     assert places(report) == [("key", TAR, index.key[0])]
@@ -353,7 +323,7 @@ def test_foreign_tokenizer_copy(dataset: Path) -> None:
 
 
 def test_foreign_tokenizer_with_a_manifest_that_agrees(dataset: Path) -> None:
-    manifest = read_manifest(dataset)
+    manifest = read_manifest(str(dataset))
     teacher = store_tokenizer(dataset, "teacher", byte_level(300))
     teacher = replace(teacher, vocab_size=manifest.teacher.vocab_size)
     (dataset / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, teacher=teacher)))
