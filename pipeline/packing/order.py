@@ -7,7 +7,7 @@ the rest of the epoch.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -38,10 +38,10 @@ class RowOrder:
     group_row_starts: NDArray[np.int64]
     group_shards: tuple[range, ...]
     # Orders keep their own last results: a mixture reads many in turns.
-    _recent_groups: "_Recent[tuple[list[int], list[int]]]" = field(
+    _recent_groups: "_Recent[int, tuple[list[int], list[int]]]" = field(
         default_factory=lambda: _Recent(), repr=False
     )
-    _recent_rows: "_Recent[NDArray[np.int64]]" = field(
+    _recent_rows: "_Recent[tuple[int, int], NDArray[np.int64]]" = field(
         default_factory=lambda: _Recent(), repr=False
     )
 
@@ -53,10 +53,8 @@ class RowOrder:
             {0, 1, 2}
         """
         _, group, start = self.locate(epoch, epoch_position)
-        first, stop = self.group_row_starts[group : group + 2].tolist()
-        key = f"{self.name} {self.seed} {epoch} {group}"
-        rows = self._recent_rows.get(key, lambda: _shuffled(key, stop - first))
-        return int(first + rows[epoch_position - start])
+        rows = self._recent_rows.get((epoch, group), lambda: self._rows_of(epoch, group))
+        return int(rows[epoch_position - start])
 
     def locate(self, epoch: int, epoch_position: int) -> tuple[int, int, int]:
         """Return a position's place in the order of groups, its group, and that one's start."""
@@ -71,15 +69,19 @@ class RowOrder:
 
     def _groups(self, epoch: int) -> tuple[list[int], list[int]]:
         """Return the groups in the epoch's order, and the first position of each."""
-        key = f"{self.name} {self.seed} {epoch} groups"
+        return self._recent_groups.get(epoch, lambda: self._groups_of(epoch))
 
-        def shuffle() -> tuple[list[int], list[int]]:
-            sizes = np.diff(self.group_row_starts)
-            groups = _shuffled(key, len(sizes))
-            starts = np.cumsum(sizes[groups]) - sizes[groups]
-            return groups.tolist(), starts.tolist()
+    def _groups_of(self, epoch: int) -> tuple[list[int], list[int]]:
+        sizes = np.diff(self.group_row_starts)
+        groups = _shuffled(f"{self.name} {self.seed} {epoch} groups", len(sizes))
+        starts = np.cumsum(sizes[groups]) - sizes[groups]
+        return groups.tolist(), starts.tolist()
 
-        return self._recent_groups.get(key, shuffle)
+    def _rows_of(self, epoch: int, group: int) -> NDArray[np.int64]:
+        first, stop = self.group_row_starts[group : group + 2].tolist()
+        rows = _shuffled(f"{self.name} {self.seed} {epoch} {group}", stop - first)
+        rows += first
+        return rows
 
 
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
@@ -166,13 +168,13 @@ class ReplicaBatches:
             yield list(range(start, start + self.micro_batch_size))
 
 
-class _Recent[Value]:
+class _Recent[Key: Hashable, Value]:
     """The last few results of a slow function of a key."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Value] = {}
+        self._values: dict[Key, Value] = {}
 
-    def get(self, key: str, make: Callable[[], Value]) -> Value:
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """Return what was made for a key, or make it."""
         if key not in self._values:
             if len(self._values) == _KEPT_RESULTS:
