@@ -178,12 +178,8 @@ def test_what_an_option_may_not_say(text: str) -> None:
 
 def test_types_follow_from_values() -> None:
     field = MetadataField("x")
-    for values, kind in (
-        ([1, None], "int64"),
-        ([1, 0.5], "float64"),
-        ([True], "bool"),
-        (["a"], "string"),
-    ):
+    kinds = {"int64": [1, None], "float64": [1, 0.5], "bool": [True], "string": ["a"]}
+    for kind, values in kinds.items():
         assert settle_columns([field], [(v,) for v in values]) == (MetadataField("x", kind),)
     for values in ([1, "a"], [True, 1], [{"a": 1}]):
         with pytest.raises(InputError, match=r'"x" are of type .* --metadata x:float64'):

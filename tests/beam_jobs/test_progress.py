@@ -33,12 +33,8 @@ def test_progress_adds_up_over_workers(tmp_path: Path) -> None:
     second.add(read_documents=3, student_tokens=7)
     second.add(aligned_documents=1)
     second.flush()
-    assert total_counts(folder) == {
-        "read_bytes": 10,
-        "read_documents": 5,
-        "aligned_documents": 1,
-        "student_tokens": 7,
-    }
+    told = {"read_bytes": 10, "read_documents": 5, "aligned_documents": 1, "student_tokens": 7}
+    assert total_counts(folder) == told
     reset_progress(folder)
     assert total_counts(folder) == {}
 
