@@ -95,18 +95,19 @@ def find_unproven(
     """
     rewrite = framed(normalize)
     ranges = byte_offsets.tolist()
+    runs = list(_runs(ranges))
     unproven: list[int] = []
-    for first, stop in _runs(ranges):
-        start, end = ranges[first][0], ranges[stop - 1][1]
-        stands_for = contents[first:stop]
-        if stop == first + 1 and stands_for[0] == text[start:end]:
+    for number, (first, stop) in enumerate(runs):
+        if stop == first + 1 and contents[first] == text[slice(*ranges[first])]:
             continue
+        a, b = _whole_characters(runs, ranges, text, number)
+        start, end = ranges[a][0], ranges[b - 1][1]
         try:
             if rewrite is None or not _holds(
-                rewrite(text[start:end].decode()).encode(), stands_for, lost_bytes, keeps_spaces
+                rewrite(text[start:end].decode()).encode(), contents[a:b], lost_bytes, keeps_spaces
             ):
                 unproven += range(first, stop)
-        except ValueError:  # a range that divides a character, or can't be normalised by itself
+        except ValueError:  # half a character is nobody's, or can't be normalised by itself
             unproven += range(first, stop)
     return unproven
 
@@ -132,6 +133,22 @@ def _runs(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
         if i == len(ranges) or ranges[i][0] >= end or start == end:
             yield first, i
             first = i
+
+
+def _whole_characters(
+    runs: Sequence[tuple[int, int]], ranges: Sequence[Sequence[int]], text: bytes, number: int
+) -> tuple[int, int]:
+    """Return the tokens of a run, with those of its neighbours that share a character with it."""
+
+    def divides(place: int) -> bool:
+        return b"\x80" <= text[place : place + 1] < b"\xc0"
+
+    a = b = number
+    while a > 0 and divides(ranges[runs[a][0]][0]):
+        a -= 1
+    while b + 1 < len(runs) and divides(ranges[runs[b][1] - 1][1]):
+        b += 1
+    return runs[a][0], runs[b][1]
 
 
 def _holds(
