@@ -72,6 +72,8 @@ class Stretch:
 
     def locate(self, run_position: int) -> tuple[int, int]:
         """Return a row's source, and how many rows of that source come before it in the run."""
+        if len(self.shares) == 1:
+            return 0, self.counts[0] + run_position - self.start
         period, place = divmod(run_position - self.start, PERIOD)
         source_of, before = _turns(self.shares)
         source = int(source_of[place])
