@@ -38,7 +38,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the second attempt, and between any two at most; waits double."""
 
 PROOF_INTERVAL = 256
-"""Answers after which a server must prove again that it is what it was."""
+"""Requests after which a server must prove again that it is what it was."""
 
 _REMEDY = "Shards that are scored stay: look after the servers and run the same command again"
 
@@ -59,7 +59,7 @@ class Endpoint:
         url: without `/v1`.
         num_under_way: requests.
         num_failures: in a row.
-        num_unproved: answers since it last proved itself.
+        num_unproved: requests since it was last asked for a proof at an interval.
         rests_until: on the monotonic clock.
         disproof: why it is asked no more, "" while it is.
     """
@@ -154,17 +154,16 @@ class Endpoints:
             raise EngineError("the job was ended before all its requests were answered")
         with self._lock:
             server.num_under_way += 1
+            server.num_unproved += 1
+            is_time = server.num_unproved > PROOF_INTERVAL
+            if is_time:  # this thread asks for the proof, others need not as well
+                server.num_unproved = 0
         try:
             # One that has failed may have come back as another model, and any may go wrong.
-            is_time = server.num_failures > 0 or server.num_unproved >= PROOF_INTERVAL
-            if is_time and self.prove is not None:
+            if (is_time or server.num_failures) and self.prove is not None:
                 self.prove(server)
-                server.num_unproved = 0
             server.num_failures = 0
-            answer = ask(server)
-            with self._lock:
-                server.num_unproved += 1
-            return answer
+            return ask(server)
         except DisprovedError as error:
             server.disproof = str(error)
             if is_only:
