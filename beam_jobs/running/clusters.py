@@ -138,7 +138,7 @@ def _require_flink(options: PipelineOptions) -> None:
         return
     jar = flink.flink_job_server_jar
     if jar and not urlsplit(jar).scheme and not os.path.isfile(jar):
-        raise OptionsError(f"--flink_job_server_jar {jar} is no file; docs/flink.md names one")
+        raise OptionsError(f"--flink_job_server_jar {jar} is not a file; docs/flink.md names one")
     if flink.flink_master not in _INSIDE_THE_LAUNCHER:
         _require_version(flink.flink_master, flink.flink_version)
 

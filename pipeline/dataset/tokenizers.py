@@ -22,7 +22,7 @@ def load_dataset_tokenizer(dataset: Dataset, side: Side) -> Tokenizer:
 
     Raises:
         ForeignTokenizerError: the copy is not the file that the manifest names.
-        TokenizerError: it is no tokenizer.
+        TokenizerError: it is not a tokenizer.
 
     Example:
         >>> load_dataset_tokenizer(open_dataset("aligned"), "student").token_bytes(278)

@@ -67,7 +67,7 @@ def test_what_a_runner_needs_must_be_there() -> None:
     message = refusal(f"--runner={DASK}", f"--dask_client_address=tcp://{silent}")
     assert f"--dask_client_address tcp://{silent}: nothing listens there" in message
     message = refusal("--runner=FlinkRunner", "--flink_job_server_jar=/none/missing.jar")
-    assert "missing.jar is no file" in message
+    assert "missing.jar is not a file" in message
 
 
 def test_flink_must_answer_in_the_job_server_s_version(jar: str, flink_1_19: str) -> None:

@@ -205,7 +205,7 @@ def test_what_can_t_be_scored_or_scored_with_is_refused(
         (["--engine", "openai"], "needs --endpoint, --model, --dtype and --quantization"),
         (["--model", "m", "--teacher", "t"], "--model is of use with --engine openai"),
         (["--teacher", "t", "--concurrency", "0"], "--concurrency 0 is below 1"),
-        (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is no positive"),
+        (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is not a positive"),
     ],
 )
 def test_options_that_can_t_be_are_refused(arguments: list[str], message: str) -> None:

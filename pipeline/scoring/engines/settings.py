@@ -66,4 +66,4 @@ class ServedSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
         if not 0 < self.answer_seconds < float("inf"):
-            raise ValueError(f"--answer-seconds {self.answer_seconds} is no positive number")
+            raise ValueError(f"--answer-seconds {self.answer_seconds} is not a positive number")
