@@ -15,13 +15,13 @@ inputs, which is too coarse to rank loss differences, gives no entropies, and is
 (benchmarks/guidance.py compares). `liger-kernel` and `cut-cross-entropy` need a GPU; they would
 replace `linear_cross_entropy` behind the same signature.
 
-Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside, n tokens and v rows
-of the vocabulary: logits_nv.
+Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside, n tokens, v rows of
+the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.guidance.chosen_entries import ChosenEntries, check_entries
 from pipeline.guidance.output_layer import OutputLayer, logit_slopes, to_logits
 
 # Logits held at once. On CPU a chunk of 8 MiB stays in cache (measured: 4,096 tokens by 512 rows is
@@ -53,10 +54,13 @@ class TokenScores:
     Attributes:
         losses: fp32 (fp64 for fp64 inputs) [...], nats; 0 where the loss mask is 0; differentiable.
         entropies: like losses, nats, without a gradient; None unless asked for.
+        entry_log_probs: like losses, [..., K], the log-probability of each of `entry_ids`, nats;
+            differentiable; -inf where there is no entry. None without `entry_ids`.
     """
 
     losses: Tensor
     entropies: Tensor | None
+    entry_log_probs: Tensor | None = None
 
 
 def linear_cross_entropy(
@@ -67,6 +71,7 @@ def linear_cross_entropy(
     loss_mask: Tensor | None = None,
     vocab_size: int | None = None,
     with_entropy: bool = False,
+    entry_ids: Tensor | None = None,
 ) -> TokenScores:
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
@@ -81,12 +86,15 @@ def linear_cross_entropy(
         vocab_size: rows of the weight that are tokens; later rows are padding with probability
             and gradient 0. None: all rows.
         with_entropy: also give the entropy of each predicted distribution.
+        entry_ids: int64 [..., K], further tokens whose log-probabilities are wanted, in any order;
+            -1: none. Losses and log-probabilities share one backward pass.
 
     Returns:
-        Losses that carry a gradient to `hidden` and the weight, and entropies if asked for.
+        Losses that carry a gradient to `hidden` and the weight, and entropies and
+        log-probabilities of entries if asked for.
 
     Raises:
-        ValueError: shapes disagree, or a counted label lies outside the vocabulary.
+        ValueError: shapes disagree, or a counted label or entry lies outside the vocabulary.
 
     Example:
         >>> linear_cross_entropy(hidden, lm_head.weight, labels, loss_mask=loss_mask).losses.mean()
@@ -96,17 +104,25 @@ def linear_cross_entropy(
     vocab_size = layer.vocab_size if vocab_size is None else vocab_size
     _check_inputs(hidden, layer.weight, labels, mask, vocab_size)
     flat_labels = labels.masked_fill(~mask, 0).reshape(-1)
+    flat_entries = None
+    if entry_ids is not None:
+        check_entries(entry_ids, mask, vocab_size)
+        flat_entries = entry_ids.masked_fill(~mask.unsqueeze(-1), -1).flatten(0, -2)
     chunk_rows = _chunk_rows(flat_labels.numel(), hidden.device)
-    losses, entropies = _LinearCrossEntropy.apply(
+    losses, entropies, entry_log_probs = _LinearCrossEntropy.apply(
         hidden.reshape(-1, hidden.shape[-1]),
         layer.weight,
         flat_labels,
+        flat_entries,
         (layer.scale, layer.cap),
         (vocab_size, chunk_rows, with_entropy),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
     entropies = entropies.view(labels.shape).masked_fill(~mask, 0.0) if with_entropy else None
-    return TokenScores(losses, entropies)
+    if flat_entries is not None:
+        known = entry_log_probs.masked_fill(flat_entries < 0, -torch.inf)
+        entry_log_probs = known.view_as(entry_ids)
+    return TokenScores(losses, entropies, entry_log_probs)
 
 
 @torch.no_grad()
@@ -193,7 +209,7 @@ def map_token_chunks(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """hidden_nh, weight_vh, labels_n, scale and cap, options -> losses_n, entropies_n."""
+    """hidden_nh, weight_vh, labels_n, entry_ids_nk -> losses_n, entropies_n, entry_log_probs_nk."""
 
     @staticmethod
     def forward(
@@ -201,32 +217,42 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
+        entry_ids: Tensor | None,
         change: _Change,
         options: tuple[int, int, bool],
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         vocab_size, chunk_rows, with_entropy = options
         with torch.autocast(hidden.device.type, enabled=False):
             label_products = (_widen(hidden) * _widen(weight[labels])).sum(-1)
             label_logits = to_logits(label_products, *change)
-            log_normaliser, entropies = _log_normalisers(
-                hidden, weight[:vocab_size], label_logits, change, chunk_rows, with_entropy
+            log_normaliser, entropies, entry_log_probs = _log_normalisers(
+                hidden,
+                weight,
+                label_logits,
+                entry_ids,
+                change=change,
+                chunks=_row_chunks(vocab_size, chunk_rows),
+                with_entropy=with_entropy,
             )
-        ctx.save_for_backward(hidden, weight, labels, log_normaliser)
+        ctx.save_for_backward(hidden, weight, labels, log_normaliser, entry_ids)
         ctx.change, ctx.options = change, options
         if entropies is not None:
             ctx.mark_non_differentiable(entropies)
         # The label's logit is a second rounding of one term of the sum: a loss of 0 could read
         # -1e-6.
-        return (log_normaliser - label_logits).clamp_min_(0.0), entropies
+        return (log_normaliser - label_logits).clamp_min_(0.0), entropies, entry_log_probs
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_losses: Tensor, _: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden, weight, labels, log_normaliser = ctx.saved_tensors
+        ctx: Any, grad_losses: Tensor, _: Tensor | None, grad_entries: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        hidden, weight, labels, log_normaliser, entry_ids = ctx.saved_tensors
         vocab_size, chunk_rows, _with_entropy = ctx.options
-        used = grad_losses.nonzero().squeeze(-1)
+        counts = grad_losses
+        if grad_entries is not None:
+            counts = (grad_losses != 0) | (grad_entries != 0).any(-1)
+        used = counts.nonzero().squeeze(-1)
         with torch.autocast(hidden.device.type, enabled=False):
             grad_used, grad_weight = _gradients(
                 hidden[used],
@@ -234,30 +260,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 labels[used],
                 log_normaliser[used],
                 grad_losses[used],
+                None if grad_entries is None else (entry_ids[used], grad_entries[used]),
                 change=ctx.change,
                 chunks=_row_chunks(vocab_size, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
             )
         grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _log_normalisers(
     hidden: Tensor,
     weight: Tensor,
     label_logits: Tensor,
+    entry_ids: Tensor | None,
+    *,
     change: _Change,
-    chunk_rows: int,
+    chunks: list[slice],
     with_entropy: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Walk the vocabulary once: each token's log sum exp, and its entropy if asked for."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Walk the vocabulary once: log sum exp, entropies, log-probabilities of entries."""
     hidden = _operand(hidden)
     # Any finite start will do; a label's logit is -inf where the model excludes it.
     maximum = label_logits.clamp_min(torch.finfo(label_logits.dtype).min)
     total = torch.zeros_like(maximum)  # sum of exp(logit - maximum)
     weighted = torch.zeros_like(maximum)  # sum of exp(logit - maximum) * (logit - maximum)
-    for chunk in _row_chunks(weight.shape[0], chunk_rows):
+    entries = None
+    if entry_ids is not None:
+        unknown = maximum.new_full(entry_ids.shape, -torch.inf)
+        entries = ChosenEntries.of(entry_ids, unknown, chunks)
+    for number, chunk in enumerate(chunks):
         logits_nv = to_logits(_matmul(hidden, weight[chunk].T), *change)
+        if entries is not None:
+            entries.read_from(logits_nv, number)
         new_maximum = torch.maximum(maximum, logits_nv.amax(-1))
         shift = maximum - new_maximum
         logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(_MIN_EXPONENT)
@@ -272,7 +307,11 @@ def _log_normalisers(
     log_total = total.log()
     # H = log Z - E[logit], with both taken relative to the maximum.
     entropies = (log_total - weighted / total).clamp_min_(0.0) if with_entropy else None
-    return maximum + log_total, entropies
+    log_normaliser = maximum + log_total
+    if entries is None:
+        return log_normaliser, entropies, None
+    entry_log_probs = (entries.values - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
+    return log_normaliser, entropies, entry_log_probs
 
 
 def _gradients(
@@ -281,20 +320,25 @@ def _gradients(
     labels: Tensor,
     log_normaliser: Tensor,
     grad_losses: Tensor,
+    entries_with_grad: tuple[Tensor, Tensor] | None,
     *,
     change: _Change,
-    chunks: Iterator[slice],
+    chunks: list[slice],
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Walk the vocabulary again: grad_logits = (softmax - one hot of the label) * grad_loss.
+    """Walk the vocabulary again, for the gradients of losses and of entries' log-probabilities.
 
-    Products get that times the slope of what makes logits of them.
+    grad_logits = softmax * (grad_loss - sum of grad_entries) - grad_loss at the label
+    + grad_entry at each entry. Products get that times the slope of what makes logits of them.
     """
     hidden = _operand(hidden)
     grad_hidden = _widen(torch.zeros_like(hidden))
     grad_weight = torch.zeros_like(weight) if needs_weight else None
-    scale = grad_losses.unsqueeze(-1)
-    for chunk in chunks:
+    scale, entries = grad_losses.unsqueeze(-1), None
+    if entries_with_grad is not None:
+        entries = ChosenEntries.of(*entries_with_grad, chunks)
+        scale = scale - entries.values.sum(-1, keepdim=True)
+    for number, chunk in enumerate(chunks):
         rows = weight[chunk]
         logits_nv = to_logits(_matmul(hidden, rows.T), *change)
         slopes = logit_slopes(logits_nv, *change)
@@ -302,6 +346,8 @@ def _gradients(
         grad_logits_nv = log_probabilities_nv.clamp_min_(_MIN_EXPONENT).exp_().mul_(scale)
         inside = ((labels >= chunk.start) & (labels < chunk.stop)).nonzero().squeeze(-1)
         grad_logits_nv[inside, labels[inside] - chunk.start] -= grad_losses[inside]
+        if entries is not None:
+            entries.add_to(grad_logits_nv, number)
         grad_products_nv = grad_logits_nv if change == _UNCHANGED else grad_logits_nv.mul_(slopes)
         grad_hidden += _matmul(grad_products_nv, rows)
         if grad_weight is not None:
@@ -332,9 +378,9 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _row_chunks(vocab_size: int, chunk_rows: int) -> Iterator[slice]:
-    for start in range(0, vocab_size, chunk_rows):
-        yield slice(start, min(start + chunk_rows, vocab_size))
+def _row_chunks(vocab_size: int, chunk_rows: int) -> list[slice]:
+    starts = range(0, vocab_size, chunk_rows)
+    return [slice(start, min(start + chunk_rows, vocab_size)) for start in starts]
 
 
 def _chunk_rows(num_tokens: int, device: torch.device) -> int:

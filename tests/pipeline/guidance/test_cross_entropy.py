@@ -81,6 +81,46 @@ def test_gradients_of_weighted_losses_equal_the_plain_path(scale, cap, least_wei
     torch.testing.assert_close(actual, expected)
 
 
+def make_entries(num_tokens, seed=1):
+    """Five entries a token: any ids, some of -1, the label's among them, one named twice."""
+    generator = torch.Generator().manual_seed(seed)
+    entry_ids = torch.randint(-200, VOCAB, (num_tokens, 5), generator=generator).clamp_min(-1)
+    entry_ids[0, 1], entry_ids[1, 1:4], entry_ids[2] = VOCAB - 1, 130, -1
+    return entry_ids
+
+
+@pytest.mark.parametrize("chunk_elements", [1, SEVERAL_CHUNKS, 2**21])
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (2.5, 3.0)])
+@pytest.mark.parametrize("loss_weight", [0.0, 1.0])
+def test_entries_and_losses_together_have_the_gradients_of_the_plain_path(
+    monkeypatch, chunk_elements, scale, cap, loss_weight
+):
+    hold_at_once(monkeypatch, chunk_elements)
+    hidden, weight, labels = make_inputs(num_tokens=40, dtype=torch.float64)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    entry_ids, mask = make_entries(40), torch.arange(40) % 7 != 0
+    entry_ids[5, 0] = labels[5]
+    layer = OutputLayer(weight, scale, cap)
+    weights = torch.rand(40, 5, dtype=torch.float64).sub_(0.3).relu_()
+    plain = layer.logits(hidden)[:, :600].log_softmax(-1)
+    labels, entry_ids = labels % 600, entry_ids.where(entry_ids < 600, 599)
+    known = mask[:, None] & (entry_ids >= 0)
+    losses = -plain.gather(1, labels[:, None])[:, 0].where(mask, 0.0)
+    entries = plain.gather(1, entry_ids.clamp_min(0)).where(known, -torch.inf)
+
+    def total(losses, entries):
+        return loss_weight * losses.square().sum() + (weights * entries.exp() * 3).sum()
+
+    expected = torch.autograd.grad(total(losses, entries), (hidden, weight))
+    scores = linear_cross_entropy(
+        hidden, layer, labels, loss_mask=mask, vocab_size=600, entry_ids=entry_ids
+    )
+    found = torch.autograd.grad(total(scores.losses, scores.entry_log_probs), (hidden, weight))
+    torch.testing.assert_close((scores.losses, scores.entry_log_probs), (losses, entries))
+    torch.testing.assert_close(found, expected)
+
+
 def test_padding_rows_have_no_probability_and_no_gradient():
     hidden, weight, labels = make_inputs()
     labels = labels % 500
@@ -102,6 +142,9 @@ def test_bf16_inputs_keep_fp32_losses():
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses, exact, atol=2e-5, rtol=0)
     assert (rounded - exact).abs().max() > 1e-3, "bf16 logits would have passed"
+    found = linear_cross_entropy(hidden, weight, labels, entry_ids=labels[:, None])
+    assert torch.equal(found.losses, losses)
+    torch.testing.assert_close(found.entry_log_probs[:, 0], -exact, atol=2e-5, rtol=0)
 
 
 def test_autocast_does_not_lower_the_precision():
@@ -120,7 +163,10 @@ def test_full_logits_never_exist(dtype):
     with LargestTensor() as plain:
         F.cross_entropy((hidden @ weight.T).float(), labels).backward()
     with LargestTensor() as chunked:
-        linear_cross_entropy(hidden, weight, labels, with_entropy=True).losses.sum().backward()
+        scores = linear_cross_entropy(
+            hidden, weight, labels, with_entropy=True, entry_ids=make_entries(256)
+        )
+        (scores.losses.sum() + scores.entry_log_probs.exp().sum()).backward()
     assert plain.num_elements == 256 * VOCAB
     assert chunked.num_elements <= 256 * 128
 
@@ -146,10 +192,14 @@ def test_masked_labels_count_nothing_and_may_hold_anything():
     labels[~mask] = -100
     hidden[0] = torch.nan
     hidden.requires_grad_()
-    scores = linear_cross_entropy(hidden, weight, labels, loss_mask=mask.float(), with_entropy=True)
+    entry_ids = labels[:, None].where(mask[:, None], VOCAB + 7)
+    scores = linear_cross_entropy(
+        hidden, weight, labels, loss_mask=mask.float(), with_entropy=True, entry_ids=entry_ids
+    )
+    assert torch.equal(scores.entry_log_probs[:, 0] > -torch.inf, mask)
     assert torch.equal(scores.losses > 0, mask)
     assert torch.equal(scores.entropies > 0, mask)
-    scores.losses.sum().backward()
+    (scores.losses.sum() + scores.entry_log_probs.exp().sum()).backward()
     assert torch.equal(hidden.grad.abs().sum(-1) > 0, mask)
 
 
@@ -171,6 +221,10 @@ def test_any_number_of_tokens_and_leading_dimensions(shape):
         ({"labels": torch.zeros(11, dtype=torch.int64)}, r"\(12, 8\) must be labels \(11,\)"),
         ({"output_layer": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
         ({"vocab_size": 701}, r"vocab_size 701 must lie in 1\.\.700"),
+        ({"entry_ids": torch.full((12, 2), VOCAB)}, r"entry_ids\[0, 0\] is 700, outside"),
+        ({"entry_ids": torch.full((12, 2), -2)}, r"entry_ids\[0, 0\] is -2, outside"),
+        ({"entry_ids": torch.zeros(12, dtype=torch.int64)}, r"\(12,\) must be int64, the labels'"),
+        ({"entry_ids": torch.zeros(12, 2)}, r"entry_ids torch\.float32 \(12, 2\) must be int64"),
     ],
 )
 def test_wrong_inputs_are_named(change, message):
@@ -228,11 +282,14 @@ def test_cuda_agrees_with_cpu(dtype):
     scores = {}
     for device in ("cpu", "cuda"):
         inputs = [tensor.to(device).requires_grad_() for tensor in (hidden, weight)]
-        scores[device] = linear_cross_entropy(*inputs, labels.to(device), with_entropy=True)
-        scores[device].losses.sum().backward()
+        scores[device] = linear_cross_entropy(
+            *inputs, labels.to(device), with_entropy=True, entry_ids=make_entries(64).to(device)
+        )
+        (scores[device].losses.sum() + scores[device].entry_log_probs.exp().sum()).backward()
         scores[device + " gradients"] = [tensor.grad.float().cpu() for tensor in inputs]
     torch.testing.assert_close(scores["cuda"].losses.cpu(), scores["cpu"].losses)
     torch.testing.assert_close(scores["cuda"].entropies.cpu(), scores["cpu"].entropies)
+    torch.testing.assert_close(scores["cuda"].entry_log_probs.cpu(), scores["cpu"].entry_log_probs)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(
         scores["cuda gradients"], scores["cpu gradients"], rtol=tolerance, atol=tolerance

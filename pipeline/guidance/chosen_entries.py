@@ -1,0 +1,80 @@
+"""Chosen tokens of the vocabulary, met by a walk in chunks (`pipeline.guidance.cross_entropy`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ChosenEntries:
+    """Cells of the logits [n, V] and a value for each, sorted by the chunk that holds them.
+
+    Sorted once, so that a chunk finds its own by two numbers and compares nothing.
+
+    Attributes:
+        values: float [n, K], in the caller's order.
+        chunks: of the vocabulary.
+        bounds: entries before each chunk, and in all.
+        places: int64 [entries], where each lies in the flat [n * K].
+        tokens: int64 [entries], the row of the logits, 0..n-1.
+        ids: int64 [entries], the column, rising.
+    """
+
+    values: Tensor
+    chunks: list[slice]
+    bounds: list[int]
+    places: Tensor
+    tokens: Tensor
+    ids: Tensor
+
+    @staticmethod
+    def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> ChosenEntries:
+        """Sort entries int64 [n, K]; those of -1 come before the first chunk, so none meets them.
+
+        Example:
+            >>> ids = torch.tensor([[3, -1], [0, 2]])
+            >>> ChosenEntries.of(ids, torch.zeros(2, 2), [slice(0, 2), slice(2, 4)]).bounds
+            [1, 2, 4]
+        """
+        ids, places = entry_ids.flatten().sort()
+        edges = torch.tensor([0, *(chunk.stop for chunk in chunks)], device=ids.device)
+        bounds = torch.searchsorted(ids, edges).tolist()
+        tokens = places // max(1, entry_ids.shape[-1])
+        return ChosenEntries(values, chunks, bounds, places, tokens, ids)
+
+    def read_from(self, logits_nv: Tensor, number: int) -> None:
+        """Set the values of a chunk's entries to their logits."""
+        places, cells = self._cells(number)
+        self.values.view(-1)[places] = logits_nv[cells]
+
+    def add_to(self, grad_logits_nv: Tensor, number: int) -> None:
+        """Add the values of a chunk's entries to its gradients, of a token named twice both."""
+        places, cells = self._cells(number)
+        grad_logits_nv.index_put_(cells, self.values.view(-1)[places], accumulate=True)
+
+    def _cells(self, number: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        those = slice(*self.bounds[number : number + 2])
+        return self.places[those], (self.tokens[those], self.ids[those] - self.chunks[number].start)
+
+
+def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
+    """Refuse entries that are no tokens of the vocabulary.
+
+    Raises:
+        ValueError: shape or type differ, or an entry of a counted place lies outside.
+    """
+    if entry_ids.shape[:-1] != mask.shape or entry_ids.dtype != torch.int64:
+        raise ValueError(
+            f"entry_ids {entry_ids.dtype} {tuple(entry_ids.shape)} must be int64, the labels' "
+            f"shape {tuple(mask.shape)} with the number of entries appended"
+        )
+    outside = mask.unsqueeze(-1) & ((entry_ids < -1) | (entry_ids >= vocab_size))
+    if bool(outside.any()):
+        place = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"entry_ids{place} is {int(entry_ids[tuple(place)])}, outside the vocabulary of "
+            f"{vocab_size}: entries are the student's tokens, -1 where there is none"
+        )

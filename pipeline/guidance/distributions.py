@@ -1,0 +1,102 @@
+"""How far a student's next-token distribution is from the part of a teacher's that was stored.
+
+Of the teacher's distribution K entries are known, and what they leave over: one more bin, the
+*residual*. The student has the same K + 1 bins, its residual being all other tokens together, so
+nothing is said about how either divides it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MIN_RESIDUAL = 2.0**-20
+"""Least mass of a student's residual, and of a teacher's bin where the divergence is reversed."""
+_MOST_LOG_MASS = math.log1p(-MIN_RESIDUAL)
+# Log-probability of a bin that doesn't exist; finite, so that no gradient of it is NaN.
+_NO_BIN = -1e4
+
+
+def distribution_divergences(
+    entry_log_probs: Tensor,
+    probs: Tensor,
+    *,
+    temperature: float = 1.0,
+    reverse: bool = False,
+) -> Tensor:
+    """Return KL(teacher || student) of each place over K entries and the residual.
+
+    With p the teacher's and q the student's probabilities of the entries, and
+    p_0 = 1 - sum p, q_0 = 1 - sum q,
+
+        KL = p_0 log(p_0 / q_0) + sum_k p_k log(p_k / q_k)
+
+    Merging tokens into one bin never raises a divergence: this is a lower bound of the whole
+    vocabularies' KL, and equal to it where the residual is empty.
+
+    - `temperature` τ acts on the bins of both sides, p_k^(1/τ) / sum_j p_j^(1/τ), and the result
+      is multiplied by τ², so that gradients keep their size (Hinton).
+    - `reverse` gives KL(student || teacher) of the same bins.
+    - Entries whose mass exceeds 1, by the rounding of stored log-probabilities, are divided by it;
+      their residual is 0. 0 log 0 = 0.
+    - The student's residual counts at least `MIN_RESIDUAL` (2^-20), below which fp32 can't know it;
+      its gradient is 0 there. Reversed, each of the teacher's bins counts at least as much, for
+      the divergence from an impossible token would be infinite.
+
+    Args:
+        entry_log_probs: fp32 or fp64 [n, K], log q, nats, with a gradient; -inf: no entry.
+        probs: float [n, K], p; 0 where there is no entry. No gradient is given to it.
+        temperature: τ.
+        reverse: the direction.
+
+    Returns:
+        Like `entry_log_probs`, [n], nats. Infinite where the student excludes (log-probability
+        -inf) what the teacher doesn't.
+
+    Raises:
+        ValueError: shapes disagree, or the temperature is not positive.
+
+    Example:
+        >>> log_probs = torch.tensor([[0.5, 0.25]]).log()
+        >>> distribution_divergences(log_probs, torch.tensor([[0.5, 0.5]]))
+        tensor([0.3466])
+
+    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2 (temperature).
+    """
+    if entry_log_probs.shape != probs.shape or probs.dim() != 2:
+        raise ValueError(
+            f"entry_log_probs {tuple(entry_log_probs.shape)} and probs {tuple(probs.shape)} must "
+            "both be [places, entries]"
+        )
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    absent = (entry_log_probs == -torch.inf) & (probs <= 0)
+    student = _student_bins(entry_log_probs.masked_fill(absent, _NO_BIN))
+    floor = MIN_RESIDUAL if reverse else 0.0
+    teacher = _teacher_bins(probs.detach().to(student.dtype), absent, floor)
+    if temperature != 1:
+        student = (student / temperature).log_softmax(-1)
+        teacher = (teacher / temperature).log_softmax(-1)
+    if reverse:
+        return temperature**2 * (student.exp() * (student - teacher)).sum(-1)
+    # Where p is 0 its logarithm is -inf: the product would be NaN.
+    has_mass = teacher > -torch.inf
+    difference = torch.where(has_mass, teacher, 0.0) - torch.where(has_mass, student, 0.0)
+    return temperature**2 * (teacher.exp() * difference).sum(-1)
+
+
+def _student_bins(entries: Tensor) -> Tensor:
+    """Append the log-probability of all other tokens to that of the entries, [n, K + 1]."""
+    # log(1 - exp(x)) as log(-expm1(x)): exact where the entries hold nearly everything.
+    mass = entries.logsumexp(-1, keepdim=True).clamp_max(_MOST_LOG_MASS)
+    return torch.cat((entries, torch.log(-torch.expm1(mass))), -1)
+
+
+def _teacher_bins(probs: Tensor, absent: Tensor, floor: float) -> Tensor:
+    """Return the log-probabilities of the same bins; -inf where one is empty and may be."""
+    mass = probs.sum(-1, keepdim=True)
+    entries = (probs / mass.clamp_min(1.0)).clamp_min(floor).log().masked_fill(absent, _NO_BIN)
+    residual = (1.0 - mass).clamp_min(floor).log()
+    return torch.cat((entries, residual), -1)
