@@ -1,6 +1,6 @@
 """What the losses cost: cross entropy against the plain path, guidance against a student's step.
 
-    python benchmarks/guidance.py [--only scoring training aggregation overhead] [--device cuda]
+    python benchmarks/guidance.py [--only scoring training aggregation overhead distill] [--device cuda]
 
 Every cross entropy runs in its own process, so that its peak memory is its own; rivals take turns
 and the best round counts. Trust the ratios; on a CPU, those of the CPU seconds, which other work on
@@ -13,9 +13,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from pipeline.guidance import aggregate_teacher_losses, guided_loss, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.distributions import distribution_divergences
+from tests.support.largest_tensor import LargestTensor
 
 KEEP_FRACTION = 0.4
 # Of scoring in chunks: its time by the plain path's, and its peak memory in percent of that path's.
@@ -31,6 +34,9 @@ KEEP_FRACTION = 0.4
 MOST_TIME = {"cpu": 1.3, "cuda": 1.1}
 MOST_MEMORY = 12.5
 MOST_OF_A_STEP = {"cpu": 5.0, "cuda": 2.0}
+# A step that learns K entries of a distribution a label, by a step that learns labels alone.
+TOP_K, WEIGHT = 16, 0.8
+MOST_OF_A_PLAIN_STEP = 1.15
 
 
 def main() -> None:
@@ -40,6 +46,7 @@ def main() -> None:
         "training": training,
         "aggregation": aggregation,
         "overhead": overhead,
+        "distill": distill,
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
@@ -48,6 +55,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocab-size", type=int, default=151_936)
     parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--student-size", type=int, default=192, help="hidden size, distill only")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
@@ -210,18 +218,8 @@ def concatenated(losses: Tensor, spans: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def overhead(options: argparse.Namespace, report: Report) -> None:
     """Compare guidance on top of per-token losses with a small student's whole step."""
-    from transformers import LlamaConfig, LlamaModel
-
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-    )
     rows, length = 2, 1024
-    student = LlamaModel(config).to(options.device)
+    student = small_student(32_000, 192, options.device)
     head = student.embed_tokens.weight
     optimizer = torch.optim.AdamW(student.parameters())
     input_ids = torch.randint(32_000, (rows, length), device=options.device)
@@ -253,19 +251,95 @@ def overhead(options: argparse.Namespace, report: Report) -> None:
         "step, guided": lambda: step(guide),
         "guidance alone": guide_alone,
     }
-    # In turn, so that other work on the machine slows all of them.
-    turns = [
-        {name: best_times(run, 1)[0] for name, run in contenders.items()}
-        for _ in range(2 * options.rounds)
-    ]
-    seconds = {name: min(turn[name] for turn in turns) for name in contenders}
-    parameters = sum(parameter.numel() for parameter in student.parameters()) / 1e6
-    print(f"  student of {parameters:.1f} M parameters, {rows} rows of {length} tokens")
+    seconds = best_in_turn(contenders, 2 * options.rounds, 0)
+    print(f"  student of {millions(student):.1f} M parameters, {rows} rows of {length} tokens")
     whole = seconds["step, every token kept"]
     for name, value in seconds.items():
         print(f"  {name:23} {value * 1e3:8.1f} ms ({value / whole:7.2%} of a step)")
     share = 100 * seconds["guidance alone"] / whole
     report.check("guidance, of a step", share, most=MOST_OF_A_STEP[options.device], unit="%")
+
+
+def distill(options: argparse.Namespace, report: Report) -> None:
+    """Compare learning K entries a label with plain training: the loss alone, and a step."""
+    length, device = options.tokens, options.device
+    student = small_student(options.vocab_size, options.student_size, device)
+    head = student.embed_tokens.weight
+    optimizer = torch.optim.AdamW(student.parameters())
+    input_ids = torch.randint(options.vocab_size, (1, length), device=device)
+    entry_ids = torch.randint(options.vocab_size, (1, length, TOP_K), device=device)
+    probs = 0.9 * torch.rand(length, TOP_K, device=device).softmax(-1)
+    states = torch.randn(1, length, options.student_size, device=device, requires_grad=True)
+
+    def full(hidden: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, head, input_ids).losses.mean()
+
+    def distilled(hidden: Tensor) -> Tensor:
+        scores = linear_cross_entropy(hidden, head, input_ids, entry_ids=entry_ids)
+        assert scores.entry_log_probs is not None
+        divergences = distribution_divergences(scores.entry_log_probs.flatten(0, 1), probs)
+        return (WEIGHT * divergences + (1 - WEIGHT) * scores.losses.flatten()).mean()
+
+    def loss_alone(loss_of: Callable[[Tensor], Tensor]) -> None:
+        torch.autograd.grad(loss_of(states), (states, head))
+        synchronise(device)
+
+    def step(loss_of: Callable[[Tensor], Tensor]) -> None:
+        loss_of(student(input_ids=input_ids).last_hidden_state).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronise(device)
+
+    print(
+        f"  student of {millions(student):.1f} M parameters, V = {options.vocab_size:,}, one row of "
+        f"{length} tokens, K = {TOP_K}, fp32"
+    )
+    for name, part in {"loss and its gradient": loss_alone, "step": step}.items():
+        part(distilled)
+        contenders = {f.__name__: partial(part, f) for f in (full, distilled)}
+        seconds = best_in_turn(contenders, options.rounds, int(device == "cpu"))
+        report.say(f"{name}, full", f"{seconds['full']:.2f} s (on a CPU, of all its cores)")
+        ratio = seconds["distilled"] / seconds["full"]
+        report.check(f"{name}, distilled", ratio, most=MOST_OF_A_PLAIN_STEP)
+    with LargestTensor() as largest:
+        loss_alone(distilled)
+    # It is the output layer's gradient, which plain training has, too.
+    share = 100 * largest.num_elements / (length * options.vocab_size)
+    report.check("largest tensor by [tokens, V]", share, most=MOST_MEMORY, unit="%")
+
+
+def small_student(vocab_size: int, hidden_size: int, device: str) -> Any:
+    """Return the body of a random Llama of six layers."""
+    from transformers import LlamaConfig, LlamaModel
+
+    heads = hidden_size // 32
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 8 // 3,
+        num_hidden_layers=6,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+    )
+    return LlamaModel(config).to(device)
+
+
+def millions(model: torch.nn.Module) -> float:
+    """Return a model's parameters."""
+    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
+
+
+def best_in_turn(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, clock: int
+) -> dict[str, float]:
+    """Return each one's least seconds, of the wall clock (0) or of the CPU (1).
+
+    In turn, so that other work on the machine slows all of them.
+    """
+    turns = [
+        {name: best_times(run, 1)[clock] for name, run in contenders.items()} for _ in range(rounds)
+    ]
+    return {name: min(turn[name] for turn in turns) for name in contenders}
 
 
 def best_times(run: Callable[[], object], rounds: int) -> tuple[float, float]:
