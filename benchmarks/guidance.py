@@ -1,6 +1,7 @@
 """What the losses cost: cross entropy against the plain path, guidance against a student's step.
 
-    python benchmarks/guidance.py [--only scoring training aggregation overhead distill] [--device cuda]
+    python benchmarks/guidance.py [--device cuda]
+        [--only scoring training aggregation overhead distill]
 
 Every cross entropy runs in its own process, so that its peak memory is its own; rivals take turns
 and the best round counts. Trust the ratios; on a CPU, those of the CPU seconds, which other work on
@@ -291,8 +292,8 @@ def distill(options: argparse.Namespace, report: Report) -> None:
         synchronise(device)
 
     print(
-        f"  student of {millions(student):.1f} M parameters, V = {options.vocab_size:,}, one row of "
-        f"{length} tokens, K = {TOP_K}, fp32"
+        f"  student of {millions(student):.1f} M parameters, V = {options.vocab_size:,}, "
+        f"one row of {length} tokens, K = {TOP_K}, fp32"
     )
     for name, part in {"loss and its gradient": loss_alone, "step": step}.items():
         part(distilled)
@@ -321,7 +322,8 @@ def small_student(vocab_size: int, hidden_size: int, device: str) -> Any:
         num_attention_heads=heads,
         num_key_value_heads=heads,
     )
-    return LlamaModel(config).to(device)
+    model: Any = LlamaModel(config)
+    return model.to(device)
 
 
 def millions(model: torch.nn.Module) -> float:
