@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 
 from pipeline.packing.reading import Reading
 from pipeline.selection_rule import SelectionRule, Selector
-from pipeline.training.method import METHODS, Method, MethodKind
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
+from pipeline.training.methods.kind import MethodKind
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pipeline.packing.reading import Reading
-from pipeline.training.method import METHODS, Method
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS, kind_of
 from vocag_cli.options import ModelSource, Option
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class TrainConfig:
         )
 
     def _check_teacher(self) -> None:
-        name, needs = self.method.name, METHODS[self.method.name].needs
+        name, needs = self.method.name, kind_of(self.method).needs
         if self.stored_losses is not None and needs != "losses":
             served = " and ".join(kind.name for kind in METHODS.values() if kind.needs == "losses")
             raise ValueError(

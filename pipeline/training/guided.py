@@ -13,14 +13,9 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import LossResult
 from pipeline.streaming import Rows
-from pipeline.training.losses import (
-    LOSSES,
-    StudentPass,
-    losses_by_source,
-    score_labels,
-    student_states,
-)
-from pipeline.training.method import METHODS, Method
+from pipeline.training.losses import StudentPass, losses_by_source, score_labels, student_states
+from pipeline.training.method import Method
+from pipeline.training.methods import kind_of
 
 
 class GuidedStudent(nn.Module):
@@ -46,13 +41,15 @@ class GuidedStudent(nn.Module):
         """Wrap a student.
 
         Raises:
-            ValueError: a student whose adapter is not part of its layers (prompt tuning).
+            ValueError: no such method; a student whose adapter is not part of its layers (prompt
+                tuning).
         """
         super().__init__()
         self.model = model
         self.method = method or Method()
         self.group = group
         self.vocab_size = vocab_size
+        kind_of(self.method)
         language_model(model)
 
     def forward(
@@ -75,7 +72,7 @@ class GuidedStudent(nn.Module):
             >>> loss = GuidedStudent(student)(batch, teacher=teacher)
             >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
-        student, kind = language_model(self.model), METHODS[self.method.name]
+        student, kind = language_model(self.model), kind_of(self.method)
         rule, hidden = kind.rule(self.method), student_states(student, batch)
         scores = score_labels(student, hidden, batch, with_entropy=rule.ranks_by_entropy)
         in_group = rule.scope == "group"
@@ -92,7 +89,7 @@ class GuidedStudent(nn.Module):
             weight=kind.weight if self.method.weight is None else self.method.weight,
             vocab_size=self.vocab_size,
         )
-        result = LOSSES[self.method.name](given)
+        result = kind.loss(given)
         by_source = losses_by_source(scores.losses.detach(), batch)
         return result._replace(metrics=result.metrics | by_source)
 

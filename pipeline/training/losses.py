@@ -1,10 +1,8 @@
-"""The loss of a micro-batch by each method, of what a student and its teacher make of it."""
+"""What the losses of all methods are made of: a micro-batch as a student and its teacher see it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -20,21 +18,11 @@ from pipeline.guidance import (
     mapped_tokens,
     select_tokens,
 )
-from pipeline.guidance.baselines.chunking import row_chunk_ids, select_chunks
 from pipeline.guidance.baselines.distillation import distillation_loss
-from pipeline.guidance.baselines.kld import kld_losses
-from pipeline.guidance.baselines.rho1 import select_by_reference, select_by_self_reference
-from pipeline.guidance.baselines.uld import truncated_pairs, uld_losses
-from pipeline.guidance.cross_entropy import (
-    TokenScores,
-    linear_cross_entropy,
-    map_token_chunks,
-    score_tokens,
-)
-from pipeline.guidance.likelihood_matching import likelihood_divergences
+from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
 from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
-from pipeline.selection_rule import RANKED_BY_TEACHER, Selector
+from pipeline.selection_rule import RANKED_BY_TEACHER
 from pipeline.streaming import Rows
 from pipeline.training.method import Method
 
@@ -74,6 +62,22 @@ class StudentPass:
         """The teacher of a method that needs the model itself."""
         assert self.teacher is not None
         return self.teacher
+
+    def teacher_states(self) -> Tensor:
+        """Return the running teacher's hidden states of its own tokens."""
+        return _teacher_states(self.running_teacher, self.batch)
+
+    @torch.no_grad()
+    def reference_states(self) -> Tensor:
+        """Return what a teacher of the student's vocabulary makes of the student's tokens."""
+        return student_states(self.running_teacher, self.batch)
+
+    @torch.no_grad()
+    def reference_scores(self, *, with_entropy: bool = False) -> TokenScores:
+        """Return what a teacher of the student's vocabulary makes of the same labels."""
+        return score_labels(
+            self.running_teacher, self.reference_states(), self.batch, with_entropy=with_entropy
+        )
 
     def teacher_losses(self) -> Tensor | None:
         """Return the losses that rows hold, or the teacher's own; NaN for padding.
@@ -182,121 +186,3 @@ def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     return hidden_states(
         teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
     )
-
-
-@torch.no_grad()
-def _reference_scores(given: StudentPass, *, with_entropy: bool = False) -> TokenScores:
-    """Return what a teacher of the student's vocabulary makes of the same labels."""
-    reference, batch = given.running_teacher, given.batch
-    return score_labels(
-        reference, student_states(reference, batch), batch, with_entropy=with_entropy
-    )
-
-
-def _of_selection(given: StudentPass) -> LossResult:
-    return given.selected_loss(given.select(given.teacher_losses()))
-
-
-def _alm(given: StudentPass) -> LossResult:
-    batch, teacher_losses = given.batch, given.teacher_losses()
-    assert teacher_losses is not None
-    divergences = likelihood_divergences(
-        given.scores.losses,
-        teacher_losses,
-        batch["teacher_spans"],
-        loss_mask=batch["loss_mask"],
-        teacher_loss_mask=batch.teacher_has_loss,
-    )
-    return given.with_divergences(divergences, given.select(teacher_losses).kept)
-
-
-def _kld(given: StudentPass) -> LossResult:
-    counted, teacher = given.batch["loss_mask"].bool(), given.running_teacher
-    own, others = output_layer(given.student), output_layer(teacher)
-    with torch.no_grad():
-        reference = student_states(teacher, given.batch)
-    values = map_token_chunks(
-        lambda s, t: kld_losses(own.logits(s), others.logits(t), vocab_size=given.vocab_size),
-        given.hidden[counted],
-        reference[counted],
-    )
-    return given.with_divergences(values.new_zeros(counted.shape).masked_scatter(counted, values))
-
-
-def _uld(given: StudentPass) -> LossResult:
-    batch, teacher = given.batch, given.running_teacher
-    own, others = output_layer(given.student), output_layer(teacher)
-    bounds = (batch["cu_seqlens"], batch["teacher_cu_seqlens"])
-    places, teacher_places = truncated_pairs(*map(_joined_bounds, bounds))
-    counted = batch["loss_mask"].bool()
-    used = counted.flatten()[places]
-    values = map_token_chunks(
-        lambda s, t: uld_losses(own.logits(s), others.logits(t)),
-        given.hidden.flatten(0, 1)[places[used]],
-        _teacher_states(teacher, batch).flatten(0, 1)[teacher_places[used]],
-    )
-    divergences = values.new_zeros(counted.numel()).index_copy(0, places[used], values)
-    return given.with_divergences(divergences.view(counted.shape))
-
-
-def _joined_bounds(cu_seqlens: Tensor) -> Tensor:
-    """Return the segment bounds of all rows laid end to end; each row ends with its length."""
-    seq_length = cu_seqlens[0, -1]
-    starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device) * seq_length
-    bounds = cu_seqlens[:, :-1] + starts[:, None]
-    return torch.cat([bounds.flatten(), (len(cu_seqlens) * seq_length).view(1)])
-
-
-def _rho1(given: StudentPass) -> LossResult:
-    selection = select_by_reference(
-        given.scores.losses,
-        _reference_scores(given).losses,
-        loss_mask=given.batch["loss_mask"],
-        rule=given.rule,
-        group=given.group,
-    )
-    return given.selected_loss(selection)
-
-
-def _rho1_self(given: StudentPass) -> LossResult:
-    reference = _reference_scores(given, with_entropy=True)
-    assert reference.entropies is not None
-    selection = select_by_self_reference(
-        reference.losses,
-        reference.entropies,
-        loss_mask=given.batch["loss_mask"],
-        rule=given.rule,
-        group=given.group,
-    )
-    return given.selected_loss(selection)
-
-
-def _chunks(given: StudentPass) -> LossResult:
-    num_chunks, batch = given.method.num_chunks, given.batch
-    # Place t predicts token t + 1, so it belongs to that token's chunk.
-    of_labels = row_chunk_ids(batch.student_is_text, num_chunks).roll(-1, dims=1)
-    selection = select_chunks(
-        given.scores.losses,
-        given.teacher_losses(),
-        student_chunk_ids=of_labels.masked_fill(~batch["loss_mask"].bool(), -1),
-        teacher_chunk_ids=row_chunk_ids(batch.teacher_is_text, num_chunks),
-        num_chunks=num_chunks,
-        loss_mask=batch["loss_mask"],
-        rule=given.rule,
-        group=given.group,
-        step=given.step,
-    )
-    return given.selected_loss(selection)
-
-
-LOSSES: dict[str, Callable[[StudentPass], LossResult]] = {
-    **dict.fromkeys(get_args(Selector), _of_selection),
-    "alm": _alm,
-    "kld": _kld,
-    "uld": _uld,
-    "rho1": _rho1,
-    "rho1_self": _rho1_self,
-    "chunks": _chunks,
-    "chunks_random": _chunks,
-}
-"""By its name the loss of each of `pipeline.training.method.METHODS`."""

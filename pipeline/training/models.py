@@ -17,7 +17,7 @@ from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
-from pipeline.training.method import METHODS
+from pipeline.training.methods import kind_of
 from schemas.manifest import TokenizerRecord
 
 
@@ -53,7 +53,7 @@ def load_teacher(
         ForeignTokenizerError: it comes with another tokenizer than the data's.
         ValueError: it can't have given losses for this data, or its weights did not load.
     """
-    manifest, kind = rows.manifest, METHODS[config.method.name]
+    manifest, kind = rows.manifest, kind_of(config.method)
     if kind.needs == "nothing" or config.stored_losses is not None:
         return None
     if kind.one_vocabulary and manifest.student.sha256 != manifest.teacher.sha256:
@@ -82,7 +82,7 @@ def require_context(config: TrainConfig, rows: AlignedRows) -> None:
     Raises:
         ValueError: a document's first token, or a part's, stands behind nothing.
     """
-    own, kind = rows.rules.student, METHODS[config.method.name]
+    own, kind = rows.rules.student, kind_of(config.method)
     if kind.every_token and None in (own.first_token_id, own.continued_token_id):
         raise ValueError(
             f"--method {kind.name} compares the likelihoods of whole texts, but without a token "

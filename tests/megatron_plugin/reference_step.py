@@ -14,7 +14,8 @@ from pipeline.streaming import AlignedRows, Reading, load_batches
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
-from pipeline.training.method import METHODS, Method
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
 from pipeline.training.ranks import Ranks
 from tests.megatron_plugin.training_job import GLOBAL_BATCH, MICRO_BATCH, SEED, SEQ_LENGTH
 

@@ -26,7 +26,8 @@ from megatron_plugin.worlds import World, enter_world
 from pipeline.guidance import PAPER_RULE
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
-from pipeline.training.method import METHODS, Method
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
 from schemas.errors import ForeignTokenizerError
 from tests.megatron_plugin.models import make_model, save_model
 from tests.support.datasets import build_dataset, byte_level

@@ -28,7 +28,8 @@ from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import learning_rate, train
 from pipeline.training.losses import compute_teacher_losses
-from pipeline.training.method import METHODS, Method
+from pipeline.training.method import Method
+from pipeline.training.methods import METHODS
 from pipeline.training.models import mean_teacher_loss
 from pipeline.training.ranks import Ranks
 from schemas.document import AlignedDocument, decode_document

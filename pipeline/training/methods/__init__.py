@@ -1,0 +1,28 @@
+"""The methods of training, each described once and in one file, with its loss.
+
+A new method is a new file with its `KINDS`, named here. A new way to rank tokens is a selector of
+`pipeline.guidance.selection`, and with it a method of both trainers. No torch is imported before a
+loss is asked for, so that options and help need none.
+"""
+
+from pipeline.training.method import Method
+from pipeline.training.methods import alm, chunks, kld, rho1, selection, uld
+from pipeline.training.methods.kind import MethodKind
+
+_FAMILIES = (selection.KINDS, alm.KINDS, kld.KINDS, uld.KINDS, rho1.KINDS, chunks.KINDS)
+METHODS = {kind.name: kind for kinds in _FAMILIES for kind in kinds}
+
+
+def kind_of(method: Method) -> MethodKind:
+    """Return what a method is.
+
+    Raises:
+        ValueError: there is none of its name.
+
+    Example:
+        >>> kind_of(Method("full")).needs
+        'nothing'
+    """
+    if method.name not in METHODS:
+        raise ValueError(f"--method {method.name}: choose one of {', '.join(METHODS)}")
+    return METHODS[method.name]

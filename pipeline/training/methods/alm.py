@@ -1,0 +1,39 @@
+"""Likelihoods of text, matched by the losses of both models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.training.methods.kind import MethodKind
+
+if TYPE_CHECKING:
+    from pipeline.guidance import LossResult
+    from pipeline.training.losses import StudentPass
+
+
+def _loss(given: StudentPass) -> LossResult:
+    from pipeline.guidance.likelihood_matching import likelihood_divergences
+
+    batch, teacher_losses = given.batch, given.teacher_losses()
+    assert teacher_losses is not None
+    divergences = likelihood_divergences(
+        given.scores.losses,
+        teacher_losses,
+        batch["teacher_spans"],
+        loss_mask=batch["loss_mask"],
+        teacher_loss_mask=batch.teacher_has_loss,
+    )
+    return given.with_divergences(divergences, given.select(teacher_losses).kept)
+
+
+KINDS = (
+    MethodKind(
+        "alm",
+        "match the teacher's likelihood of text, by its losses; no selection but beside it",
+        _loss,
+        selector="teacher",
+        needs="losses",
+        every_token=True,
+        keep_fraction=0.0,  # no cross entropy but that of tokens without guidance
+    ),
+)

@@ -1,0 +1,43 @@
+"""Equal chunks of a row in place of alignment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.training.methods.kind import MethodKind
+
+if TYPE_CHECKING:
+    from pipeline.guidance import LossResult
+    from pipeline.training.losses import StudentPass
+
+
+def _loss(given: StudentPass) -> LossResult:
+    from pipeline.guidance.baselines.chunking import row_chunk_ids, select_chunks
+
+    num_chunks, batch = given.method.num_chunks, given.batch
+    # Place t predicts token t + 1, so it belongs to that token's chunk.
+    of_labels = row_chunk_ids(batch.student_is_text, num_chunks).roll(-1, dims=1)
+    selection = select_chunks(
+        given.scores.losses,
+        given.teacher_losses(),
+        student_chunk_ids=of_labels.masked_fill(~batch["loss_mask"].bool(), -1),
+        teacher_chunk_ids=row_chunk_ids(batch.teacher_is_text, num_chunks),
+        num_chunks=num_chunks,
+        loss_mask=batch["loss_mask"],
+        rule=given.rule,
+        group=given.group,
+        step=given.step,
+    )
+    return given.selected_loss(selection)
+
+
+KINDS = (
+    MethodKind(
+        "chunks",
+        "equal chunks in place of alignment (Table 2), by the teacher",
+        _loss,
+        selector="teacher",
+        needs="losses",
+    ),
+    MethodKind("chunks_random", "equal chunks, by chance", _loss, selector="random"),
+)

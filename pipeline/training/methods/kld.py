@@ -1,0 +1,37 @@
+"""Distillation by distributions, of a teacher with the student's vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.training.methods.kind import MethodKind
+
+if TYPE_CHECKING:
+    from pipeline.guidance import LossResult
+    from pipeline.training.losses import StudentPass
+
+
+def _loss(given: StudentPass) -> LossResult:
+    from pipeline.guidance.baselines.kld import kld_losses
+    from pipeline.guidance.cross_entropy import map_token_chunks
+    from pipeline.models.output_layer import output_layer
+
+    counted = given.batch["loss_mask"].bool()
+    own, others = output_layer(given.student), output_layer(given.running_teacher)
+    values = map_token_chunks(
+        lambda s, t: kld_losses(own.logits(s), others.logits(t), vocab_size=given.vocab_size),
+        given.hidden[counted],
+        given.reference_states()[counted],
+    )
+    return given.with_divergences(values.new_zeros(counted.shape).masked_scatter(counted, values))
+
+
+KINDS = (
+    MethodKind(
+        "kld",
+        "distillation by distributions (Eq. 5); a teacher of the student's vocabulary",
+        _loss,
+        needs="model",
+        one_vocabulary=True,
+    ),
+)

@@ -1,0 +1,37 @@
+"""Cross entropy of the tokens that a rule selects: the paper, and what it is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.training.methods.kind import MethodKind
+
+if TYPE_CHECKING:
+    from pipeline.guidance import LossResult
+    from pipeline.training.losses import StudentPass
+
+
+def _loss(given: StudentPass) -> LossResult:
+    return given.selected_loss(given.select(given.teacher_losses()))
+
+
+KINDS = (
+    MethodKind(
+        "teacher",
+        "tokens on which the student is furthest behind the teacher: the paper",
+        _loss,
+        selector="teacher",
+        needs="losses",
+    ),
+    MethodKind("full", "every token: plain continual pretraining, no teacher", _loss),
+    MethodKind("random", "chance: what a teacher must beat", _loss, selector="random"),
+    MethodKind("student_loss", "the student's own judgement", _loss, selector="student_loss"),
+    MethodKind("student_entropy", "likewise, by its entropy", _loss, selector="student_entropy"),
+    MethodKind(
+        "teacher_loss",
+        "tokens that the teacher finds easiest",
+        _loss,
+        selector="teacher_loss",
+        needs="losses",
+    ),
+)

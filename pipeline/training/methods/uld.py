@@ -1,0 +1,54 @@
+"""Distillation by sorted probabilities, of a teacher with any vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.training.methods.kind import MethodKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipeline.guidance import LossResult
+    from pipeline.training.losses import StudentPass
+
+
+def _loss(given: StudentPass) -> LossResult:
+    from pipeline.guidance.baselines.uld import truncated_pairs, uld_losses
+    from pipeline.guidance.cross_entropy import map_token_chunks
+    from pipeline.models.output_layer import output_layer
+
+    batch = given.batch
+    own, others = output_layer(given.student), output_layer(given.running_teacher)
+    bounds = (batch["cu_seqlens"], batch["teacher_cu_seqlens"])
+    places, teacher_places = truncated_pairs(*map(_joined_bounds, bounds))
+    counted = batch["loss_mask"].bool()
+    used = counted.flatten()[places]
+    values = map_token_chunks(
+        lambda s, t: uld_losses(own.logits(s), others.logits(t)),
+        given.hidden.flatten(0, 1)[places[used]],
+        given.teacher_states().flatten(0, 1)[teacher_places[used]],
+    )
+    divergences = values.new_zeros(counted.numel()).index_copy(0, places[used], values)
+    return given.with_divergences(divergences.view(counted.shape))
+
+
+def _joined_bounds(cu_seqlens: Tensor) -> Tensor:
+    """Return the segment bounds of all rows laid end to end; each row ends with its length."""
+    import torch
+
+    seq_length = cu_seqlens[0, -1]
+    starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device) * seq_length
+    bounds = cu_seqlens[:, :-1] + starts[:, None]
+    return torch.cat([bounds.flatten(), (len(cu_seqlens) * seq_length).view(1)])
+
+
+KINDS = (
+    MethodKind(
+        "uld",
+        "distillation by sorted probabilities (Eq. 6), any vocabulary",
+        _loss,
+        needs="model",
+        weight=0.5,
+    ),
+)
