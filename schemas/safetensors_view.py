@@ -19,6 +19,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("<u1"),
     "U16": np.dtype("<u2"),
     "U32": np.dtype("<u4"),
+    "U64": np.dtype("<u8"),
     "F16": np.dtype("<f2"),
 }
 """The dtypes that this project stores."""
@@ -65,6 +66,25 @@ def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -
     if not _is_placed(start, end, count * dtype.itemsize, len(data) - body):
         raise ValueError(_describe(entry, len(data) - body))
     return np.frombuffer(data, dtype, count, body + start).reshape(shape)
+
+
+def view_vector(
+    data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str
+) -> NDArray[Any]:
+    """Return a vector as a view of `data`, see `view_tensor`.
+
+    Args:
+        data: the file.
+        body: first byte behind the header.
+        entry: the header's, under the vector's name.
+        code: the dtype that it must have, such as "F16".
+
+    Raises:
+        ValueError: it is no vector of that dtype; or as for `view_tensor`.
+    """
+    if entry["dtype"] != code or len(entry["shape"]) != 1:
+        raise ValueError(f"{entry} is no vector of {code}")
+    return view_tensor(data, body, entry)
 
 
 def vector_place(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from schemas.distributions import DistributionRule, EntriesRecord, ShardEntries, decode_entries
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 from schemas.records import (
     Count,
@@ -26,7 +27,7 @@ from schemas.records import (
     require_format,
     write_file,
 )
-from schemas.safetensors_view import read_header, view_tensor
+from schemas.safetensors_view import read_header, view_vector
 
 SIDECAR_VERSION = 1
 FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "beam_jobs.score")
@@ -81,6 +82,8 @@ class TeacherRule:
         engine: what ran it; None for transformers and Megatron, whose rules name no engine.
         where: documents that it is not true of were not scored, see `pipeline.dataset.selection`;
             "": all were, and such rules name no condition.
+        distributions: what is stored of its distributions; None: losses only, and such rules don't
+            name it.
     """
 
     weights_sha256: Sha256
@@ -89,6 +92,7 @@ class TeacherRule:
     context: Mapping[str, Any]
     engine: EngineRecord | None = None
     where: str = ""
+    distributions: DistributionRule | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -96,7 +100,7 @@ class TeacherRule:
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without an engine or condition where there is none to name."""
+        """Return plain values, without what there is none of to name."""
         body = asdict(self)
         return {name: value for name, value in body.items() if value not in (None, "")}
 
@@ -112,12 +116,14 @@ class ShardLosses:
             scored.
         teacher: fingerprint of the `TeacherRule`.
         shard_sha256: the tar that was scored.
+        entries: of the teacher's distributions, where they were stored.
     """
 
     losses: NDArray[np.float16]
     starts: NDArray[np.int64]
     teacher: str
     shard_sha256: str
+    entries: ShardEntries | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,7 @@ class SidecarRecord:
         num_split_documents: documents whose tokens don't all see the document's start.
         context_sha256: 64 hex digits of where those tokens' contexts start, see
             `pipeline.scoring.contexts.Pieces`.
+        entries: what its entries add up to; None, and not named, where it has none.
     """
 
     file: FilePath
@@ -146,6 +153,11 @@ class SidecarRecord:
     loss_sum: float
     num_split_documents: Count
     context_sha256: Sha256
+    entries: EntriesRecord | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, without entries where there are none."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,7 @@ class _SidecarMetadata:
 
     teacher: Sha256
     shard_sha256: Sha256
+    distributions: DistributionRule | None = None
 
 
 @dataclass(frozen=True)
@@ -215,7 +228,7 @@ def to_fp16(losses: NDArray[np.float32]) -> NDArray[np.float16]:
 
 def encode_sidecar(scores: ShardLosses) -> bytes:
     """Return the sidecar as a safetensors file; equal scores give equal bytes."""
-    metadata = {
+    metadata: dict[str, Any] = {
         "sidecar_version": SIDECAR_VERSION,
         "teacher": scores.teacher,
         "shard_sha256": scores.shard_sha256,
@@ -224,6 +237,9 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
         "losses": scores.losses,
         "starts": scores.starts.astype(np.uint32),
     }
+    if scores.entries is not None:
+        metadata["distributions"] = asdict(scores.entries.rule)
+        tensors |= scores.entries.tensors()
     # one key: the library writes several in random order
     return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
 
@@ -246,20 +262,14 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         if version != SIDECAR_VERSION:
             raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
         metadata = read_record(about, _SidecarMetadata)
-        starts = _vector(data, body, header["starts"], "U32")
-        scores = ShardLosses(
-            losses=_vector(data, body, header["losses"], "F16"),
-            starts=starts.astype(np.int64),
-            teacher=metadata.teacher,
-            shard_sha256=metadata.shard_sha256,
-        )
-        num_losses = len(scores.losses)
-        if (
-            scores.starts[0]
-            or scores.starts[-1] != num_losses
-            or (np.diff(scores.starts) < 0).any()
-        ):
-            raise ValueError(f"starts don't divide its {num_losses} losses")
+        starts = view_vector(data, body, header["starts"], "U32").astype(np.int64)
+        losses = view_vector(data, body, header["losses"], "F16")
+        if starts[0] or starts[-1] != len(losses) or (np.diff(starts) < 0).any():
+            raise ValueError(f"starts don't divide its {len(losses)} losses")
+        entries, rule = None, metadata.distributions
+        if rule is not None:
+            entries = decode_entries(data, body, header, rule=rule, starts=starts)
+        return ShardLosses(losses, starts, metadata.teacher, metadata.shard_sha256, entries)
     except SchemaVersionError:
         raise
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -267,19 +277,12 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
             f"{where} is no complete sidecar ({error!r}): it is cut or altered; delete it and run "
             "beam_jobs.score again"
         ) from error
-    return scores
-
-
-def _vector(data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str) -> Any:
-    if entry["dtype"] != code or len(entry["shape"]) != 1:
-        raise ValueError(f"{entry} is no vector of {code}")
-    return view_tensor(data, body, entry)
 
 
 def _fields(rule: Mapping[str, Any]) -> list[str]:
-    engine = rule.get("engine")
-    inner = engine if isinstance(engine, Mapping) else {}
-    return sorted([*rule, *(f"engine.{name}" for name in inner)])
+    nested = {name: value for name, value in rule.items() if isinstance(value, Mapping)}
+    nested.pop("context", None)  # checked where it is read
+    return sorted([*rule, *(f"{name}.{inner}" for name in nested for inner in nested[name])])
 
 
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:
@@ -290,6 +293,7 @@ def encode_score_manifest(manifest: ScoreManifest) -> bytes:
         "teacher": manifest.rule.fingerprint,
         **vars(manifest),
         "rule": manifest.rule.to_json(),
+        "sidecars": [record.to_json() for record in manifest.sidecars],
     }
     return write_file(body)
 

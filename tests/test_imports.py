@@ -35,7 +35,7 @@ ALLOWED = {
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.guidance"
-    " pipeline.tokenization pipeline.fractions pipeline.remote vocag_cli",
+    " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.remote vocag_cli",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.compiled"
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"

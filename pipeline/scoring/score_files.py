@@ -6,6 +6,7 @@ import glob
 import mmap
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import fsspec
 
@@ -24,6 +25,7 @@ from schemas.sidecar import (
 )
 
 SCORE_AGAIN = "run beam_jobs.score again"
+NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class ScoreFiles:
         return ListedFile(f"{self.location}/{record.file}", record.num_bytes, record.sha256)
 
 
-def find_scores(source: str, location: str, *, where: str = "") -> ScoreFiles:
+def find_scores(
+    source: str, location: str, *, where: str = "", with_distributions: bool = False
+) -> ScoreFiles:
     """Return the scores that a user names.
 
     Args:
@@ -55,32 +59,57 @@ def find_scores(source: str, location: str, *, where: str = "") -> ScoreFiles:
         location: the dataset's folder.
         where: of several that differ in their condition only, take those with this one, or else
             those of all documents.
+        with_distributions: leave out scores that hold none. Else, of several that differ in what
+            they hold of distributions only, those with least are taken.
 
     Raises:
         DatasetError: none, or several of that name.
+        ForeignLossesError: the score manifest that is named holds no distributions.
 
     Example:
         >>> find_scores("Qwen/Qwen2.5-Math-7B", "aligned").path  # doctest: +SKIP
         'aligned/teacher-08e924cac34e2837.json'
     """
     if source.endswith(".json"):
-        return _read_scores(source)
+        scores = _read_scores(source)
+        if with_distributions and scores.manifest.rule.distributions is None:
+            raise ForeignLossesError(f"{scores.path} {NO_DISTRIBUTIONS}")
+        return scores
     found = list_scores(location)
     named = [scores for scores in found if not source or _is_named(scores.manifest, source)]
-    if len({replace(scores.manifest.rule, where="").fingerprint for scores in named}) == 1:
-        by_condition = {scores.manifest.rule.where: scores for scores in named}
-        fitting = by_condition.get(where) or by_condition.get("")
-        named = [fitting] if fitting else named
-    if len(named) == 1:
-        return named[0]
+    fitting = _fitting(named, where, with_distributions=with_distributions)
+    if len(fitting) == 1:
+        return fitting[0]
     there = ", ".join(
         f'{s.manifest.rule.fingerprint[:16]} ("{s.manifest.source}", {_describe(s)})' for s in found
     )
-    which = f"{len(named)} teachers are named" if named else "no scores are of teacher"
+    which = f"{len(fitting)} teachers are named" if fitting else "no scores are of teacher"
+    of_what = " with distributions (vocag score --top-k)" if with_distributions else ""
     raise DatasetError(
-        f'{which} "{source}" in {location}: name one of {there or "none"} by its first '
+        f'{which} "{source}"{of_what} in {location}: name one of {there or "none"} by its first '
         "digits, or run beam_jobs.score first"
     )
+
+
+def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:
+    """Return one of scores that differ in their condition or in what isn't asked for, else all."""
+    if with_distributions:
+        named = [scores for scores in named if scores.manifest.rule.distributions]
+    ignored: dict[str, Any] = {"where": ""}
+    if not with_distributions:
+        ignored["distributions"] = None
+    if len({replace(s.manifest.rule, **ignored).fingerprint for s in named}) != 1:
+        return named
+    conditions = {scores.manifest.rule.where for scores in named}
+    taken = where if where in conditions else ""
+    named = [s for s in named if s.manifest.rule.where == taken] or named
+    same = with_distributions or len({scores.manifest.rule.where for scores in named}) > 1
+    return named if same else [min(named, key=_size_of_entries)]
+
+
+def _size_of_entries(scores: ScoreFiles) -> tuple[int, str]:
+    rule = scores.manifest.rule
+    return rule.distributions.top_k if rule.distributions else 0, rule.fingerprint
 
 
 def list_scores(location: str) -> list[ScoreFiles]:
@@ -236,4 +265,5 @@ def _describe(scores: ScoreFiles) -> str:
     rule = scores.manifest.rule
     engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
     which = f", where {rule.where}" if rule.where else ""
-    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{which}"
+    top = f", {rule.distributions.describe()}" if rule.distributions else ""
+    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{top}{which}"

@@ -21,7 +21,9 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
+from pipeline.scoring.entries import fill_entries
 from pipeline.scoring.score_files import (
+    NO_DISTRIBUTIONS,
     SCORE_AGAIN,
     ScoreFiles,
     find_scores,
@@ -69,16 +71,50 @@ class StoredLosses:
             >>> losses.read(7, 0, 3)
             array([2.5  , 0.125, 7.75 ], dtype=float16)
         """
-        shard_index = bisect_right(self._shard_starts, document_index) - 1
-        opened = self._sidecar(shard_index)
-        place = document_index - self._shard_starts[shard_index]
+        opened, place, shard_index = self._find(document_index)
         first, end = opened.starts[place : place + 2].tolist()
         if first + stop > end:
-            raise ForeignLossesError(
-                f"{self.scores.path} has {end - first} losses of document {place} of "
-                f"{self._shards[shard_index].file}, not {stop}: it was not scored"
-            )
+            raise self._not_scored(shard_index, place, f"{end - first} losses", stop)
         return opened.losses[first + start : first + stop]
+
+    def read_entries(
+        self,
+        document_index: int,
+        start: int,
+        stop: int,
+        *,
+        ids: NDArray[np.int32],
+        log_probs: NDArray[np.float32],
+    ) -> None:
+        """Fill in the distributions at positions start..stop-1 of a document.
+
+        Position l is what the teacher expects after the document's first l tokens, so a document of
+        T tokens has T + 1. One before which nothing stands has no entries.
+
+        Args:
+            document_index: of the document.
+            start: the first position.
+            stop: behind the last one.
+            ids: int32 [stop - start, K], gets the teacher's token ids, -1 where there is no more;
+                K is the `top_k` of the rule.
+            log_probs: float32 [stop - start, K], gets nats, falling, -inf where there is no more.
+
+        Raises:
+            DamagedShardError: the sidecar is missing or is not the score manifest's, or these
+                entries are none that a teacher gives.
+            ForeignLossesError: the document was not scored, or no distributions are stored.
+
+        Example:
+            >>> losses.read_entries(7, 0, 3, ids=ids, log_probs=log_probs)
+        """
+        opened, place, shard_index = self._find(document_index)
+        if opened.entries is None:
+            raise ForeignLossesError(f"{self.scores.path} {NO_DISTRIBUTIONS}")
+        first, end = opened.entries.position_starts[place : place + 2].tolist()
+        if first + stop > end:
+            raise self._not_scored(shard_index, place, f"{end - first} positions", stop)
+        path = self.scores.sidecar(self.scores.manifest.sidecars[shard_index]).url
+        fill_entries(opened.entries, place, start, ids=ids, log_probs=log_probs, where=path)
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch the sidecars of remote shards in the background."""
@@ -87,6 +123,20 @@ class StoredLosses:
             self._cache.prefetch(
                 [self.scores.sidecar(records[shard_index]) for shard_index in shards]
             )
+
+    def _find(self, document_index: int) -> tuple[ShardLosses, int, int]:
+        """Return a document's sidecar, its number there, and the shard's."""
+        shard_index = bisect_right(self._shard_starts, document_index) - 1
+        place = document_index - self._shard_starts[shard_index]
+        return self._sidecar(shard_index), place, shard_index
+
+    def _not_scored(
+        self, shard_index: int, place: int, found: str, wanted: int
+    ) -> ForeignLossesError:
+        return ForeignLossesError(
+            f"{self.scores.path} has {found} of document {place} of "
+            f"{self._shards[shard_index].file}, not {wanted}: it was not scored"
+        )
 
     def _sidecar(self, shard_index: int) -> ShardLosses:
         if shard_index not in self._open:
@@ -105,6 +155,7 @@ def open_stored_losses(
     *,
     cache: ShardCache | None = None,
     where: str = "",
+    with_distributions: bool = False,
 ) -> StoredLosses:
     """Return stored losses, checked to be those that an online teacher would give for a plan.
 
@@ -116,16 +167,20 @@ def open_stored_losses(
         plan: of the rows that they are for.
         cache: for a remote dataset.
         where: the condition by which the plan's documents were chosen, "" for none.
+        with_distributions: whether entries will be read, too.
 
     Raises:
-        ForeignLossesError: incomplete, or for other data, documents, lengths or conventions.
+        ForeignLossesError: incomplete, without distributions that are needed, or for other data,
+            documents, lengths or conventions.
         DatasetError: no such scores.
 
     Example:
         >>> open_stored_losses("models/teacher", dataset, plan).read(0, 0, 2)
         array([2.5  , 0.125], dtype=float16)
     """
-    named = find_scores(source, dataset.location, where=where)
+    named = find_scores(
+        source, dataset.location, where=where, with_distributions=with_distributions
+    )
     scores = scores_of(named, dataset)
     _require_complete(scores)
     selection = select_documents(dataset, scores.manifest.rule.where)

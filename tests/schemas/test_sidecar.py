@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from schemas.distributions import DistributionRule
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 from schemas.sidecar import (
     LARGEST_LOSS,
@@ -23,7 +24,7 @@ from schemas.sidecar import (
     sidecar_name,
     to_fp16,
 )
-from tests.data.make_golden_scores import FOLDER, SHARD, golden_scores
+from tests.data.make_golden_scores import DISTRIBUTIONS, FOLDER, SHARD, golden_scores
 
 RULE = TeacherRule("a" * 64, "float32", "b" * 64, {"seq_length": 64, "first_token_id": None})
 RECORD = SidecarRecord("s.safetensors", 9, "c" * 64, "s.tar", 3, 2, 4.5, 1, "d" * 64)
@@ -97,9 +98,12 @@ def test_a_score_manifest_comes_back_and_what_was_altered_does_not() -> None:
         decode_score_manifest(b'{"schema": "vocag.aligned_dataset"}', where="x")
 
 
-def test_golden_scores_are_read_and_written_as_they_first_were() -> None:
+@pytest.mark.parametrize("distributions", DISTRIBUTIONS)
+def test_golden_scores_are_read_and_written_as_they_first_were(
+    distributions: DistributionRule | None,
+) -> None:
     """Version 1: these bytes must be readable as long as the version is."""
-    scores, manifest = golden_scores()
+    scores, manifest = golden_scores(distributions)
     name = sidecar_name(SHARD, scores.teacher)
     data = (FOLDER / name).read_bytes()
     assert data == encode_sidecar(scores)
@@ -116,7 +120,7 @@ def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
     changes = [
         *(("weights_sha256", "9" * 64), ("dtype", "bfloat16"), ("tokenizer_sha256", "9" * 64)),
         *(("context", {"seq_length": 65, "first_token_id": None}), ("engine", engine)),
-        ("where", "score > 0.5"),
+        *(("where", "score > 0.5"), ("distributions", DistributionRule(16, 1.0, 500, "uint8"))),
     ]
     of_engines = [
         *(("name", "other"), ("server", ""), ("version", "0.21"), ("quantization", "none")),
@@ -140,4 +144,10 @@ def test_an_engine_is_kept_and_a_field_that_is_not_known_is_refused() -> None:
     body = json.loads(encode_score_manifest(served))
     body["rule"]["engine"]["kv_cache"] = "fp8"
     with pytest.raises(DatasetError, match=r"'engine.kv_cache'.*, not \["):
+        decode_score_manifest(json.dumps(body).encode(), where="x")
+    top = replace(MANIFEST, rule=replace(RULE, distributions=DISTRIBUTIONS[1]))
+    body = json.loads(encode_score_manifest(top))
+    assert decode_score_manifest(json.dumps(body).encode(), where="x") == top
+    body["rule"]["distributions"]["temperature"] = 2
+    with pytest.raises(DatasetError, match=r"'distributions.temperature'.*, not \["):
         decode_score_manifest(json.dumps(body).encode(), where="x")

@@ -1,0 +1,328 @@
+"""A teacher's distributions beside its losses: the likeliest next tokens of each position, packed.
+
+A document of T tokens has T + 1 *positions*. Position l is what follows its first l tokens, so it
+goes with the loss of token l; position T is what follows the whole document. A document without
+tokens has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import exp, fsum
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from schemas.records import Count
+from schemas.safetensors_view import view_vector
+
+MOST_ENTRIES = 255
+LARGEST_MASS = 1.001
+"""What the least masses that a position's entries may have been rounded from add up to, at most."""
+
+_DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("<u1"), "float16": np.dtype("<f2")}
+_SAFETENSORS = {"uint8": "U8", "float16": "F16"}
+_RANGE = 20.0  # nats that the 8 bits reach
+_LEAST_FP16 = float(np.finfo(np.float16).min)
+_BLOCK = 1 << 16  # ids packed at once; a multiple of 8, so that blocks end with a byte
+
+
+@dataclass(frozen=True)
+class DistributionRule:
+    """What of a teacher's distributions is stored.
+
+    Attributes:
+        top_k: entries of a position at most.
+        top_mass: fewer where the likeliest hold this mass.
+        vocab_size: of the dataset's teacher tokenizer; tokens beyond it have no entries.
+        log_probs: how log-probabilities are stored; "uint8" code c is -20 (c / 255)² nats.
+    """
+
+    top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
+    top_mass: Annotated[float, Meta(gt=0, le=1)]
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 31)]
+    log_probs: Literal["uint8", "float16"]
+
+    @property
+    def id_bits(self) -> int:
+        """Bits of a stored id.
+
+        Example:
+            >>> DistributionRule(16, 1.0, 49152, "uint8").id_bits
+            16
+        """
+        return max(1, (self.vocab_size - 1).bit_length())
+
+    def describe(self) -> str:
+        """Return the rule in words.
+
+        Example:
+            >>> DistributionRule(32, 0.9, 49152, "uint8").describe()
+            'the likeliest 32 tokens up to 0.9 of the mass in uint8'
+        """
+        mass = f" up to {self.top_mass:g} of the mass" if self.top_mass < 1 else ""
+        return f"the likeliest {self.top_k} tokens{mass} in {self.log_probs}"
+
+    @property
+    def entry_bytes(self) -> float:
+        """Bytes that an entry takes."""
+        return self.id_bits / 8 + _DTYPES[self.log_probs].itemsize
+
+
+@dataclass(frozen=True)
+class EntriesRecord:
+    """What a sidecar's entries add up to.
+
+    Attributes:
+        num_positions: that have entries.
+        num_entries: of all of them.
+        mass_sum: the mass that they hold, of the stored values.
+    """
+
+    num_positions: Count
+    num_entries: Count
+    mass_sum: float
+
+
+@dataclass(frozen=True, eq=False)
+class ShardEntries:
+    """The stored distributions of one shard's D documents, E entries at P positions.
+
+    Attributes:
+        rule: what is stored.
+        counts: uint8 [P], entries of each position.
+        starts: int64 [D + 1]; document d owns entries starts[d]:starts[d + 1].
+        ids: uint8 [ceil(E * id_bits / 8)]; entry e's id begins at bit e * id_bits, the lowest bit
+            of each byte and id first.
+        log_probs: uint8 or float16 [E], as the rule says; falling within a position.
+        position_starts: int64 [D + 1]; document d owns positions as it owns entries.
+    """
+
+    rule: DistributionRule
+    counts: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    ids: NDArray[np.uint8]
+    log_probs: NDArray[Any]
+    position_starts: NDArray[np.int64]
+
+    def describe(self) -> EntriesRecord:
+        """Return what a score manifest says of them."""
+        codes = _codes(self.log_probs)
+        values = stored_values(self.rule.log_probs)[0].tolist()
+        # By how often each code occurs: no order, and no vector instruction, changes the sum.
+        present = enumerate(np.bincount(codes, minlength=len(values)).tolist())
+        mass = fsum(count * exp(values[code]) for code, count in present if count)
+        return EntriesRecord(int(np.count_nonzero(self.counts)), len(codes), mass)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Return what a sidecar holds of them, by name."""
+        return {
+            "entry_counts": self.counts,
+            "entry_starts": self.starts.astype(np.uint64),
+            "entry_ids": self.ids,
+            "entry_log_probs": self.log_probs,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class TopTokens:
+    """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
+
+    Attributes:
+        rule: what is stored.
+        ids: int32 [P, K]; -1 where a position has no entry.
+        log_probs: uint8 or float16 [P, K], as stored; any value where there is no entry.
+    """
+
+    rule: DistributionRule
+    ids: NDArray[np.int32]
+    log_probs: NDArray[Any]
+
+    @classmethod
+    def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
+        """Return documents' positions without an entry.
+
+        Args:
+            starts: int64 [D + 1], where each document's tokens start.
+            rule: what is stored.
+        """
+        shape = int(position_starts(starts)[-1]), rule.top_k
+        return cls(rule, np.full(shape, -1, np.int32), np.zeros(shape, _DTYPES[rule.log_probs]))
+
+    def put(
+        self,
+        positions: NDArray[np.int64],
+        ids: NDArray[np.integer],
+        log_probs: NDArray[np.floating],
+    ) -> None:
+        """Store some positions' likeliest tokens, no more of them than the rule asks for.
+
+        Args:
+            positions: int64 [n], each once.
+            ids: integers [n, K].
+            log_probs: float [n, K], nats, falling, no NaN; -inf where there is no such token.
+        """
+        masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
+        is_entry = log_probs > -np.inf
+        is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
+        self.ids[positions] = np.where(is_entry, ids, -1)
+        self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
+
+    def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
+        """Return the entries as they are stored.
+
+        Args:
+            starts: int64 [D + 1], where each document's tokens start.
+        """
+        is_entry = self.ids >= 0
+        counts = is_entry.sum(axis=1, dtype=np.uint8)
+        positions = position_starts(starts)
+        return ShardEntries(
+            rule=self.rule,
+            counts=counts,
+            starts=np.append(0, np.cumsum(counts, dtype=np.int64))[positions],
+            ids=pack_ids(self.ids[is_entry], self.rule.id_bits),
+            log_probs=self.log_probs[is_entry],
+            position_starts=positions,
+        )
+
+
+def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each document's positions start, int64 [D + 1].
+
+    Args:
+        starts: int64 [D + 1], where its tokens start.
+
+    Example:
+        >>> position_starts(np.array([0, 3, 3, 5])).tolist()
+        [0, 4, 4, 7]
+    """
+    positions: NDArray[np.int64] = starts + np.append(0, np.cumsum(np.diff(starts) > 0))
+    return positions
+
+
+def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
+    """Round log-probabilities to what is stored of them.
+
+    8 bits leave an error of at most sqrt(20 x) / 255 + 20 / (4 · 255²) nats at -log p = x, up to
+    20 nats, which everything less likely is stored as. fp16 leaves 2⁻¹¹ of x.
+
+    Example:
+        >>> to_stored(np.float32([0, -0.7, -30]), "uint8").tolist()
+        [0, 48, 255]
+    """
+    nats: NDArray[Any] = np.minimum(log_probs, 0.0)
+    if kind == "float16":
+        nats = np.maximum(nats, _LEAST_FP16)
+    else:
+        nats = np.rint(255 * np.sqrt(np.minimum(-nats, _RANGE) / _RANGE))
+    return nats.astype(_DTYPES[kind])
+
+
+@cache
+def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return what stored log-probabilities mean, by their code: 8 bits, or fp16's 16.
+
+    Returns:
+        float32 [256 or 65536], nats, NaN where a code is none; and float64, the least mass that is
+        rounded to it.
+    """
+    if kind == "uint8":
+        codes = np.arange(256)
+        values = -_RANGE * (codes / 255) ** 2
+        least = np.exp(-_RANGE * ((codes + 0.5) / 255) ** 2)
+    else:
+        halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64)
+        values = np.where((halves <= 0) & np.isfinite(halves), halves, np.nan)
+        least = np.exp(values * (1 + 2.0**-11) - 2.0**-25)
+    least[values <= (-_RANGE if kind == "uint8" else _LEAST_FP16)] = 0.0
+    return values.astype(np.float32), least
+
+
+def pack_ids(ids: NDArray[np.integer], num_bits: int) -> NDArray[np.uint8]:
+    """Return ids one after another, `num_bits` each, the lowest bit first.
+
+    Example:
+        >>> pack_ids(np.array([1, 3]), 9).tolist()
+        [1, 6, 0]
+    """
+    packed = np.empty(-(-len(ids) * num_bits // 8), np.uint8)
+    for start in range(0, len(ids), _BLOCK):
+        part = ids[start : start + _BLOCK].astype("<u4").view(np.uint8).reshape(-1, 4)
+        bits = np.unpackbits(part, axis=1, bitorder="little")[:, :num_bits]
+        data = np.packbits(bits, bitorder="little")
+        first = start * num_bits // 8
+        packed[first : first + len(data)] = data
+    return packed
+
+
+def decode_entries(
+    data: bytes | memoryview,
+    body: int,
+    header: Mapping[str, Any],
+    *,
+    rule: DistributionRule,
+    starts: NDArray[np.int64],
+) -> ShardEntries:
+    """Return the entries held by a sidecar, as views of its bytes.
+
+    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
+
+    Args:
+        data: the file.
+        body: first byte behind its header.
+        header: its header.
+        rule: what it says is stored.
+        starts: int64 [D + 1], where each document's tokens start.
+
+    Raises:
+        ValueError, KeyError: tensors are missing, or contradict each other or the rule.
+    """
+    kind = _SAFETENSORS[rule.log_probs]
+    counts = view_vector(data, body, header["entry_counts"], "U8")
+    entry_starts = view_vector(data, body, header["entry_starts"], "U64").astype(np.int64)
+    ids = view_vector(data, body, header["entry_ids"], "U8")
+    log_probs = view_vector(data, body, header["entry_log_probs"], kind)
+    positions = position_starts(starts)
+    if len(counts) != positions[-1] or len(entry_starts) != len(positions):
+        raise ValueError(
+            f"{len(counts)} entry_counts and {len(entry_starts)} entry_starts of {positions[-1]} "
+            f"positions of {len(positions) - 1} documents"
+        )
+    _require_counts(counts, entry_starts, positions, rule)
+    if (len(log_probs), len(ids)) != (entry_starts[-1], -(-entry_starts[-1] * rule.id_bits // 8)):
+        raise ValueError(
+            f"{len(log_probs)} entry_log_probs and {len(ids)} bytes of entry_ids, "
+            f"{rule.id_bits} bits each, of {entry_starts[-1]} entries"
+        )
+    return ShardEntries(rule, counts, entry_starts, ids, log_probs, positions)
+
+
+def _require_counts(
+    counts: NDArray[np.uint8],
+    entry_starts: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    rule: DistributionRule,
+) -> None:
+    found = np.append(0, np.cumsum(counts, dtype=np.int64))[positions]
+    wrong = np.flatnonzero(found != entry_starts)
+    if len(wrong):
+        raise ValueError(
+            f"document {max(0, wrong[0] - 1)}: entry_starts has {entry_starts[wrong[0]]} where "
+            f"entry_counts add up to {found[wrong[0]]}"
+        )
+    above = np.flatnonzero(counts > rule.top_k)
+    if len(above):
+        document = int(np.searchsorted(positions, above[0], "right")) - 1
+        raise ValueError(
+            f"document {document}: a position has {counts[above[0]]} entries, {rule.top_k} at most"
+        )
+
+
+def _codes(log_probs: NDArray[Any]) -> NDArray[Any]:
+    """Return stored log-probabilities as the codes that `stored_values` explains."""
+    return log_probs if log_probs.dtype == np.uint8 else log_probs.view(np.uint16)
