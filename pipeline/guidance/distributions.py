@@ -12,6 +12,10 @@ import math
 import torch
 from torch import Tensor
 
+from pipeline.guidance.checks import check_finite, check_same_shape
+from pipeline.guidance.cross_entropy import TokenScores
+from pipeline.guidance.loss import LossResult
+
 MIN_RESIDUAL = 2.0**-20
 """Least mass of a student's residual, and of a teacher's bin where the divergence is reversed."""
 _MOST_LOG_MASS = math.log1p(-MIN_RESIDUAL)
@@ -85,6 +89,79 @@ def distribution_divergences(
     has_mass = teacher > -torch.inf
     difference = torch.where(has_mass, teacher, 0.0) - torch.where(has_mass, student, 0.0)
     return temperature**2 * (teacher.exp() * difference).sum(-1)
+
+
+def distilled_loss(
+    scores: TokenScores,
+    entry_ids: Tensor,
+    probs: Tensor,
+    *,
+    loss_mask: Tensor,
+    weight: float,
+    chosen: Tensor | None = None,
+    temperature: float = 1.0,
+    reverse: bool = False,
+) -> LossResult:
+    """Return λ KL + (1 - λ) cross entropy where a distribution is learned, cross entropy elsewhere.
+
+    Args:
+        scores: the student's, [rows, seq_length], with the log-probabilities of `entry_ids`.
+        entry_ids: int [rows, seq_length, K], -1 behind the last and alone where a label has no
+            distribution.
+        probs: float [rows, seq_length, K], the teacher's.
+        loss_mask: bool or float [rows, seq_length].
+        weight: λ, 0..1.
+        chosen: bool [rows, seq_length], the labels whose distribution is learned; None: all that
+            have one.
+        temperature: as in `distribution_divergences`.
+        reverse: as there.
+
+    Returns:
+        The sum over the mask, its size, and metrics: `student_loss` over all labels,
+        `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
+        `student_loss_untaught` over the others, `taught_fraction` of all; `distribution_fraction`,
+        the share of labels with a distribution, and `mass_held`, what its entries hold on average.
+
+    Raises:
+        NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
+        ValueError: shapes disagree, λ or the temperature are impossible.
+
+    Example:
+        >>> scores = linear_cross_entropy(hidden, weight, labels, entry_ids=ids)
+        >>> distilled_loss(scores, ids, probs, loss_mask=mask, weight=0.8).loss_sum.backward()
+
+    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2.
+    """
+    if not 0 <= weight <= 1:
+        raise ValueError(f"weight must lie in 0..1, got {weight}: it is the λ of λ KL + (1 - λ) CE")
+    assert scores.entry_log_probs is not None
+    check_same_shape(scores.losses, loss_mask=loss_mask, chosen=chosen, probs=probs[..., 0])
+    mask = loss_mask.bool()
+    known = mask & (entry_ids[..., 0] >= 0)
+    taught = known if chosen is None else known & chosen
+    values = distribution_divergences(
+        scores.entry_log_probs[taught], probs[taught], temperature=temperature, reverse=reverse
+    )
+    divergences = values.new_zeros(taught.shape).masked_scatter(taught, values)
+    check_finite({"student_losses": (scores.losses, mask), "divergences": (divergences, taught)})
+    divergence = divergences.sum()
+    taught_loss = torch.where(taught, scores.losses, 0.0).sum()
+    untaught_loss = torch.where(mask & ~taught, scores.losses, 0.0).sum()
+    num_labels, num_known, num_taught = torch.stack((mask, known, taught)).flatten(1).sum(-1)
+    pairs = {
+        "student_loss": (taught_loss + untaught_loss, num_labels),
+        "student_loss_taught": (taught_loss, num_taught),
+        "student_loss_untaught": (untaught_loss, num_labels - num_taught),
+        "divergence": (divergence, num_taught),
+        "taught_fraction": (num_taught, num_labels),
+        "distribution_fraction": (num_known, num_labels),
+        "mass_held": (torch.where(known, probs.sum(-1), 0.0).sum(), num_known),
+    }
+    metrics = {
+        name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs
+    }
+    loss_sum = weight * divergence + (1 - weight) * taught_loss + untaught_loss
+    return LossResult(loss_sum, num_labels, metrics)
 
 
 def _student_bins(entries: Tensor) -> Tensor:

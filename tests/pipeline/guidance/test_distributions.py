@@ -6,7 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from pipeline.guidance.distributions import MIN_RESIDUAL, distribution_divergences
+from pipeline.guidance import NonFiniteLossError, metric_values
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.distributions import (
+    MIN_RESIDUAL,
+    distilled_loss,
+    distribution_divergences,
+)
 
 
 def slow_divergence(student, teacher, temperature=1.0, reverse=False):
@@ -94,6 +100,87 @@ def test_fewer_bins_never_diverge_more_and_all_are_the_full_divergence():
 def test_a_token_that_only_the_student_excludes_is_infinitely_far():
     student, teacher = torch.tensor([[0.0, 1.0]]).log(), torch.tensor([[0.5, 0.5]])
     assert distribution_divergences(student, teacher).tolist() == [math.inf]
+
+
+def make_rows(seed=0):
+    """Two rows of six labels, a vocabulary of nine, three entries; some labels have none."""
+    torch.manual_seed(seed)
+    hidden, weight = torch.randn(2, 6, 4).double(), torch.randn(9, 4).double().requires_grad_()
+    labels, mask = torch.randint(9, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1]])
+    entry_ids = torch.stack([torch.randperm(9)[:3] for _ in range(12)]).view(2, 6, 3)
+    probs = torch.rand(2, 6, 3).double().softmax(-1) * 0.9
+    entry_ids[0, 1], entry_ids[1, 4, 2] = -1, -1
+    return hidden, weight, labels, mask.float(), entry_ids, probs.where(entry_ids >= 0, 0.0)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("chosen", [None, torch.arange(12).view(2, 6) % 3 > 0])
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0, "reverse": True}])
+def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(weight, chosen, options):
+    hidden, layer, labels, mask, entry_ids, probs = make_rows()
+    scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
+    result = distilled_loss(
+        scores, entry_ids, probs, loss_mask=mask, weight=weight, chosen=chosen, **options
+    )
+    logits = (hidden @ layer.T).log_softmax(-1)
+    parts = {"taught": [], "untaught": [], "divergence": []}
+    for row, place in mask.nonzero().tolist():
+        own = logits[row, place]
+        loss = -own[labels[row, place]]
+        known = entry_ids[row, place] >= 0
+        if known.any() and (chosen is None or chosen[row, place]):
+            ids, p = entry_ids[row, place][known], probs[row, place][known]
+            kl = slow_divergence(
+                own[ids].exp().tolist(),
+                p.tolist(),
+                options.get("temperature", 1.0),
+                options.get("reverse", False),
+            )
+            parts["divergence"].append(kl)
+            parts["taught"].append(loss.item())
+        else:
+            parts["untaught"].append(loss.item())
+    taught, untaught, divergence = (
+        sum(parts[name]) for name in ("taught", "untaught", "divergence")
+    )
+    expected = weight * divergence + (1 - weight) * taught + untaught
+    assert result.loss_sum.item() == pytest.approx(expected)
+    assert int(result.num_tokens) == 10
+    told = metric_values(result.metrics)
+    num_taught = len(parts["taught"])
+    assert told == pytest.approx({
+        "student_loss": (taught + untaught) / 10,
+        "student_loss_taught": taught / num_taught,
+        "student_loss_untaught": untaught / (10 - num_taught),
+        "divergence": divergence / num_taught,
+        "taught_fraction": num_taught / 10,
+        "distribution_fraction": 0.9,
+        "mass_held": float((probs * mask[..., None]).sum() / 9),
+    })  # fmt: skip
+    assert num_taught == (9 if chosen is None else 5)
+    (gradient,) = torch.autograd.grad(result.loss_sum, layer)
+    assert gradient.abs().sum() > 0
+
+
+def test_a_batch_without_distributions_is_learned_by_cross_entropy():
+    hidden, layer, labels, mask, entry_ids, probs = make_rows()
+    entry_ids = torch.full_like(entry_ids, -1)
+    scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
+    result = distilled_loss(scores, entry_ids, 0 * probs, loss_mask=mask, weight=0.8)
+    assert result.loss_sum.item() == pytest.approx(scores.losses.sum().item())
+    assert math.isnan(metric_values(result.metrics)["divergence"])
+    found = torch.autograd.grad(result.loss_sum, layer, retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(scores.losses.sum(), layer))
+
+
+def test_broken_divergences_and_impossible_weights_are_refused():
+    hidden, layer, labels, mask, entry_ids, probs = make_rows()
+    scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
+    with pytest.raises(ValueError, match=r"weight must lie in 0\.\.1, got 1\.5"):
+        distilled_loss(scores, entry_ids, probs, loss_mask=mask, weight=1.5)
+    probs[1, 3, 0] = torch.nan
+    with pytest.raises(NonFiniteLossError, match=r"divergences\[1, 3\] is nan"):
+        distilled_loss(scores, entry_ids, probs, loss_mask=mask, weight=0.8)
 
 
 @pytest.mark.parametrize(
