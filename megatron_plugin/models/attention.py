@@ -15,6 +15,7 @@ k keys of a piece.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from megatron_plugin.models.copies import to_device
 from megatron_plugin.models.places import WHOLE_ROWS, RowShare, gather_places
 from megatron_plugin.upstream import (
     AttnMaskType,
@@ -35,6 +39,8 @@ from megatron_plugin.upstream import (
     TransformerConfig,
     parallel_state,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,14 +101,17 @@ def row_segments(
     starts = torch.arange(len(cu_seqlens)).unsqueeze(1) * seq_length
     bounds: list[int] = torch.unique(cu_seqlens.long() + starts).tolist()
     pieces = tuple(_cut(bounds, seq_length, share))
-    key_places = None
+    cu_seqlens_q = _cumulated([piece.stop - piece.start for piece in pieces], device)
+    # One tensor for both says to torch that they are equal; on Hopper it asks for that.
+    key_places, cu_seqlens_kv = None, cu_seqlens_q
     if share.size > 1:
         keys = [torch.arange(piece.key_start, piece.key_stop) for piece in pieces]
-        key_places = torch.cat(keys).to(device)
+        key_places = to_device(torch.cat(keys), device)
+        cu_seqlens_kv = _cumulated([len(places) for places in keys], device)
     return RowSegments(
         qkv_format="sbhd",
-        cu_seqlens_q=_cumulated([piece.stop - piece.start for piece in pieces], device),
-        cu_seqlens_kv=_cumulated([piece.key_stop - piece.key_start for piece in pieces], device),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=cu_seqlens_kv,
         # Megatron makes rotary embeddings for so many places.
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
@@ -127,7 +136,7 @@ def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[Pi
 
 
 def _cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+    return to_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
 class PackedAttention(MegatronModule):
@@ -148,6 +157,8 @@ class PackedAttention(MegatronModule):
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
         assert attn_mask_type == AttnMaskType.causal, attn_mask_type
+        # Rank 0 holds the first layer.
+        self._says_kernel = layer_number == 1 and dist.get_rank() == 0
 
     def forward(
         self,
@@ -167,6 +178,9 @@ class PackedAttention(MegatronModule):
             group = parallel_state.get_context_parallel_group()
             key, value = gather_places(together, group).unbind(1)
         q, k, v = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
+        if self._says_kernel:
+            self._says_kernel = False
+            logger.info("attention runs on %s", kernel_name(q, k, v, packed_seq_params))
         attended_tnd = attend_documents(q, k, v, packed_seq_params, scale=self.softmax_scale)
         rows = attended_tnd.flatten(1).view(num_rows, num_places, -1)
         return rows.transpose(0, 1).contiguous()
@@ -187,25 +201,9 @@ def attend_documents(
     Returns:
         float [o, n, d].
     """
+    if _has_kernel(query):
+        return _attend_pieces(query, key, value, segments, scale)
     grouped = query.shape[1] != key.shape[1]
-    if query.is_cuda and query.dtype != torch.float32:
-        if segments.key_places is not None:
-            key, value = (each.index_select(0, segments.key_places) for each in (key, value))
-        attended = varlen_attn(
-            query,
-            key,
-            value,
-            segments.cu_seqlens_q,
-            segments.cu_seqlens_kv,
-            segments.longest,
-            segments.longest,
-            scale=scale,
-            # The last query sees every key of its piece, the one before one fewer.
-            window_size=(-1, 0),
-            enable_gqa=grouped,
-        )
-        assert isinstance(attended, Tensor), "a tuple only where more is asked for"
-        return attended
     heads_first = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
     attended_pieces = []
     for piece in segments.pieces:
@@ -219,6 +217,48 @@ def attend_documents(
             )
         )
     return torch.cat(attended_pieces, 2).squeeze(0).transpose(0, 1)
+
+
+def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments) -> str:
+    """Return what `attend_documents` runs on for these, and why on nothing faster.
+
+    torch takes cuDNN where it can, and says why not if nothing else is allowed.
+    """
+    if not _has_kernel(query):
+        return f"one kernel a document, for {query.dtype} on {query.device.type}"
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            _attend_pieces(query, key, value, segments, None)
+    except RuntimeError as error:
+        return f"torch's flash attention ({' '.join(str(error).split())})"
+    return "cuDNN's attention"
+
+
+def _has_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype != torch.float32
+
+
+def _attend_pieces(
+    query: Tensor, key: Tensor, value: Tensor, segments: RowSegments, scale: float | None
+) -> Tensor:
+    """Attend by one kernel for all pieces."""
+    if segments.key_places is not None:
+        key, value = (each.index_select(0, segments.key_places) for each in (key, value))
+    attended = varlen_attn(
+        query,
+        key,
+        value,
+        segments.cu_seqlens_q,
+        segments.cu_seqlens_kv,
+        segments.longest,
+        segments.longest,
+        scale=scale,
+        # The last query sees every key of its piece, the one before one fewer.
+        window_size=(-1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor), "a tuple only where more is asked for"
+    return attended
 
 
 def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:

@@ -1,6 +1,6 @@
 """The student's step: per-token losses, which of them count, and what is reported.
 
-Dimensions: s places of a row, b rows, v this rank's part of the vocabulary.
+Dimensions: s places of a row, b rows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
+from megatron_plugin.models.output_layer import score_labels
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.upstream import parallel_state
@@ -27,7 +27,6 @@ from pipeline.guidance import (
 )
 from pipeline.guidance.loss import mapped_tokens
 
-_ENTROPY_CHUNK = 256
 _NO_TOKENS = 1e-9
 
 # Megatron's loss function returns the sum, the number of tokens and what to report of them.
@@ -156,43 +155,24 @@ def _token_losses(
     output_layer: torch.nn.Module,
     output_weight: Tensor | None,
     labels: Tensor,
-    compute_language_model_loss: Callable[[Tensor, Tensor], Tensor],
     **_: Any,
 ) -> Tensor:
-    """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
+    """Return fp32 [b, s] losses, or [2, b, s] losses and entropies.
 
-    Rows that only pad the vocabulary are no tokens: the softmax leaves them out, so the loss is
-    that of the exported model.
+    GPTModel calls it in place of its own last lines.
     """
-    logits_sbv, _ = output_layer(hidden_states, weight=output_weight)
-    group = parallel_state.get_tensor_model_parallel_group()
-    num_own = vocab_size - group.rank() * logits_sbv.shape[-1]
-    if num_own < logits_sbv.shape[-1]:
-        padding = torch.arange(logits_sbv.shape[-1], device=logits_sbv.device) >= num_own
-        logits_sbv = logits_sbv.masked_fill(padding, torch.finfo(logits_sbv.dtype).min)
-    # First, because Megatron's cross entropy overwrites the logits.
-    entropies = _entropies(logits_sbv) if with_entropy else None
-    losses = compute_language_model_loss(labels, logits_sbv).float()
-    return losses if entropies is None else torch.stack((losses, entropies))
-
-
-@torch.no_grad()
-def _entropies(logits_sbv: Tensor) -> Tensor:
-    """Return fp32 [b, s], nats, of distributions whose vocabulary the ranks share."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    maxima = logits_sbv.amax(-1, keepdim=True).float()
-    dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
-    chunks = []
-    for chunk, maximum in zip(
-        *(t.split(_ENTROPY_CHUNK) for t in (logits_sbv, maxima)), strict=True
-    ):
-        # The floor keeps padding from giving 0 * inf.
-        logits = (chunk.float() - maximum).clamp_min(-1e4)
-        weights = logits.exp()
-        chunks.append(torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, logits))))
-    sums = torch.cat(chunks, 1)
-    dist.all_reduce(sums, group=group)
-    return (sums[0].log() - sums[1] / sums[0]).transpose(0, 1)
+    scores = score_labels(
+        hidden_states,
+        output_layer,
+        output_weight,
+        labels.transpose(0, 1),
+        vocab_size=vocab_size,
+        with_entropy=with_entropy,
+    )
+    losses = scores.losses.transpose(0, 1)
+    if scores.entropies is None:
+        return losses
+    return torch.stack((losses, scores.entropies.transpose(0, 1)))
 
 
 def _never_nan(pair: Tensor) -> Tensor:

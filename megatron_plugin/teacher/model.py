@@ -1,7 +1,6 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
-Dimensions: b rows of a micro-batch, o places of a row on this rank, the first l of which predict
-one, h hidden size.
+Dimensions: b rows of a micro-batch, o places of a row on this rank.
 """
 
 from __future__ import annotations
@@ -12,23 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn.functional import pad
 
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import build_frozen_model
+from megatron_plugin.models.output_layer import score_labels
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
 from megatron_plugin.teacher.replica import all_losses, own_rows
 from megatron_plugin.upstream import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,
-    gather_from_sequence_parallel_region,
     parallel_state,
 )
 from pipeline.guidance import has_context
-from pipeline.guidance.cross_entropy import linear_cross_entropy
 
 
 class Teacher:
@@ -129,16 +126,14 @@ class Teacher:
         segments = row_segments(cu_seqlens, self._num_places, self._device, self._share)
         mask = has_context(part.cu_seqlens, self.seq_length).to(self._device)
         # What each place predicts; a row's last one predicts nothing.
-        labels, mask = tokens[:, 1:], pad(mask, (0, padding))[:, 1:]
-        if self._share.size > 1:
-            labels, mask = (take(pad(each, (0, 1))) for each in (labels, mask))
+        labels, mask = pad(tokens[:, 1:], (0, 1)), pad(mask[:, 1:], (0, padding + 1))
         places = torch.arange(self._num_places, device=self._device).expand_as(tokens)
         output = model(
             take(tokens),
             take(places),
             None,
             packed_seq_params=segments,
-            output_processor=partial(_losses_ahead, labels, mask, self._vocab_size),
+            output_processor=partial(_losses_ahead, take(labels), take(mask), self._vocab_size),
         )
         return output, self._collect
 
@@ -153,8 +148,8 @@ class Teacher:
 
 
 def _losses_ahead(
-    labels_bl: Tensor,
-    mask_bl: Tensor,
+    labels_bo: Tensor,
+    mask_bo: Tensor,
     vocab_size: int,
     *,
     hidden_states: Tensor,
@@ -162,40 +157,13 @@ def _losses_ahead(
     output_weight: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return each label's loss, fp32 [b, l], NaN where the mask says so; GPTModel calls it.
-
-    Each tensor-parallel rank knows the log normaliser over its own part of the vocabulary. The loss
-    of a label is logsumexp over the parts minus the label's logit, which one part knows.
-
-    Args:
-        labels_bl: int64, what the first l of this rank's places predict.
-        mask_bl: bool, which of them have a loss.
-        vocab_size: of the teacher.
-        hidden_states: [o, b, h], of this rank's places; where tensor-parallel ranks share them,
-            [o / ranks, b, h].
-        output_layer: of the model.
-        output_weight: of the output layer where that has none of its own.
-    """
-    weight = output_layer.weight if output_weight is None else output_weight
-    assert isinstance(weight, Tensor)
-    group = parallel_state.get_tensor_model_parallel_group()
-    first = group.rank() * weight.shape[0]
-    num_own = min(max(vocab_size - first, 1), weight.shape[0])
-    if output_layer.sequence_parallel:
-        hidden_states = gather_from_sequence_parallel_region(hidden_states)
-    hidden_blh = hidden_states.transpose(0, 1)[:, : labels_bl.shape[1]]
-    labels = labels_bl - first
-    is_own = (labels >= 0) & (labels < num_own)
-    own_labels = labels.where(is_own, 0)
-    label_logits = (hidden_blh.float() * weight[own_labels].float()).sum(-1)
-    parts = linear_cross_entropy(
-        hidden_blh, weight, own_labels, loss_mask=mask_bl, vocab_size=num_own
-    ).losses
-    log_normalisers = parts + label_logits
-    label_logits = label_logits.masked_fill(~is_own, 0.0)
-    if group.size() > 1:
-        gathered = [torch.empty_like(log_normalisers) for _ in range(group.size())]
-        dist.all_gather(gathered, log_normalisers.contiguous(), group=group)
-        log_normalisers = torch.stack(gathered).logsumexp(0)
-        dist.all_reduce(label_logits, group=group)
-    return (log_normalisers - label_logits).masked_fill(~mask_bl, torch.nan)
+    """Return each label's loss, fp32 [b, o], NaN where the mask says so; GPTModel calls it."""
+    scores = score_labels(
+        hidden_states,
+        output_layer,
+        output_weight,
+        labels_bo.transpose(0, 1),
+        vocab_size=vocab_size,
+        loss_mask_ob=mask_bo.transpose(0, 1),
+    )
+    return scores.losses.transpose(0, 1).masked_fill(~mask_bo, torch.nan)

@@ -26,12 +26,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.guidance.chosen_entries import ChosenEntries, check_entries
 from pipeline.guidance.output_layer import OutputLayer, logit_slopes, to_logits
+from pipeline.guidance.vocabulary_share import VocabularyShare
 
 # Logits held at once. On CPU a chunk of 8 MiB stays in cache (measured: 4,096 tokens by 512 rows is
 # 2.5 times faster than by 4,096); on an accelerator larger chunks keep the matrix units busy.
@@ -72,6 +74,8 @@ def linear_cross_entropy(
     vocab_size: int | None = None,
     with_entropy: bool = False,
     entry_ids: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    check_labels: bool = True,
 ) -> TokenScores:
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
@@ -88,10 +92,15 @@ def linear_cross_entropy(
         with_entropy: also give the entropy of each predicted distribution.
         entry_ids: int64 [..., K], further tokens whose log-probabilities are wanted, in any order;
             -1: none. Losses and log-probabilities share one backward pass.
+        group: ranks each of which has an equal part of the weight's rows, in order (tensor
+            parallelism); all call, with the same states and labels, and get the same scores.
+        check_labels: False: the host doesn't wait for the device to check them; counted labels
+            outside the vocabulary get NaN, entries outside count as none.
 
     Returns:
         Losses that carry a gradient to `hidden` and the weight, and entropies and
-        log-probabilities of entries if asked for.
+        log-probabilities of entries if asked for. With a group each rank's gradient of `hidden` is
+        that through its own rows: their sum is the whole.
 
     Raises:
         ValueError: shapes disagree, or a counted label or entry lies outside the vocabulary.
@@ -101,12 +110,16 @@ def linear_cross_entropy(
     """
     mask = torch.ones_like(labels, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     layer = output_layer if isinstance(output_layer, OutputLayer) else OutputLayer(output_layer)
-    vocab_size = layer.vocab_size if vocab_size is None else vocab_size
-    _check_inputs(hidden, layer.weight, labels, mask, vocab_size)
-    flat_labels = labels.masked_fill(~mask, 0).reshape(-1)
+    share = VocabularyShare.of(layer.vocab_size, vocab_size, group)
+    _check_shapes(hidden, layer.weight, labels, mask)
+    outside = mask & ((labels < 0) | (labels >= share.vocab_size))
+    if check_labels:
+        _refuse_labels(labels, outside, share.vocab_size)
+    flat_labels = labels.masked_fill(~mask | outside, 0).reshape(-1)
     flat_entries = None
     if entry_ids is not None:
-        check_entries(entry_ids, mask, vocab_size)
+        if check_labels:
+            check_entries(entry_ids, mask, share.vocab_size)
         flat_entries = entry_ids.masked_fill(~mask.unsqueeze(-1), -1).flatten(0, -2)
     chunk_rows = _chunk_rows(flat_labels.numel(), hidden.device)
     losses, entropies, entry_log_probs = _LinearCrossEntropy.apply(
@@ -115,9 +128,11 @@ def linear_cross_entropy(
         flat_labels,
         flat_entries,
         (layer.scale, layer.cap),
-        (vocab_size, chunk_rows, with_entropy),
+        (share, chunk_rows, with_entropy),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
+    if not check_labels:
+        losses = losses.masked_fill(outside, torch.nan)
     entropies = entropies.view(labels.shape).masked_fill(~mask, 0.0) if with_entropy else None
     if flat_entries is not None:
         known = entry_log_probs.masked_fill(flat_entries < 0, -torch.inf)
@@ -219,11 +234,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         entry_ids: Tensor | None,
         change: _Change,
-        options: tuple[int, int, bool],
+        options: tuple[VocabularyShare, int, bool],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        vocab_size, chunk_rows, with_entropy = options
+        share, chunk_rows, with_entropy = options
+        labels = share.own_ids(labels)
+        entry_ids = None if entry_ids is None else share.own_ids(entry_ids)
         with torch.autocast(hidden.device.type, enabled=False):
-            label_products = (_widen(hidden) * _widen(weight[labels])).sum(-1)
+            products = (_widen(hidden) * _widen(weight[labels.clamp_min(0)])).sum(-1)
+            label_products = share.sum(products.where(labels >= 0, 0.0))
             label_logits = to_logits(label_products, *change)
             log_normaliser, entropies, entry_log_probs = _log_normalisers(
                 hidden,
@@ -231,7 +249,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 label_logits,
                 entry_ids,
                 change=change,
-                chunks=_row_chunks(vocab_size, chunk_rows),
+                share=share,
+                chunks=_row_chunks(share.num_own, chunk_rows),
                 with_entropy=with_entropy,
             )
         ctx.save_for_backward(hidden, weight, labels, log_normaliser, entry_ids)
@@ -248,7 +267,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, grad_losses: Tensor, _: Tensor | None, grad_entries: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         hidden, weight, labels, log_normaliser, entry_ids = ctx.saved_tensors
-        vocab_size, chunk_rows, _with_entropy = ctx.options
+        share, chunk_rows, _with_entropy = ctx.options
         counts = grad_losses
         if grad_entries is not None:
             counts = (grad_losses != 0) | (grad_entries != 0).any(-1)
@@ -262,7 +281,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_losses[used],
                 None if grad_entries is None else (entry_ids[used], grad_entries[used]),
                 change=ctx.change,
-                chunks=_row_chunks(vocab_size, chunk_rows),
+                chunks=_row_chunks(share.num_own, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
             )
         grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
@@ -276,6 +295,7 @@ def _log_normalisers(
     entry_ids: Tensor | None,
     *,
     change: _Change,
+    share: VocabularyShare,
     chunks: list[slice],
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -304,13 +324,18 @@ def _log_normalisers(
             exponentials_nv = logits_nv.exp_()
         total = torch.exp(shift) * total + exponentials_nv.sum(-1)
         maximum = new_maximum
+    if share.group is not None:
+        new_maximum = share.maximum(maximum)
+        shift = maximum - new_maximum
+        parts = torch.stack((total, weighted + shift * total)) * torch.exp(shift)
+        (total, weighted), maximum = share.sum(parts), new_maximum
     log_total = total.log()
     # H = log Z - E[logit], with both taken relative to the maximum.
     entropies = (log_total - weighted / total).clamp_min_(0.0) if with_entropy else None
     log_normaliser = maximum + log_total
     if entries is None:
         return log_normaliser, entropies, None
-    entry_log_probs = (entries.values - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
+    entry_log_probs = (share.maximum(entries.values) - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
     return log_normaliser, entropies, entry_log_probs
 
 
@@ -335,6 +360,7 @@ def _gradients(
     grad_hidden = _widen(torch.zeros_like(hidden))
     grad_weight = torch.zeros_like(weight) if needs_weight else None
     scale, entries = grad_losses.unsqueeze(-1), None
+    tokens = torch.arange(len(labels), device=labels.device)
     if entries_with_grad is not None:
         entries = ChosenEntries.of(*entries_with_grad, chunks)
         scale = scale - entries.values.sum(-1, keepdim=True)
@@ -344,8 +370,10 @@ def _gradients(
         slopes = logit_slopes(logits_nv, *change)
         log_probabilities_nv = logits_nv.sub_(log_normaliser.unsqueeze(-1))
         grad_logits_nv = log_probabilities_nv.clamp_min_(_MIN_EXPONENT).exp_().mul_(scale)
-        inside = ((labels >= chunk.start) & (labels < chunk.stop)).nonzero().squeeze(-1)
-        grad_logits_nv[inside, labels[inside] - chunk.start] -= grad_losses[inside]
+        # Of a label elsewhere 0 at some place: to look for those inside, the host would wait.
+        inside = (labels >= chunk.start) & (labels < chunk.stop)
+        places = (labels - chunk.start).clamp(0, len(rows) - 1)
+        grad_logits_nv[tokens, places] -= grad_losses.where(inside, 0.0)
         if entries is not None:
             entries.add_to(grad_logits_nv, number)
         grad_products_nv = grad_logits_nv if change == _UNCHANGED else grad_logits_nv.mul_(slopes)
@@ -388,9 +416,7 @@ def _chunk_rows(num_tokens: int, device: torch.device) -> int:
     return max(_MIN_CHUNK_ROWS, elements // max(1, num_tokens))
 
 
-def _check_inputs(
-    hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor, vocab_size: int
-) -> None:
+def _check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) -> None:
     if hidden.shape[:-1] != labels.shape or mask.shape != labels.shape:
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be labels {tuple(labels.shape)} with the hidden "
@@ -401,12 +427,9 @@ def _check_inputs(
             f"the output layer's weight {tuple(weight.shape)} must be [vocabulary, "
             f"{hidden.shape[-1]}]: its columns are the hidden size"
         )
-    if not 1 <= vocab_size <= weight.shape[0]:
-        raise ValueError(
-            f"vocab_size {vocab_size} must lie in 1..{weight.shape[0]}, the rows of the output "
-            "layer's weight"
-        )
-    outside = mask & ((labels < 0) | (labels >= vocab_size))
+
+
+def _refuse_labels(labels: Tensor, outside: Tensor, vocab_size: int) -> None:
     if bool(outside.any()):
         place = outside.nonzero()[0].tolist()
         raise ValueError(

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.models.attention import attend_documents, row_segments
+from megatron_plugin.models.attention import attend_documents, kernel_name, row_segments
 from megatron_plugin.models.places import RowShare
 from tests.support.largest_tensor import LargestTensor
 
@@ -86,6 +87,18 @@ def test_parts_of_all_ranks_make_whole_rows():
     assert parts[0].tolist() == [[0, 1, 10, 11], [12, 13, 22, 23]]
     assert sorted(torch.cat(parts, 1)[0].tolist()) == list(range(12))
     assert RowShare().take(rows) is rows
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_cudnn_on_hopper_is_refused_only_where_rows_are_shared(size):
+    """By torch's own check, for which an equal copy of the bounds is not enough."""
+    segments = row_segments(torch.tensor([[0, 700, 2048]] * 2), 2048, "cpu", RowShare(0, size))
+    query, key = (torch.empty(4096, n, 64, dtype=torch.bfloat16) for n in (32, 4))
+    bounds = segments.cu_seqlens_q, segments.cu_seqlens_kv
+    reasons = varlen._cudnn_rejection_reasons(query, key, key, *bounds, segments.longest, [-1, 0])
+    found = [reason for reason in reasons if "CUDA" not in reason]
+    assert ["same cu_seq tensor" in reason for reason in found] == [True] * (size - 1)
+    assert kernel_name(query, key, key, segments).endswith("torch.bfloat16 on cpu")
 
 
 @pytest.mark.gpu

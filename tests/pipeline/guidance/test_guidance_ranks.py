@@ -1,4 +1,4 @@
-"""One selection, however the rows and tokens are shared among ranks.
+"""One selection and one loss, however rows, tokens and the vocabulary are shared among ranks.
 
 Ranks are threads here; real processes choose together in
 tests/pipeline/training/test_guided_student.py.
@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.output_layer import OutputLayer
 
 NUM_RANKS = 4
 ROWS, SEQ_LENGTH = 8, 32
@@ -76,9 +78,13 @@ class Group:
 @pytest.fixture
 def run_ranks(monkeypatch):
     """A function that gives each rank its group, at once, and returns what each rank makes."""
-    add_up = lambda tensor, group: tensor.copy_(sum(group.exchange(tensor)))  # noqa: E731
+
+    def reduce(tensor, op=dist.ReduceOp.SUM, *, group):
+        everyones = torch.stack(group.exchange(tensor))
+        tensor.copy_(everyones.amax(0) if op == dist.ReduceOp.MAX else everyones.sum(0))
+
     collect = lambda into, own, group: torch._foreach_copy_(into, group.exchange(own))  # noqa: E731
-    monkeypatch.setattr(dist, "all_reduce", add_up)
+    monkeypatch.setattr(dist, "all_reduce", reduce)
     monkeypatch.setattr(dist, "all_gather", collect)
 
     def run(rank_of):
@@ -157,3 +163,64 @@ def test_a_group_needs_scope_group():
             rule=SelectionRule(scope="row"),
             group=dist.ProcessGroup(0, 1),
         )
+
+
+# The last rank's part is cut, or nothing but padding, which must not count.
+@pytest.mark.parametrize("vocab_size", [1000, 700, 4])
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (2.5, 3.0)])
+def test_ranks_that_share_a_vocabulary_get_the_losses_of_one_process(
+    run_ranks, vocab_size, scale, cap
+):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 10, 8, dtype=torch.float64, generator=generator)
+    weight = torch.randn(1024, 8, dtype=torch.float64, generator=generator)
+    weight[vocab_size:] = 1e4
+    labels = torch.randint(vocab_size, (3, 10), generator=generator)
+    entries = torch.randint(-1, vocab_size, (3, 10, 5), generator=generator)
+    weights = torch.rand(3, 10, 6, dtype=torch.float64, generator=generator).sub_(0.5).relu_()
+
+    def score(own_weight, group=None):
+        inputs = hidden.clone().requires_grad_(), own_weight.clone().requires_grad_()
+        layer = OutputLayer(inputs[1], scale, cap)
+        scores = linear_cross_entropy(
+            inputs[0],
+            layer,
+            labels,
+            vocab_size=vocab_size,
+            with_entropy=True,
+            entry_ids=entries,
+            group=group,
+        )
+        found = scores.entry_log_probs.masked_fill(entries < 0, 0.0)
+        every = torch.cat((scores.losses.unsqueeze(-1), found), -1)
+        return (
+            every.detach(),
+            scores.entropies,
+            torch.autograd.grad((every * weights).sum(), inputs),
+        )
+
+    whole, entropies, (of_hidden, of_weight) = score(weight)
+    ranks = run_ranks(lambda group: score(weight.chunk(NUM_RANKS)[group.rank()], group))
+    for found in ranks:
+        torch.testing.assert_close(found[:2], (whole, entropies), rtol=1e-12, atol=1e-12)
+    gradients = [own for *_, own in ranks]
+    torch.testing.assert_close(sum(of for of, _ in gradients), of_hidden, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat([of for _, of in gradients]), of_weight)
+
+
+def test_unchecked_labels_outside_the_vocabulary_give_nan(run_ranks):
+    labels = torch.tensor([3, 8, -1, 8])
+    mask = torch.tensor([True, True, True, False])
+
+    def score(group):
+        found = linear_cross_entropy(
+            torch.ones(4, 2),
+            torch.ones(2, 2),
+            labels,
+            loss_mask=mask,
+            group=group,
+            check_labels=False,
+        )
+        return found.losses.isnan().tolist()
+
+    assert run_ranks(score) == [[False, True, True, False]] * NUM_RANKS
