@@ -94,8 +94,11 @@ def test_tokens_are_chosen_as_in_one_process(tmp_path, inputs, choice):
         require_equal(tmp_path, inputs, reference_gradients(inputs))
 
 
-def test_a_distributed_optimizer_takes_the_same_steps(inputs):
-    overlaps = {"overlap_grad_reduce": "", "overlap_param_gather": ""}
+def test_a_distributed_optimizer_takes_the_same_steps(tmp_path, inputs):
+    """Weights of its own in the output layer, in a bucket of its own, are on their way when used."""
+    save_model(tmp_path, "qwen2", vocab_size=400, seed=1)
+    inputs = replace(inputs, student=tmp_path)
+    overlaps = {"overlap_grad_reduce": "", "overlap_param_gather": "", "ddp_bucket_size": 5000}
     whole, shared = (
         train(inputs, 2, train_iters=3, **options)
         for options in ({}, {"use_distributed_optimizer": "", **overlaps})
