@@ -95,7 +95,7 @@ def test_tokens_are_chosen_as_in_one_process(tmp_path, inputs, choice):
 
 
 def test_a_distributed_optimizer_takes_the_same_steps(tmp_path, inputs):
-    """Weights of its own in the output layer, in a bucket of its own, are on their way when used."""
+    """Weights of an untied output layer, in a bucket of their own, are there when it is used."""
     save_model(tmp_path, "qwen2", vocab_size=400, seed=1)
     inputs = replace(inputs, student=tmp_path)
     overlaps = {"overlap_grad_reduce": "", "overlap_param_gather": "", "ddp_bucket_size": 5000}
