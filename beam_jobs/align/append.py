@@ -12,7 +12,7 @@ from schemas.manifest import Manifest
 _APPEND_TO = "append_to"
 _OF_THE_INPUT = {
     *("input_files", "input_bytes", "input_sha256", "format", "overlap_sha256"),
-    *("input_dataset", "input_generation", "input_where"),
+    *("input_dataset", "input_generation", "input_where", "input_scores"),
     *("num_buckets", "schema_version", _APPEND_TO),
 }
 """What may differ from generation to generation; all else must stay."""

@@ -15,6 +15,7 @@ from beam_jobs.errors import JobError
 from beam_jobs.locks import hold_lock
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.progress import reset_progress, run_with_bar, scoring_stage
+from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
 from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
@@ -26,15 +27,18 @@ from beam_jobs.score.steps import (
     TeacherHandler,
     WorkDone,
     WriteScores,
+    complete_document_scores,
 )
 from beam_jobs.score.summary import estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
 from pipeline.dataset.selection import ChosenDocuments, require_documents
+from pipeline.drawing.formatting import format_plural
 from pipeline.packing.opening import OpenedDataset, open_run
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
+from schemas.document_scores import document_scores_name
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
 from schemas.sidecar import ScoreManifest, score_manifest_name
@@ -131,6 +135,7 @@ def _score_dataset(
     if finished is not None:
         name = score_manifest_name(job.rule.fingerprint)
         run.say(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
+        _complete(run, job, documents, finished)
         return finished
     require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule.fingerprint))
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
@@ -159,6 +164,20 @@ def _score_dataset(
         )
     )
     return scores
+
+
+def _complete(
+    run: RunOptions, job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
+) -> None:
+    """Write the documents' scores that an earlier release did not."""
+    there = storage.list_folder(job.dataset)
+    if all(document_scores_name(record.file) in there for record in scores.sidecars):
+        return
+    with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
+        start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
+        number = complete_document_scores(job, documents, scores)
+    storage.remove_folder(job.run_folder)
+    run.say(f"{format_plural(number, 'table')} of documents' scores made from the losses")
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:

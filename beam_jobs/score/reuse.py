@@ -20,9 +20,9 @@ from beam_jobs.running.run_options import RunOptions
 from beam_jobs.runs import describe_differences
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.score_files import list_scores
 from pipeline.drawing.formatting import format_plural
 from pipeline.scoring.known_losses import KnownDocuments, KnownLosses, ScoredShard, scored_shards
-from pipeline.scoring.score_files import list_scores
 from schemas.sidecar import TeacherRule
 
 _LIST = "known.json"

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from typing import Any
 
 import apache_beam as beam
@@ -24,6 +25,7 @@ from beam_jobs.running.progress import worker_progress
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
 from beam_jobs.score.teachers import api_key
+from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.models.probe import probe_tokens
@@ -34,11 +36,13 @@ from pipeline.scoring.engines.interface import Engine, Work, require_trained_eng
 from pipeline.scoring.engines.settings import ServedSettings, TransformersSettings
 from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
 from pipeline.scoring.sidecars import ShardToScore
+from schemas.document_scores import document_scores_name
 from schemas.records import read_record, write_record
 from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,
     TeacherRule,
+    decode_sidecar,
     encode_score_manifest,
     score_manifest_name,
     sidecar_name,
@@ -256,8 +260,10 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     fingerprint, progress = job.rule.fingerprint, worker_progress(job.run_folder)
     path = storage.join(job.dataset, sidecar_name(shard.record.file, fingerprint))
     if storage.num_bytes_of(path) is not None:
-        earlier = shard.accept_sidecar(storage.read_bytes(path), fingerprint)
+        left = storage.read_bytes(path)
+        earlier = shard.accept_sidecar(left, fingerprint)
         if earlier is not None:
+            write_document_scores(job, shard, left)
             progress.add(reused_tokens=earlier.num_tokens)
             return ShardScored(number, earlier, WorkDone(num_resumed_shards=1))
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
@@ -282,9 +288,37 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
         losses, done.work = np.where(of_known, losses, scored.losses), scored.work
     data, record = shard.make_sidecar(losses, fingerprint)
     _write(job, path, data)
+    write_document_scores(job, shard, data)
     progress.add(scored_documents=done.num_documents)
     progress.flush()
     return ShardScored(number, record, done)
+
+
+def write_document_scores(job: ScoreJob, shard: ShardToScore, sidecar: bytes) -> None:
+    """Write the table of what a sidecar's losses say of each document; an equal one is replaced."""
+    name = sidecar_name(shard.record.file, job.rule.fingerprint)
+    losses = decode_sidecar(sidecar, where=name)
+    table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())
+    _write(job, storage.join(job.dataset, document_scores_name(name)), table)
+
+
+def complete_document_scores(
+    job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
+) -> int:
+    """Write the tables that finished scores lack; return how many, no teacher is loaded.
+
+    Raises:
+        DatasetError: a sidecar, or a shard's index, is damaged.
+    """
+    there = storage.list_folder(job.dataset)
+    context, number = ContextRule.from_json(job.rule.context), 0
+    for place, record in enumerate(scores.sidecars):
+        if document_scores_name(record.file) not in there:
+            shard = ShardToScore.open(documents, place, context)
+            data = storage.read_bytes(storage.join(job.dataset, record.file))
+            write_document_scores(job, shard, data)
+            number += 1
+    return number
 
 
 def _require_same(what: str, name: str, found: str, expected: str) -> None:

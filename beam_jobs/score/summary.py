@@ -21,6 +21,8 @@ from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name, sid
 _LOSS_BYTES, _START_BYTES = 2, 4
 _HEADER_BYTES, _RECORD_BYTES = 400, 600
 """Of a sidecar: its header of safetensors with the metadata, and its share of the manifest."""
+_TABLE_BYTES, _ROW_BYTES = 2130, 24
+"""Of the table of documents' scores: what it takes empty, and a document's row with its id."""
 
 
 def estimate_disk(dataset: str, shards: Sequence[ShardRecord], teacher: str) -> int:
@@ -37,6 +39,8 @@ def estimate_disk(dataset: str, shards: Sequence[ShardRecord], teacher: str) -> 
         + _START_BYTES * (shard.num_documents + 1)
         + _HEADER_BYTES
         + _RECORD_BYTES
+        + _TABLE_BYTES
+        + _ROW_BYTES * shard.num_documents
         for shard in shards
         if not there.get(sidecar_name(shard.file, teacher))
     )

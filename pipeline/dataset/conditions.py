@@ -4,7 +4,7 @@ DuckDB and not pyarrow: pyarrow reads no expression from text, and what people k
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from vocag_cli import install
 
 _PLACE = "place in the index"
+_BEFORE = "SELECT ("
+_TWO_PARTS = 2
 _ALONE: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoload_known_extensions": "false",
@@ -37,7 +39,7 @@ class ConditionQuery:
     """One table, asked by conditions; nothing else can be reached from them."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Hold the table.
+        """Hold the table; a column of structs is named with its field only, "column".field.
 
         Raises:
             WhereError: DuckDB isn't installed.
@@ -52,7 +54,13 @@ class ConditionQuery:
         # without which nothing depends on it.
         if self._ask("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'"):
             self._ask("SET TimeZone = 'UTC'")
-        self._names = {name.lower(): name for name in table.column_names}
+        self._names = {entry.name.lower(): entry.name for entry in table.schema}
+        self._paths = {
+            (entry.name, own.name)
+            for entry in table.schema
+            if pa.types.is_struct(entry.type)
+            for own in entry.type
+        }
         places = pa.array(np.arange(len(table)))
         self._relation = self._connection.from_arrow(table.append_column(_PLACE, places))
 
@@ -78,6 +86,27 @@ class ConditionQuery:
             raise WhereError(f"where {where}: it is a value of type {kind}, no condition")
         return columns
 
+    def find_paths(self, where: str) -> list[tuple[int, str, str]]:
+        """Return where in a condition names of two parts begin, in bytes, and both parts.
+
+        Raises:
+            WhereError: it can't be parsed.
+
+        Example:
+            >>> ConditionQuery(pa.table({"year": [2020]})).find_paths("year > 3 and qwen.rank < 1")
+            [(13, 'qwen', 'rank')]
+        """
+        try:
+            self._duckdb.SQLExpression(where)  # refuses what is more than one
+            parts = list(self._parse(where))
+        except self._duckdb.Error as error:
+            raise WhereError(f"where {where}: {_first_line(error)}") from error
+        return sorted(
+            (part["query_location"] - len(_BEFORE), *part["column_names"])
+            for part in parts
+            if part["class"] == "COLUMN_REF" and len(part["column_names"]) == _TWO_PARTS
+        )
+
     def filter(self, where: str) -> NDArray[np.int64]:
         """Return the rows that a checked condition is true of, int64, ascending.
 
@@ -101,8 +130,8 @@ class ConditionQuery:
             text, names = waiting.pop()
             parts = list(self._parse(text))
             for part in parts:
-                _require_plain(part, where)
-            columns = {part["column_names"][-1] for part in parts if part["class"] == "COLUMN_REF"}
+                _require_plain(part, where, self._paths)
+            columns = {part["column_names"][0] for part in parts if part["class"] == "COLUMN_REF"}
             if unknown := {name for name in columns if name.lower() not in names}:
                 raise WhereError(f'where {where}: column "{min(unknown)}" not found')
             if names is self._names:
@@ -116,7 +145,7 @@ class ConditionQuery:
     def _parse(self, expression: str) -> Iterator[dict[str, Any]]:
         """Yield every part of an expression."""
         # On a line of its own, the parenthesis is in no comment.
-        [(text,)] = self._ask("SELECT json_serialize_sql(?)", f"SELECT ({expression}\n)")
+        [(text,)] = self._ask("SELECT json_serialize_sql(?)", f"{_BEFORE}{expression}\n)")
         tree = json.loads(text)
         if tree["error"]:
             raise self._duckdb.ParserException(tree["error_message"])
@@ -151,7 +180,7 @@ class ConditionQuery:
         return self._connection.execute(query, values).fetchall()
 
 
-def _require_plain(part: dict[str, Any], where: str) -> None:
+def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]) -> None:
     """Check that a part of a condition is one whose meaning can be read from it."""
     kind = part["class"]
     if kind not in _PARTS:
@@ -163,7 +192,7 @@ def _require_plain(part: dict[str, Any], where: str) -> None:
     schema, last = part.get("schema") or "", part.get("function_name", "")
     path: list[str] = part["column_names"] if kind == "COLUMN_REF" else [last]
     path = [schema, *path] if schema else path
-    if len(path) > 1:
+    if len(path) > 1 and (*path[:-1], path[-1].lower()) not in paths:
         name = ".".join(path)
         raise WhereError(
             f'where {where}: column "{name}" not found; put a name with dots in double quotes, and '

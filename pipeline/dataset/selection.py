@@ -1,14 +1,17 @@
 """Which documents a run reads: those that are not removed and, with `where`, those it is true of.
 
 `where` is a condition in DuckDB's SQL over the index's columns: a field of the metadata by its
-name, in double quotes where it holds dots, or by its last part where that is no other's; and the
-counts. A condition that is null, as a comparison with a missing value is, is not true.
+name, in double quotes where it holds dots, or by its last part where that is no other's; the
+counts; and of teachers' stored losses the scores of documents, such as `qwen.bits_per_byte`, by the
+teacher's name. A condition that is null, as a comparison with a missing value is, is not true.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import ConditionQuery, WhereError
+from pipeline.dataset.document_scores import SCORE_COLUMNS
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.named_scores import NamedScores, name_scores
 from schemas.index import METADATA_TYPES, ShardIndex
 from schemas.manifest import Manifest
 
@@ -41,18 +46,26 @@ class ChosenDocuments:
 
     Attributes:
         dataset: the dataset.
-        where: a condition that was checked, "" for none.
+        where: a condition that was checked, "" for none; it names scores by their fingerprints.
         columns: those that it names.
+        scores: teachers' scores that it names.
     """
 
     dataset: Dataset
     where: str = ""
     columns: tuple[str, ...] = ()
+    scores: tuple[NamedScores, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether it is every document in the shards."""
         return not self.where and self.dataset.is_whole
+
+    @property
+    def scores_digest(self) -> str:
+        """64 hex digits of the losses that the condition's scores were made from; "" for none."""
+        digests = "".join(named.scores.digest for named in self.scores)
+        return digests and sha256(digests.encode()).hexdigest()
 
     def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
         """Yield what a function makes of each shard's index, and of which documents are read.
@@ -68,6 +81,8 @@ class ChosenDocuments:
             >>> list(select_documents(dataset).each(lambda index, kept: len(index)))
             [10000, 10000, 4319]
         """
+        for named in self.scores:
+            named.scores.read_ranks(named.columns)
         waiting: deque[Future[Result]] = deque()
         pool = ThreadPoolExecutor(_READ_AHEAD)
 
@@ -106,9 +121,9 @@ class ChosenDocuments:
         removed = np.empty(0, np.int64) if with_removed else self.dataset.removed_of(shard_index)
         if not self.where and not len(removed):
             return index, None
-        kept = np.ones(len(index), np.bool_) if not self.where else self._match(index)
+        kept = np.ones(len(index), np.bool_)
         kept[removed] = False
-        return index, kept
+        return index, kept if not self.where else self._match(shard_index, index, kept)
 
     @property
     def _needed(self) -> tuple[list[str], bool]:
@@ -118,11 +133,21 @@ class ChosenDocuments:
         fields = {full[name] for name in self.columns if name in full}
         return sorted(fields), any(name in _NAMED for name in self.columns)
 
-    def _match(self, index: ShardIndex) -> NDArray[np.bool_]:
-        query = ConditionQuery(_table(self.dataset.manifest, index))
-        kept = np.zeros(len(index), np.bool_)
-        kept[query.filter(self.where)] = True
-        return kept
+    def _match(
+        self, shard_index: int, index: ShardIndex, read: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Return which of the documents that are read the condition is true of."""
+        table = _table(self.dataset.manifest, index)
+        for named in self.scores:
+            table = named.add_to(table, named.read(shard_index, index))
+        query = ConditionQuery(table)
+        matching = np.zeros(len(index), np.bool_)
+        matching[query.filter(self.where)] = True
+        if self.scores:
+            undecided = query.filter(f"({self.where}\n) is null")
+            for named in self.scores:
+                named.require_scored(self.where, undecided[read[undecided]], shard_index, index)
+        return matching & read
 
 
 def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
@@ -134,14 +159,25 @@ def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
 
     Raises:
         WhereError: no condition, an unknown column, types that can't be compared, or a value that
-            isn't the same each time; it lists the columns that there are.
+            isn't the same each time; it lists the columns that there are. Or scores that the
+            condition names are not there, are several, or are of another generation.
 
     Example:
         >>> select_documents(dataset, "language == 'en' and score > 0.5")  # doctest: +SKIP
+        >>> select_documents(dataset, '"Qwen2.5-Math-7B".bits_per_byte < 1.5')  # doctest: +SKIP
     """
     where = where.strip()
-    columns = _require_condition(dataset.manifest, where) if where else ()
-    return ChosenDocuments(dataset, where, columns)
+    if not where:
+        return ChosenDocuments(dataset)
+    with _columns_told(dataset.manifest):
+        table = _table(dataset.manifest)
+        paths = ConditionQuery(table).find_paths(where)
+    where, scores = name_scores(where, paths, dataset)
+    with _columns_told(dataset.manifest):
+        for named in scores:
+            table = named.add_to(table)
+        columns = tuple(ConditionQuery(table).require_condition(where))
+    return ChosenDocuments(dataset, where, columns, scores)
 
 
 def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
@@ -156,10 +192,10 @@ def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
     raise WhereError(f"no document of {location} is left: all are removed")
 
 
-def _require_condition(manifest: Manifest, where: str) -> tuple[str, ...]:
-    """Check a condition; return the columns that it names."""
+@contextmanager
+def _columns_told(manifest: Manifest) -> Iterator[None]:
     try:
-        return tuple(ConditionQuery(_table(manifest)).require_condition(where))
+        yield
     except WhereError as error:
         raise WhereError(f"{error}; {_told(manifest)}") from error
 
@@ -198,4 +234,5 @@ def _short_names(manifest: Manifest) -> dict[str, str]:
 def _told(manifest: Manifest) -> str:
     fields = [f'"{entry.name}" ({entry.type})' for entry in manifest.metadata]
     columns = ", ".join([*fields, *_COUNTS, *_NAMED])
-    return f"the columns are {columns}"
+    scores = ", ".join(SCORE_COLUMNS)
+    return f'the columns are {columns}; and of stored losses, as "TEACHER".COLUMN, {scores}'

@@ -71,6 +71,12 @@ class OpenedRun:
         return _fingerprint(self.mixture, [each.fingerprint for each in self.datasets])
 
     @property
+    def scores_digest(self) -> str:
+        """64 hex digits of the losses by which documents are chosen; "" where by none."""
+        digests = [each.documents.scores_digest for each in self.datasets]
+        return sha256(json.dumps(digests).encode()).hexdigest() if any(digests) else ""
+
+    @property
     def generations(self) -> tuple[int, ...]:
         """Of each dataset."""
         return tuple(each.dataset.manifest.generation for each in self.datasets)

@@ -81,7 +81,8 @@ def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder
     dataset = documents.dataset
     name = f"{dataset.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
     if documents.where:
-        name += f"-{sha256(documents.where.encode()).hexdigest()[:16]}"
+        chosen = documents.where + documents.scores_digest
+        name += f"-{sha256(chosen.encode()).hexdigest()[:16]}"
     beside = Path(dataset.location) / _PLANS_FOLDER
     if dataset.is_local and (
         (beside / name).exists()

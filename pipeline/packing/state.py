@@ -22,6 +22,7 @@ class StreamState:
             each dataset's once.
         consumed_samples: samples that the run has used, over all epochs.
         where: which documents are read, "" for all.
+        scores: digest of the losses whose scores of documents the conditions name, "" for none.
         generations: of the dataset, or of each of a mixture's, in its file's order; the
             fingerprint says the same, and is what is compared.
     """
@@ -35,6 +36,7 @@ class StreamState:
     samples_per_epoch: int
     consumed_samples: int
     where: str = ""
+    scores: str = ""
     generations: tuple[int, ...] = ()
 
     def require_same_run(
@@ -79,6 +81,8 @@ _REMEDIES = {
     "seed": "use the run's seed",
     "shuffle_shards": "use the run's shuffle_shards",
     "where": "use the run's own condition, or start a new run",
+    "scores": "documents were chosen by other losses: restore the teacher's sidecars and score "
+    "manifest that the run was started with, or start a new run",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }
-_OF_A_GENERATION = ("fingerprint", "samples_per_epoch")
+_OF_A_GENERATION = ("fingerprint", "samples_per_epoch", "scores")

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.score_files import ScoreFiles, find_scores, read_sidecar, scores_of
 from pipeline.fractions import floor_of_fraction
-from pipeline.scoring.score_files import ScoreFiles, find_scores, read_sidecar, scores_of
 from schemas.document import decode_document
 from schemas.errors import ForeignLossesError
 from schemas.index import ShardIndex

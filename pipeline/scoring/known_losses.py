@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.score_files import ScoreFiles, open_sidecar, read_sidecar
 from pipeline.dataset.selection import select_documents
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.score_files import ScoreFiles, open_sidecar, read_sidecar
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
 from schemas.sidecar import SidecarRecord
 

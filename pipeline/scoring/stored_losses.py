@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import ChosenDocuments, select_documents
-from pipeline.packing.plan import RowPlan
-from pipeline.scoring.contexts import ContextRule, plan_contexts
-from pipeline.scoring.entries import fill_entries
-from pipeline.scoring.score_files import (
+from pipeline.dataset.score_files import (
     NO_DISTRIBUTIONS,
     SCORE_AGAIN,
     ScoreFiles,
@@ -30,6 +26,10 @@ from pipeline.scoring.score_files import (
     read_sidecar,
     scores_of,
 )
+from pipeline.dataset.selection import ChosenDocuments, select_documents
+from pipeline.packing.plan import RowPlan
+from pipeline.scoring.contexts import ContextRule, plan_contexts
+from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import ShardLosses
 

@@ -182,6 +182,7 @@ class AlignedRows(TorchDataset[Rows]):
             samples_per_epoch=self.samples_per_epoch,
             consumed_samples=consumed_samples,
             where=self.config.data.where.strip(),
+            scores=self.opened.scores_digest,
             generations=self.opened.generations,
         )
 

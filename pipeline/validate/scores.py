@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import random
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_whole
+from pipeline.dataset.score_files import ScoreFiles, list_scores, scored_generation, scores_of
 from pipeline.dataset.selection import select_documents
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.score_files import ScoreFiles, list_scores, scored_generation, scores_of
 from pipeline.scoring.sidecars import ShardToScore
 from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe
+from schemas.document_scores import ALL_COLUMNS, decode_document_scores, document_scores_name
 from schemas.errors import DatasetError
 from schemas.sidecar import LARGEST_LOSS, ShardLosses, SidecarRecord, decode_sidecar
 
@@ -66,7 +68,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
         scored = scored_generation(scores, dataset)
         scores = scores_of(scores, scored)
         rule = ContextRule.from_json(scores.manifest.rule.context)
-        documents = select_documents(dataset, scores.manifest.rule.where)
+        documents = select_documents(scored, scores.manifest.rule.where)
     except (DatasetError, WhereError) as error:
         findings.add(CHECK, str(error))
         return
@@ -80,7 +82,8 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
         of_shard = Findings(record.shard)
         try:
             shard = ShardToScore.open(documents, number, rule)
-            for message in _contradictions(scores, record, shard, rule):
+            messages = _contradictions(scores, record, shard, rule)
+            for message in messages or _table_contradictions(scores, record, shard, findings):
                 of_shard.add(CHECK, f"{record.file}: {message}")
         except OSError as error:
             findings.add(CHECK, f"{record.file} can't be read: {describe(error)}")
@@ -117,6 +120,28 @@ def _contradictions(
     if not found and shard.describe_sidecar(data, losses) != record:
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
+
+
+def _table_contradictions(
+    scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, findings: Findings
+) -> list[str]:
+    """Return whether the table of documents' scores is not what the losses give."""
+    name = document_scores_name(record.file)
+    try:
+        data = read_whole(f"{scores.location}/{name}")
+    except FileNotFoundError:
+        findings.note(f"{name} is not there: it is made again by beam_jobs.score, or while reading")
+        return []
+    own = decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
+    losses = decode_sidecar(read_whole(f"{scores.location}/{record.file}"), where=record.file)
+    made = make_document_scores(losses, shard.index, record.sha256)
+    same = decode_document_scores(made, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
+    differing = [column for column in ALL_COLUMNS if not _equal(own[column], same[column])]
+    return [f"{name} has other {', '.join(differing)} than follow from it"] if differing else []
+
+
+def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray[np.bool_]:

@@ -13,11 +13,11 @@ import pytest
 
 from beam_jobs.score.command import main
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.score_files import find_scores, list_scores
 from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import line_of
-from pipeline.scoring.score_files import find_scores, list_scores
 from pipeline.scoring.sidecars import ShardToScore
 from schemas.sidecar import EngineRecord, decode_sidecar
 from tests.support.completions_server import MODEL, CompletionsServer, off, right, serve

@@ -6,6 +6,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import load
@@ -17,10 +20,12 @@ from beam_jobs.score.command import main
 from beam_jobs.score.options import parse_options
 from beam_jobs.score.summary import estimate_disk
 from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.score_files import list_scores
 from pipeline.models.teacher_files import find_teacher
-from pipeline.scoring.score_files import list_scores
 from pipeline.scoring.sidecars import ShardToScore
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.validate.scores import check_scores
+from schemas.document_scores import document_scores_name
 from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
 from schemas.sidecar import ScoreManifest, decode_sidecar
@@ -64,12 +69,28 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     assert {path: path.read_bytes() for path in before} == before
     new = {path.name for path in (unscored / "data").iterdir()} - {path.name for path in before}
     manifest = f"teacher-{scores.rule.fingerprint[:16]}.json"
-    assert new == {record.file for record in scores.sidecars} | {manifest, "tokenizers"}
+    tables = {document_scores_name(record.file) for record in scores.sidecars}
+    assert new == {record.file for record in scores.sidecars} | tables | {manifest, "tokenizers"}
     written = sidecars(unscored)
     monkeypatch.setattr("beam_jobs.score.steps.score_shard", None)  # raises where it is called
     run_score(unscored)
     assert "is finished: the same teacher, rule and data made it" in capsys.readouterr().out
     assert sidecars(unscored) == written
+    # What an earlier release left: the tables come from the losses, no teacher runs.
+    for name in sorted(tables)[1:]:
+        (unscored / "data" / name).unlink()
+    findings = check_scores(open_dataset(unscored / "data"), teacher=None)
+    assert len(findings.notes) == len(tables) - 1
+    assert not findings.found
+    run_score(unscored)
+    assert f"{len(tables) - 1} tables of documents' scores made" in capsys.readouterr().out
+    assert sidecars(unscored) == written
+    (data,) = pq.read_table(unscored / "data" / min(tables)).to_batches()
+    dearer = pc.add(data.column(2), pa.scalar(1e-3, pa.float32()))
+    other = data.set_column(2, data.schema.field(2), dearer)
+    pq.write_table(pa.Table.from_batches([other]), unscored / "data" / min(tables))
+    (finding,) = check_scores(open_dataset(unscored / "data"), teacher=None).found
+    assert "has other bits_per_byte than follow from it" in finding.message
 
 
 def test_the_estimate_of_disk_is_that_of_the_files_that_are_not_there(

@@ -10,8 +10,8 @@ import torch
 from beam_jobs.score.command import main
 from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.score_files import ScoreFiles, find_scores, list_scores
 from pipeline.dataset.selection import select_documents
-from pipeline.scoring.score_files import ScoreFiles, find_scores, list_scores
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.errors import ForeignLossesError

@@ -65,12 +65,14 @@ class InputDataset:
     Attributes:
         dataset: its newest generation.
         where: which documents are read, "" for all that are not removed.
+        scores: digest of the losses that it chooses by, "" for none.
         files: its shards of which any are.
         num_documents: that are read.
     """
 
     dataset: StoredDataset
     where: str
+    scores: str
     files: tuple[InputFile, ...]
     num_documents: int
 
@@ -87,6 +89,7 @@ class InputDataset:
             "input_dataset": manifest.fingerprint,
             "input_generation": manifest.generation,
             "input_where": self.where,
+            **({"input_scores": self.scores} if self.scores else {}),
         }
 
     def count_buckets(self, *, shard_bytes: int, keep_text: bool) -> int:
@@ -172,7 +175,8 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
     require_documents(num_documents, selection)
     if not num_documents:
         raise InputError(f"--input {location} is a dataset without documents")
-    return InputDataset(dataset, where, tuple(files), num_documents)
+    digest = selection.scores_digest
+    return InputDataset(dataset, selection.where, digest, tuple(files), num_documents)
 
 
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:

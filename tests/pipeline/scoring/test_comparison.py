@@ -9,9 +9,9 @@ import torch
 
 from beam_jobs.score.compare_command import main
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.score_files import list_scores
 from pipeline.guidance.top_fraction import keep_top_fraction
 from pipeline.scoring.comparison import KEPT, compare_scores, kept_tokens
-from pipeline.scoring.score_files import list_scores
 from schemas.document import decode_document
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import decode_sidecar

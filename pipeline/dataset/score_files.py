@@ -13,7 +13,6 @@ import fsspec
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import find_generation, read_whole
-from pipeline.scoring.contexts import ContextRule
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from schemas.manifest import ShardRecord
 from schemas.sidecar import (
@@ -266,4 +265,6 @@ def _describe(scores: ScoreFiles) -> str:
     engine = "" if rule.engine is None else f", by {rule.engine.describe()}"
     which = f", where {rule.where}" if rule.where else ""
     top = f", {rule.distributions.describe()}" if rule.distributions else ""
-    return f"{rule.dtype}{engine}, {ContextRule.from_json(rule.context).describe()}{top}{which}"
+    student, teacher = (rule.context[f"{side}seq_length"] for side in ("", "teacher_"))
+    rows = f"rows of {student} student and {teacher} teacher tokens"
+    return f"{rule.dtype}{engine}, {rows}{top}{which}"

@@ -1,0 +1,273 @@
+"""Scores of documents: what a teacher's stored losses say of each, and its rank among the others.
+
+They are read from the tables beside the sidecars. Where a table is missing, as beside scores that
+an earlier release made, the same numbers are made from the sidecar's losses.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.compiled import compiled
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.score_files import ScoreFiles, find_scores, read_sidecar, scores_of
+from schemas.document_scores import (
+    DOCUMENT_SCORES_VERSION,
+    FIRST_TOKENS,
+    STORED_COLUMNS,
+    WINDOW_TOKENS,
+    DocumentScores,
+    decode_document_scores,
+    document_scores_name,
+    encode_document_scores,
+)
+from schemas.index import ShardIndex
+from schemas.sidecar import LARGEST_LOSS, ShardLosses
+
+logger = logging.getLogger(__name__)
+
+SCORE_COLUMNS = (*STORED_COLUMNS, "rank", "bits_per_byte_rank")
+"""Columns that conditions know of each of a dataset's scores; ranks are not stored."""
+
+_RANKS = frozenset({"rank", "bits_per_byte_rank"})
+_READ_AT_ONCE = 8
+_HALVES = 1 << 15
+"""Numbers in half precision that are not negative: documents that differ by less are equal."""
+_OCTAVES = 33
+
+
+class Ranks:
+    """How dear documents are among all of a dataset that were scored."""
+
+    def __init__(self, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> None:
+        """Count documents and bytes.
+
+        Args:
+            parts: bits per byte, float32 [N], and bytes of text, int64 [N], of N documents each;
+                those of no bits per byte are left out.
+        """
+        num_bytes = np.zeros(_HALVES, np.int64)
+        num_documents = np.zeros((_OCTAVES, _HALVES), np.int64)
+        for bits, lengths in parts:
+            known = ~np.isnan(bits)
+            halves = _halves(bits[known])
+            np.add.at(num_bytes, halves, lengths[known])
+            np.add.at(num_documents, (_octaves(lengths[known]), halves), 1)
+        bytes_up_to, up_to = np.cumsum(num_bytes), np.cumsum(num_documents, axis=1)
+        self._of_bytes = bytes_up_to / max(1, bytes_up_to[-1])
+        self._of_similar = (up_to - num_documents / 2) / np.maximum(1, up_to[:, -1:])
+
+    def by_bytes(self, bits_per_byte: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the share of bytes in documents that are at most as dear as each of N."""
+        known = ~np.isnan(bits_per_byte)
+        return np.where(known, self._of_bytes[_halves(bits_per_byte)], np.nan)
+
+    def among_similar(
+        self, bits_per_byte: NDArray[np.float32], num_text_bytes: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the share of documents of similar length that are cheaper than each of N.
+
+        Similar are lengths in bytes of as many binary digits. Documents of the same bits per byte,
+        itself among them, count half.
+        """
+        known = ~np.isnan(bits_per_byte)
+        places = _octaves(num_text_bytes), _halves(bits_per_byte)
+        return np.where(known, self._of_similar[places], np.nan)
+
+
+@dataclass(frozen=True)
+class ScoredDocuments:
+    """A teacher's scores of all documents of a dataset, at one of its generations.
+
+    Attributes:
+        dataset: the dataset.
+        files: the scores of its shards, see `scores_of`.
+    """
+
+    dataset: Dataset
+    files: ScoreFiles
+
+    @property
+    def name(self) -> str:
+        """The first digits of the teacher's fingerprint, by which conditions name it for good."""
+        return self.files.manifest.rule.fingerprint[:16]
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits; where they are equal, so is every document's score."""
+        sidecars = [record.sha256 for record in self.files.manifest.sidecars]
+        return sha256(json.dumps([DOCUMENT_SCORES_VERSION, *sidecars]).encode()).hexdigest()
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Ranks among all documents in the shards, read once.
+
+        Removed ones are among them: so a removal moves no other document's.
+
+        Raises:
+            DatasetError: a table or an index is damaged.
+        """
+        names = ("bits_per_byte", "num_text_bytes")
+
+        def read(shard_index: int) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = self._read_stored(shard_index, names, None)
+            return values[names[0]], values[names[1]]
+
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            return Ranks(pool.map(read, range(len(self.dataset.manifest.shards))))
+
+    def read(
+        self, shard_index: int, names: Sequence[str], index: ShardIndex
+    ) -> dict[str, NDArray[Any]]:
+        """Return some of `SCORE_COLUMNS` of a shard's documents.
+
+        Args:
+            shard_index: which.
+            names: of the columns.
+            index: of the shard; names are not needed.
+
+        Returns:
+            floats [N] by name, NaN where a document has no such number.
+
+        Raises:
+            DatasetError: the table, or the sidecar it is made from, is damaged.
+        """
+        wanted = [name for name in STORED_COLUMNS if name in names or name == "bits_per_byte"]
+        values = dict(self._read_stored(shard_index, wanted, index))
+        bits = values["bits_per_byte"]
+        if "rank" in names:
+            values["rank"] = self.ranks.by_bytes(bits)
+        if "bits_per_byte_rank" in names:
+            values["bits_per_byte_rank"] = self.ranks.among_similar(bits, index.num_text_bytes)
+        return {name: values[name] for name in names}
+
+    def read_ranks(self, names: Iterable[str]) -> None:
+        """Read the ranks if they are among some columns, before threads ask for them at once."""
+        if not _RANKS.isdisjoint(names):
+            _ = self.ranks
+
+    def lacks(self, shard_index: int, index: ShardIndex) -> NDArray[np.bool_]:
+        """Return which documents of a shard were not scored, bool [N].
+
+        A document that has no bits per byte for want of text or context isn't among them.
+        """
+        bits = self.read(shard_index, ["bits_per_byte"], index)["bits_per_byte"]
+        missing: NDArray[np.bool_] = np.isnan(bits)
+        missing &= (index.num_text_bytes > 0) & (index.num_teacher_tokens > 1)
+        return missing
+
+    def _read_stored(
+        self, shard_index: int, names: Sequence[str], index: ShardIndex | None
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return some columns from the shard's table, or made from its losses and its index."""
+        record = self.files.manifest.sidecars[shard_index]
+        name = document_scores_name(record.file)
+        try:
+            data = self.dataset.read_file(name)
+        except FileNotFoundError:
+            logger.info("%s is not there: its numbers are made from the losses", name)
+            shard = self.dataset.manifest.shards[shard_index]
+            index = index or self.dataset.read_index(shard_index)
+            scores = summarise_losses(read_sidecar(self.files, record, shard), index)
+            return {**vars(scores), "num_text_bytes": index.num_text_bytes}
+        where = f"{self.dataset.location}/{name}"
+        return decode_document_scores(data, names, sidecar_sha256=record.sha256, where=where)
+
+
+def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
+    """Return the scores of a dataset's documents that a user names, see `find_scores`.
+
+    Raises:
+        DatasetError: none or several of that name, with those that there are; or scores of another
+            generation, or of some of the shards.
+
+    Example:
+        >>> open_scored_documents("Qwen2.5-Math-7B", dataset).name  # doctest: +SKIP
+        '08e924cac34e2837'
+    """
+    return ScoredDocuments(dataset, scores_of(find_scores(name, dataset.location), dataset))
+
+
+def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:
+    """Return the table that belongs to a sidecar, as it is stored.
+
+    Args:
+        losses: that the sidecar holds.
+        index: of its shard, with names.
+        sidecar_sha256: of the sidecar.
+    """
+    return encode_document_scores(
+        summarise_losses(losses, index),
+        document_id=index.document_id,
+        num_text_bytes=index.num_text_bytes,
+        sidecar_sha256=sidecar_sha256,
+    )
+
+
+def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
+    """Return what a shard's losses say of each of its documents.
+
+    Losses are added exactly: as fp16 numbers they are multiples of 2**-24, and float64 holds any
+    sum of them below 2**29 nats.
+    """
+    sums = np.zeros((len(index.num_text_bytes), 6))
+    _sum_losses(losses.losses.astype(np.float32), losses.starts, sums)
+    num_bytes = index.num_text_bytes.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tokens_per_byte = index.num_teacher_tokens / num_bytes
+        whole, later, window = (
+            np.where(sums[:, place] > 0, sums[:, place + 1] / sums[:, place], np.nan) / np.log(2)
+            for place in (0, 2, 4)
+        )
+        bits = whole * sums[:, 0] / num_bytes
+        columns = (bits, later * tokens_per_byte, window * tokens_per_byte, tokens_per_byte)
+        has_text = num_bytes > 0
+        return DocumentScores(
+            *(np.where(has_text, column, np.nan).astype(np.float32) for column in columns)
+        )
+
+
+@compiled
+def _sum_losses(
+    losses: NDArray[np.float32], starts: NDArray[np.int64], sums: NDArray[np.float64]
+) -> None:
+    """Write number and sum of each document's losses: all, later ones, the dearest window's."""
+    for document in range(len(sums)):
+        row, oldest, window = sums[document], starts[document], 0.0
+        for token in range(starts[document], starts[document + 1]):
+            loss = losses[token]
+            if np.isnan(loss):
+                continue
+            row[0] += 1
+            row[1] += loss
+            if token - starts[document] >= FIRST_TOKENS:
+                row[2] += 1
+                row[3] += loss
+            window += loss
+            if row[0] > WINDOW_TOKENS:
+                while np.isnan(losses[oldest]):
+                    oldest += 1
+                window -= losses[oldest]
+                oldest += 1
+            row[4] = min(row[0], WINDOW_TOKENS)
+            # A window that is not full yet grows with each loss: the full ones are compared.
+            row[5] = window if row[0] <= WINDOW_TOKENS else max(row[5], window)
+
+
+def _halves(bits_per_byte: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the bits of numbers that aren't negative, in half precision; of NaN those of 0."""
+    halves = np.minimum(np.nan_to_num(bits_per_byte), LARGEST_LOSS).astype(np.float16)
+    return halves.view(np.uint16).astype(np.int64)
+
+
+def _octaves(num_text_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many binary digits lengths have: lengths of one octave have as many."""
+    return np.frexp(num_text_bytes.astype(np.float64))[1].astype(np.int64)

@@ -1,0 +1,99 @@
+"""The scores of documents that a condition names: `qwen.bits_per_byte < 1.5`."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.document_scores import (
+    SCORE_COLUMNS,
+    ScoredDocuments,
+    open_scored_documents,
+)
+from pipeline.dataset.files import Dataset
+from schemas.errors import DatasetError
+from schemas.index import ShardIndex
+
+_NAME = re.compile(rb'"(?:[^"]|"")*"|[^\W\d][\w$]*')
+"""A name in SQL, quoted or not, in UTF-8; letters beyond ASCII need quotes."""
+
+
+@dataclass(frozen=True)
+class NamedScores:
+    """A teacher's scores, and which of their columns a condition names."""
+
+    scores: ScoredDocuments
+    columns: tuple[str, ...]
+
+    def read(self, shard_index: int, index: ShardIndex) -> pa.StructArray:
+        """Return the columns of a shard's documents, N structs of float64 with nulls."""
+        values = self.scores.read(shard_index, self.columns, index).values()
+        columns = [pa.array(each.astype(np.float64), from_pandas=True) for each in values]
+        return pa.StructArray.from_arrays(columns, self.columns)
+
+    def add_to(self, table: pa.Table, values: pa.StructArray | None = None) -> pa.Table:
+        """Return a table with the columns beside its own, of no rows without values."""
+        if values is None:
+            values = pa.array([], pa.struct([(name, pa.float64()) for name in self.columns]))
+        return table.append_column(self.scores.name, values)
+
+    def require_scored(
+        self, where: str, undecided: NDArray[np.int64], shard_index: int, index: ShardIndex
+    ) -> None:
+        """Check that a condition isn't null of a document because that was not scored.
+
+        Raises:
+            WhereError: it is, of the first of those.
+        """
+        files = self.scores.files
+        condition = files.manifest.rule.where
+        if not condition or not len(undecided):
+            return
+        missing = undecided[self.scores.lacks(shard_index, index)[undecided]]
+        if len(missing):
+            raise WhereError(
+                f"where {where}: document {missing[0]} of "
+                f"{self.scores.dataset.manifest.shards[shard_index].file} and "
+                f"{len(missing) - 1} more have no score in {files.path}, which was made where "
+                f"{condition}: make that part of the condition, or run beam_jobs.score without it"
+            )
+
+
+def name_scores(
+    where: str, paths: Iterable[tuple[int, str, str]], dataset: Dataset
+) -> tuple[str, tuple[NamedScores, ...]]:
+    """Return a condition that names scores by their fingerprints' digits, and those scores.
+
+    So the condition means the same when another score of that name comes.
+
+    Args:
+        where: a condition.
+        paths: its names of two parts, see `ConditionQuery.find_paths`.
+        dataset: whose scores it names.
+
+    Raises:
+        WhereError: it names scores that aren't there, are several, or are of another generation.
+    """
+    taken = {entry.name.lower() for entry in dataset.manifest.metadata}
+    columns: dict[str, set[str]] = {}
+    opened: dict[str, ScoredDocuments] = {}
+    text, end, parts = where.encode(), 0, list[bytes]()
+    for place, name, column in paths:
+        if column.lower() not in SCORE_COLUMNS or f"{name}.{column}".lower() in taken:
+            continue  # refused later, with the columns that there are
+        try:
+            scores = opened[name] if name in opened else open_scored_documents(name, dataset)
+        except DatasetError as error:
+            raise WhereError(f"where {where}: {error}") from error
+        opened |= {name: scores, scores.name: scores}
+        columns.setdefault(scores.name, set()).add(column.lower())
+        written = _NAME.match(text, place)
+        assert written, f"{where} has no name at byte {place}"
+        parts += [text[end:place], f'"{scores.name}"'.encode()]
+        end = written.end()
+    named = (NamedScores(opened[name], tuple(sorted(columns[name]))) for name in sorted(columns))
+    return b"".join([*parts, text[end:]]).decode(), tuple(named)

@@ -1,0 +1,135 @@
+"""What a teacher's losses say of each document: `*.teacher-<fingerprint>.documents.parquet`.
+
+One small table a shard, made from its sidecar and its index alone, so that it can be made again at
+any time; readers of metadata need no losses of single tokens.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from schemas.errors import DamagedShardError, SchemaVersionError
+
+DOCUMENT_SCORES_VERSION = 1
+
+FIRST_TOKENS = 32
+"""Teacher tokens that `bits_per_byte_later` leaves out."""
+
+WINDOW_TOKENS = 64
+"""Teacher tokens of a window."""
+
+STORED_COLUMNS = ("bits_per_byte", "bits_per_byte_later", "largest_window", "tokens_per_byte")
+
+_VERSION_KEY, _SIDECAR_KEY = b"vocag.document_scores_version", b"vocag.sidecar_sha256"
+_SCHEMA = pa.schema(
+    [
+        ("document_id", pa.string()),
+        ("num_text_bytes", pa.uint32()),
+        *((name, pa.float32()) for name in STORED_COLUMNS),
+    ]
+)
+
+ALL_COLUMNS = tuple(_SCHEMA.names)
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentScores:
+    """One number of each kind for each of N documents; NaN where there is none.
+
+    Attributes:
+        bits_per_byte: float32 [N], the sum of a document's losses in bits, by the bytes of its
+            text.
+        bits_per_byte_later: float32 [N], the mean loss in bits of the tokens after the first
+            `FIRST_TOKENS`, by the document's bytes per token.
+        largest_window: float32 [N], the same of the dearest `WINDOW_TOKENS` losses in a row, or of
+            all where there are fewer.
+        tokens_per_byte: float32 [N], teacher tokens by bytes of text, also where nothing was
+            scored.
+    """
+
+    bits_per_byte: NDArray[np.float32]
+    bits_per_byte_later: NDArray[np.float32]
+    largest_window: NDArray[np.float32]
+    tokens_per_byte: NDArray[np.float32]
+
+
+def document_scores_name(sidecar: str) -> str:
+    """Return the file name of the table that belongs to a sidecar.
+
+    Example:
+        >>> document_scores_name("c-000000-of-000001.teacher-ab12ab12ab12ab12.safetensors")
+        'c-000000-of-000001.teacher-ab12ab12ab12ab12.documents.parquet'
+    """
+    return f"{sidecar.removesuffix('.safetensors')}.documents.parquet"
+
+
+def encode_document_scores(
+    scores: DocumentScores,
+    *,
+    document_id: Sequence[str],
+    num_text_bytes: NDArray[np.int64],
+    sidecar_sha256: str,
+) -> bytes:
+    """Return the table as a parquet file, missing values as nulls; equal tables give equal bytes.
+
+    Args:
+        scores: of N documents.
+        document_id: N strings.
+        num_text_bytes: int64 [N].
+        sidecar_sha256: of the sidecar that they were made from.
+    """
+    columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
+    columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]
+    metadata = {
+        _VERSION_KEY: str(DOCUMENT_SCORES_VERSION),
+        _SIDECAR_KEY: sidecar_sha256,
+    }
+    table = pa.Table.from_arrays(columns, schema=_SCHEMA.with_metadata(metadata))
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)
+    return sink.getvalue()
+
+
+def decode_document_scores(
+    data: bytes, names: Sequence[str], *, sidecar_sha256: str, where: str
+) -> Mapping[str, NDArray[Any]]:
+    """Return some columns of a table; NaN where a value is missing.
+
+    Args:
+        data: the file's bytes.
+        names: of the columns.
+        sidecar_sha256: of the sidecar that it must have been made from.
+        where: its path, for errors.
+
+    Raises:
+        DamagedShardError: no such table, altered bytes, or made from other losses.
+        SchemaVersionError: another version of the format.
+
+    Example:
+        >>> decode_document_scores(data, ["bits_per_byte"], sidecar_sha256=record.sha256, where="x")
+        {'bits_per_byte': array([0.91, 1.27], dtype=float32)}
+    """
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        about = file.metadata.metadata or {}
+        version = about.get(_VERSION_KEY, b"").decode(errors="replace")
+        if version != str(DOCUMENT_SCORES_VERSION):
+            job = "beam_jobs.score"
+            raise SchemaVersionError(where, version, DOCUMENT_SCORES_VERSION, job=job)
+        if not file.schema_arrow.equals(_SCHEMA):
+            raise pa.ArrowInvalid(f"its columns are {file.schema_arrow.names}")
+        if about.get(_SIDECAR_KEY) != sidecar_sha256.encode():
+            raise pa.ArrowInvalid("it was made from other losses than its sidecar's")
+        table = file.read(columns=list(names), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedShardError(
+            f"{where} is no table of this score's documents ({error}): delete it and run "
+            "beam_jobs.score again, which makes it from the losses"
+        ) from error
+    return {name: table.column(name).to_numpy() for name in names}

@@ -1,0 +1,256 @@
+"""Documents chosen by a teacher's stored losses, held against sums of losses one by one."""
+
+import math
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_jobs.align.command import align
+from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.document_scores import SCORE_COLUMNS, open_scored_documents, summarise_losses
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
+from pipeline.packing.state import StreamMismatchError
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.document_scores import document_scores_name
+from schemas.errors import DamagedShardError
+from schemas.sidecar import ScoreManifest, ShardLosses
+from tests.pipeline.dataset.test_selection import METADATA, chosen, values
+from tests.support.datasets import build_dataset, make_texts, remove_documents, seen_ids
+from tests.support.growing import QUIET, grow
+from tests.support.stored_scores import document_scores, summarise, write_scores
+
+pytest.importorskip("duckdb")
+
+NAMES = {"models/qwen": 1, "org/Small-2.5B": 2}
+
+
+def losses_of(seed: int, *, dear: str = "") -> Any:
+    """Return a teacher: losses are a function of seed and id, one document's much larger."""
+
+    def give(name: str, count: int) -> np.ndarray:
+        rng = random.Random(f"{seed} {name}")
+        mean = 40.0 if name == dear else rng.uniform(0.5, 4)
+        return np.array([rng.expovariate(1 / mean) for _ in range(count)])
+
+    return give
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, ScoreManifest]]:
+    """A dataset with metadata, and two teachers' scores of it."""
+    folder = tmp_path_factory.mktemp("scored")
+    build_dataset(folder, [*make_texts(24), ("doc-0-24", "x")], metadata=METADATA, values=values)
+    made = {name: write_scores(folder, name, losses_of(seed)) for name, seed in NAMES.items()}
+    return folder, made
+
+
+@pytest.fixture
+def copied_scores(
+    scored: tuple[Path, dict[str, ScoreManifest]], tmp_path: Path
+) -> tuple[Path, dict[str, ScoreManifest]]:
+    folder, made = scored
+    return shutil.copytree(folder, tmp_path / "data", ignore=shutil.ignore_patterns("plans")), made
+
+
+@given(
+    documents=st.lists(
+        st.tuples(st.lists(st.floats(0, 65504, width=16) | st.just(math.nan), max_size=200),
+                  st.integers(0, 400)),
+        max_size=5,
+    )
+)  # fmt: skip
+def test_sums_are_those_of_losses_one_by_one(documents: list[tuple[list[float], int]]) -> None:
+    lengths = [len(losses) for losses, _ in documents]
+    index: Any = SimpleNamespace(
+        num_text_bytes=np.array([size for _, size in documents], np.int64),
+        num_teacher_tokens=np.array(lengths, np.int64),
+    )
+    losses = np.array([loss for own, _ in documents for loss in own], np.float16)
+    stored = ShardLosses(losses, np.append(0, np.cumsum(lengths)).astype(np.int64), "", "")
+    found = vars(summarise_losses(stored, index))
+    for place, (own, size) in enumerate(documents):
+        expected = summarise([float(np.float16(loss)) for loss in own], size)
+        for name, value in expected.items():
+            got = float(found[name][place])
+            assert math.isnan(got) if value is None else got == pytest.approx(value, rel=3e-7), name
+
+
+@pytest.mark.parametrize("with_tables", [True, False])
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("qwen.bits_per_byte < 1.5", lambda a, b, n: a["bits_per_byte"] < 1.5),
+        ('"models/qwen".RANK <= 0.65', lambda a, b, n: a["rank"] <= 0.65),
+        (
+            'qwen.bits_per_byte - "Small-2.5B".bits_per_byte < 0.2 -- the 差',
+            lambda a, b, n: a["bits_per_byte"] - b["bits_per_byte"] < 0.2,
+        ),
+        (
+            "source = 'web' or \"Small-2.5B\" . bits_per_byte_rank between 0.25 and 0.75",
+            lambda a, b, n: n % 3 == 0 or 0.25 <= b["bits_per_byte_rank"] <= 0.75,
+        ),
+        (
+            "document_id <> '🤗' and greatest(qwen.largest_window, qwen.bits_per_byte_later) > 2",
+            lambda a, b, n: max(a["largest_window"], a["bits_per_byte_later"] or 0) > 2,
+        ),
+        ("qwen.bits_per_byte_later is null", lambda a, b, n: a["bits_per_byte_later"] is None),
+        ("not (qwen.tokens_per_byte < 0.4)", lambda a, b, n: not a["tokens_per_byte"] < 0.4),
+    ],
+)  # fmt: skip
+def test_documents_are_chosen_by_losses(
+    scored: tuple[Path, Any], where: str, expected: Any, with_tables: bool, tmp_path: Path
+) -> None:
+    folder, made = scored
+    if not with_tables:
+        ignored = shutil.ignore_patterns("*.documents.parquet")
+        folder = shutil.copytree(folder, tmp_path / "data", ignore=ignored)
+    qwen, small = (document_scores(folder, made[name]) for name in NAMES)
+    right = {
+        number
+        for name in qwen
+        if expected(qwen[name], small[name], number := int(name.rpartition("-")[2]))
+    }
+    assert chosen(open_dataset(folder), where) == right
+    assert 0 < len(right) < 25
+
+
+def test_columns_are_what_the_losses_give(scored: tuple[Path, Any]) -> None:
+    folder, made = scored
+    dataset, num_compared = open_dataset(folder), 0
+    for name, manifest in made.items():
+        expected, scores = document_scores(folder, manifest), open_scored_documents(name, dataset)
+        for shard in range(len(dataset.manifest.shards)):
+            index = dataset.read_index(shard, with_names=True)
+            found = scores.read(shard, SCORE_COLUMNS, index)
+            for column, numbers in found.items():
+                right = [expected[own][column] for own in index.document_id]
+                right = [math.nan if value is None else value for value in right]
+                np.testing.assert_allclose(numbers, right, rtol=1e-6)
+                num_compared += len(right)
+    assert num_compared == 2 * 25 * len(SCORE_COLUMNS)
+
+
+def test_a_condition_keeps_the_score_that_it_named(copied_scores: tuple[Path, Any]) -> None:
+    folder, made = copied_scores
+    dataset = open_dataset(folder)
+    selection = select_documents(dataset, " qwen.rank < 0.5 and year > 3")
+    digits = made["models/qwen"].rule.fingerprint[:16]
+    assert selection.where == f'"{digits}".rank < 0.5 and year > 3'
+    write_scores(folder, "other/qwen", losses_of(3))
+    again = select_documents(dataset, selection.where)
+    assert again == selection
+    with pytest.raises(WhereError, match=r'2 teachers are named "qwen".*"models/qwen", float32'):
+        select_documents(dataset, "qwen.rank < 0.5")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("mine.rank < 1", r'no scores are of teacher "mine" in .*: name one of [0-9a-f]{16} \("'),
+        ("qwen.bits < 1", r'"qwen.bits" not found; .*as "TEACHER".COLUMN, bits_per_byte, '),
+        ("Small-2.5B.rank < 1", r"syntax error.*as \"TEACHER\".COLUMN"),
+        ("rank < 1", r'column "rank" not found; .*"TEACHER".COLUMN'),
+        ("qwen.rank", r"it is a value of type DOUBLE, no condition"),
+        ("a.qwen.rank < 1", r'column "a.qwen.rank" not found'),
+    ],
+)
+def test_what_scores_can_not_be(scored: tuple[Path, Any], where: str, message: str) -> None:
+    with pytest.raises(WhereError, match=message):
+        select_documents(open_dataset(scored[0]), where)
+
+
+def test_documents_that_were_not_scored_are_named_unless_the_condition_leaves_them_out(
+    copied_scores: tuple[Path, Any],
+) -> None:
+    folder, _ = copied_scores
+    part = write_scores(folder, "part", losses_of(4), where="good")
+    dataset = open_dataset(folder)
+    scores = {name: own["bits_per_byte"] for name, own in document_scores(folder, part).items()}
+    right = {int(name[6:]) for name, bits in scores.items() if bits and bits < 2}
+    assert chosen(dataset, "good and part.bits_per_byte < 2") == right
+    assert right
+    with pytest.raises(WhereError, match=r"document \d+ of docs-0.* more have no score in .*good"):
+        chosen(dataset, "part.bits_per_byte < 2")
+
+
+def test_a_removal_moves_no_rank(copied_scores: tuple[Path, Any]) -> None:
+    folder, _ = copied_scores
+    where = "qwen.rank < 0.6 and qwen.bits_per_byte_rank < 0.8"
+    before = chosen(open_dataset(folder), where)
+    gone = min(before)
+    remove_documents(folder, f"doc-0-{gone}")
+    assert chosen(open_dataset(folder), where) == before - {gone}
+    assert chosen(open_dataset(folder, generation=0), where) == before
+
+
+def test_what_came_since_must_be_scored(tmp_path: Path) -> None:
+    grow(tmp_path, "a", [f"a{n}" for n in range(20)])
+    folder, where = tmp_path / "aligned", "t.rank < 0.5"
+    write_scores(folder, "t", losses_of(5))
+    ranks = AlignedRows(StreamConfig(Reading(str(folder), where), seq_length=64))
+    before = set(np.unique(ranks.datasets[0].plan.segments["document"]).tolist())
+    grow(tmp_path, "b", [f"b{n}" for n in range(9)])
+    with pytest.raises(WhereError, match=r"lists sidecars of \d+ shards, the dataset has \d+"):
+        select_documents(open_dataset(folder), where)
+    manifest = write_scores(folder, "t", losses_of(5))
+    scores = document_scores(folder, manifest)
+    right = {name for name, own in scores.items() if own["rank"] < 0.5}
+    align_part(folder, tmp_path / "part", where)
+    assert seen_ids(tmp_path / "part") == right
+    reading = Reading(str(folder), where, generation=0)
+    old = AlignedRows(StreamConfig(reading, seq_length=64))
+    assert set(np.unique(old.datasets[0].plan.segments["document"]).tolist()) == before
+    moved = AlignedRows(StreamConfig(Reading(str(folder), where, "latest"), seq_length=64))
+    assert moved.restore(old.state(0)) == 0
+
+
+def align_part(source: Path, output: Path, where: str) -> None:
+    from beam_jobs.align.options import AlignOptions
+
+    align(AlignOptions(input=(str(source),), output=str(output), where=where, run=QUIET))
+
+
+def test_a_run_goes_on_with_the_losses_that_chose_its_documents(
+    copied_scores: tuple[Path, Any],
+) -> None:
+    folder, _ = copied_scores
+    file = folder.parent / "mixture.toml"
+    where = "qwen.bits_per_byte < 2.5"
+    file.write_text(
+        f"[datasets.a]\npath = 'data'\nwhere = '{where}'\n"
+        f"[datasets.b]\npath = 'data'\nwhere = 'not ({where})'\n"
+        "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
+    )
+    configs = [StreamConfig(Reading(str(folder), where), seq_length=64),
+               StreamConfig(Reading(str(file)), seq_length=64)]  # fmt: skip
+    runs = [AlignedRows(config) for config in configs]
+    for config, rows in zip(configs, runs, strict=True):
+        assert AlignedRows(config).restore(rows.state(0)) == 0
+    whole = AlignedRows(StreamConfig(Reading(str(folder)), seq_length=64))
+    assert whole.state(0).scores == ""
+    dear = next(name for name in seen_ids(folder) if len(name) == 7)
+    write_scores(folder, "models/qwen", losses_of(1, dear=dear))
+    for config, rows in zip(configs, runs, strict=True):
+        with pytest.raises(StreamMismatchError, match=r"with scores .*restore the teacher's"):
+            AlignedRows(config).restore(rows.state(0))
+
+
+def test_tables_that_are_not_the_sidecars_are_refused(copied_scores: tuple[Path, Any]) -> None:
+    folder, made = copied_scores
+    names = [document_scores_name(record.file) for record in made["models/qwen"].sidecars]
+    (folder / names[0]).write_bytes((folder / names[0]).read_bytes()[:-9])
+    shutil.copyfile(folder / names[2], folder / names[1])
+    dataset = open_dataset(folder)
+    selection = select_documents(dataset, "qwen.bits_per_byte < 9 and qwen.tokens_per_byte < 9")
+    for shard, message in ((0, "is no table of this"), (1, "other losses than its sidecar's")):
+        with pytest.raises(DamagedShardError, match=message):
+            selection.read(shard)
+    assert selection.read(2)[1] is not None
