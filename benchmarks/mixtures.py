@@ -1,6 +1,6 @@
 """Mixtures against one dataset: rows per second, planning at scale, and resuming.
 
-    python benchmarks/mixtures.py OUTPUT [--seq-length 2048] [--only rows plan resume]
+    python benchmarks/mixtures.py OUTPUT [--seq-length 2048] [--only rows plan scores resume]
 
 OUTPUT is a dataset of five shards or more, made by `beam_jobs.align`; its shards are dealt out to
 five datasets. Contenders take turns in the same rounds: trust the ratios.
@@ -25,11 +25,23 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
-from pipeline.packing.plan import plan_rows
+from pipeline.packing.plan import RowPlan, plan_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.document_scores import (
+    DocumentScores,
+    document_scores_name,
+    encode_document_scores,
+)
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import ConventionRecord, encode_manifest
+from schemas.sidecar import (
+    ScoreManifest,
+    SidecarRecord,
+    TeacherRule,
+    encode_score_manifest,
+    score_manifest_name,
+)
 
 BATCH = 8
 WEIGHTS = (0.4, 0.3, 0.15, 0.1, 0.05)
@@ -40,7 +52,7 @@ FAR = 10**9
 
 def main() -> None:
     """Run the benchmarks that are asked for."""
-    parts = {"rows": rows_per_second, "plan": plan, "resume": resume}
+    parts = {"rows": rows_per_second, "plan": plan, "scores": scores, "resume": resume}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset")
     parser.add_argument("--seq-length", type=int, default=2048)
@@ -113,6 +125,70 @@ def plan(options: argparse.Namespace, report: Report) -> None:
     report.check("planning", ended - started, most=75, unit="s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     report.check("peak memory", peak, most=4, unit="GB")
+
+
+def scores(options: argparse.Namespace, report: Report) -> None:
+    """Plan one simulated dataset whole, by its own counts, and by two teachers' scores."""
+    shards = int(options.documents / options.datasets / DOCUMENTS_PER_SHARD)
+    rules = PackingRules(
+        options.seq_length, 1792, ConventionRecord(1, 1, 2), ConventionRecord(3, 3, None)
+    )
+    conditions = {
+        "all documents": "",
+        "by counts": "num_text_bytes - num_teacher_tokens > -1",
+        "by two scores": "one.bits_per_byte - two.bits_per_byte < 99",
+        "by rank": "one.rank <= 1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = simulate_dataset(options, Path(folder), shards)
+        for name in ("one", "two"):
+            simulate_scores(dataset, name)
+
+        def planner(where: str) -> Callable[[], Callable[[], None]]:
+            return lambda: (
+                lambda: require_all(
+                    plan_rows(select_documents(dataset, where).each, rules), dataset
+                )
+            )
+
+        contenders = {name: planner(where) for name, where in conditions.items()}
+        plan_rows(select_documents(first_shard(dataset)).each, rules)
+        times = measure(contenders, options.rounds)
+    for name in conditions:
+        report.say(name, f"{shards * DOCUMENTS_PER_SHARD} documents, {times.show(name)}")
+    for name in ("by two scores", "by rank"):
+        ratio = times.ratio(name, "all documents")
+        report.check(f"planning {name} by planning all documents", ratio, most=1.2)
+
+
+def require_all(planned: RowPlan, dataset: Dataset) -> None:
+    """Check that a condition has left nothing out, which would make planning cheaper."""
+    documents = sum(shard.num_documents for shard in dataset.manifest.shards)
+    assert len(np.unique(planned.segments["document"])) == documents
+
+
+def simulate_scores(dataset: Dataset, name: str) -> None:
+    """Write a teacher's score manifest and one table, which all simulated shards share."""
+    shard, folder = dataset.manifest.shards[0], Path(dataset.location)
+    index, rng = dataset.read_index(0, with_names=True), np.random.default_rng(len(name))
+    columns = rng.lognormal(0, 0.5, (4, len(index))).astype(np.float32)
+    rule = TeacherRule(
+        sha256(name.encode()).hexdigest(), "float32", dataset.manifest.teacher.sha256, {}
+    )
+    sidecar, digest = f"{name}.safetensors", "0" * 64
+    table = encode_document_scores(
+        DocumentScores(*columns),
+        document_id=index.document_id,
+        num_text_bytes=index.num_text_bytes,
+        sidecar_sha256=digest,
+    )
+    (folder / document_scores_name(sidecar)).write_bytes(table)
+    record = SidecarRecord(
+        sidecar, 0, digest, shard.file, shard.num_teacher_tokens, 0, 0.0, 0, digest
+    )
+    records = (record,) * len(dataset.manifest.shards)
+    made = ScoreManifest(dataset.manifest.fingerprint, rule, name, records)
+    (folder / score_manifest_name(rule.fingerprint)).write_bytes(encode_score_manifest(made))
 
 
 def simulate_dataset(options: argparse.Namespace, folder: Path, num_shards: int) -> Dataset:

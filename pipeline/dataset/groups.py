@@ -53,6 +53,14 @@ _SIZES = ("num_text_bytes", "num_student_tokens", "num_teacher_tokens")
 _SUMS = (*_SIZES, "num_mapped", "byte_iou_sum")
 
 
+def require_field(manifest: Manifest, name: str) -> None:
+    """Raise ValueError if documents have no metadata of a name; it names those that there are."""
+    if name not in [entry.name for entry in manifest.metadata]:
+        known = ", ".join(f"{entry.name} ({entry.type})" for entry in manifest.metadata)
+        there = f"it has {known}" if known else "none was given to align --metadata"
+        raise ValueError(f'the dataset has no metadata "{name}": {there}')
+
+
 def count_by(dataset: Dataset, name: str) -> list[Group]:
     """Return a dataset's documents by a field's values, those with the most tokens first.
 
@@ -64,11 +72,7 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
         >>> [group.value for group in count_by(open_dataset("aligned"), "source")]  # doctest: +SKIP
         ['web', 'math', None]
     """
-    names = [entry.name for entry in dataset.manifest.metadata]
-    if name not in names:
-        known = ", ".join(f"{entry.name} ({entry.type})" for entry in dataset.manifest.metadata)
-        there = f"it has {known}" if known else "none was given to align --metadata"
-        raise ValueError(f'the dataset has no metadata "{name}": {there}')
+    require_field(dataset.manifest, name)
     sums: dict[Value, NDArray[np.float64]] = defaultdict(lambda: np.zeros(1 + len(_SUMS)))
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         shards = range(len(dataset.manifest.shards))

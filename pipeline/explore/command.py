@@ -22,6 +22,8 @@ examples:
       The first documents, student tokens above, teacher tokens below.
   vocag explore preview aligned --id train/17 --html preview.html
       One document as a page for a browser.
+  vocag explore scores aligned --by source --at 0.5 0.9 0.95 0.99 --html scores.html
+      What a threshold on a teacher's bits per byte keeps, and texts beside it.
   vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256
       Rows, padding and steps per epoch, before anything is trained.
   vocag explore plan mixture.toml --seq-length 2048
@@ -102,6 +104,61 @@ class PreviewOptions:
 
 
 @dataclass(frozen=True)
+class ScoresOptions:
+    """Documents by teachers' stored losses: what thresholds keep, and texts to look at.
+
+    Attributes:
+        dataset: folder, URL or manifest of a dataset that vocag score has scored.
+        teacher: a score as conditions name it; repeat it for several (default: all of them).
+        column: what to look at, such as bits_per_byte, largest_window or rank.
+        by: compare the values of this field of the documents' metadata.
+        at: quantiles (default: 0.01 0.05 0.25 0.5 0.75 0.95 0.99).
+        documents: how many the page shows around each quantile of the first teacher.
+        html: write a page with charts and texts to this file.
+    """
+
+    dataset: DatasetSource
+    teacher: Annotated[tuple[str, ...] | None, Option("NAME", form="repeated")] = None
+    column: str = "bits_per_byte"
+    by: Annotated[str, Option("FIELD")] = ""
+    at: Annotated[tuple[float, ...], Option("Q")] = ()
+    documents: int = 1
+    html: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if outside := [each for each in self.at if not 0 <= each <= 1]:
+            raise ValueError(f"--at {outside[0]:g}: a quantile is from 0 to 1")
+        if self.documents < 1:
+            raise ValueError(f"--documents {self.documents}: it must be at least 1")
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to print, and write the page where one is wanted."""
+        from pipeline.dataset.document_scores import SCORE_COLUMNS
+        from pipeline.dataset.files import open_dataset
+        from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table
+        from pipeline.explore.scores_page import render_scores
+
+        if self.column not in SCORE_COLUMNS:
+            raise ValueError(f"--column {self.column}: it is one of {', '.join(SCORE_COLUMNS)}")
+        dataset, quantiles = open_dataset(self.dataset), self.at or QUANTILES
+        scores = named_scores(dataset, self.teacher or ())
+        table = read_table(dataset, scores, self.column, by=self.by)
+        yield from describe_scores(table, self.column, quantiles, by=self.by)
+        if self.html is not None:
+            page = render_scores(
+                dataset,
+                scores,
+                table,
+                column=self.column,
+                quantiles=quantiles,
+                num_documents=self.documents,
+            )
+            self.html.write_text(page, "utf-8")
+            yield f"wrote {self.html}"
+
+
+@dataclass(frozen=True)
 class PlanOptions:
     """Rows, padding and steps per epoch; of a mixture, tokens and epochs by dataset and stage.
 
@@ -155,9 +212,10 @@ class PlanOptions:
         yield from describe_plan(plan, global_batch_size=self.global_batch_size)
 
 
-_COMMANDS: dict[str, type[InfoOptions | PreviewOptions | PlanOptions]] = {
+_COMMANDS: dict[str, type[InfoOptions | PreviewOptions | ScoresOptions | PlanOptions]] = {
     "info": InfoOptions,
     "preview": PreviewOptions,
+    "scores": ScoresOptions,
     "plan": PlanOptions,
 }
 

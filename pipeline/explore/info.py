@@ -17,6 +17,7 @@ from pipeline.drawing.formatting import (
     format_table,
     printable,
 )
+from pipeline.explore.scores import describe_quantiles
 from pipeline.packing.plan import RowPlan
 from schemas.manifest import Manifest
 
@@ -40,6 +41,7 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
         yield ""
     yield from _lengths(statistics)
     yield ""
+    yield from describe_quantiles(dataset)
     yield from _dead_letters(manifest)
 
 

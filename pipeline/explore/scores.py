@@ -1,0 +1,236 @@
+"""Documents by a teacher's stored losses: quantiles, and what a threshold would keep."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.document_scores import ScoredDocuments, open_scored_documents
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.groups import require_field
+from pipeline.dataset.score_files import list_scores, scores_of
+from pipeline.drawing.formatting import (
+    format_count,
+    format_plural,
+    format_share,
+    format_table,
+    printable,
+)
+from schemas.document_scores import STORED_COLUMNS
+from schemas.errors import DatasetError, ForeignLossesError
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+MAX_GROUPS = 20
+
+_READ_AT_ONCE = 8
+_BINS, _BARS = 24, " ▁▂▃▄▅▆▇█"
+_ENDS = (0.005, 0.995)
+"""Quantiles between which histograms are drawn; what is outside counts in their ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTable:
+    """One column of teachers' scores of the N documents that are read of a dataset.
+
+    Attributes:
+        shard: int64 [N], the shard of each.
+        place: int64 [N], its place in the shard's index.
+        num_text_bytes: int64 [N].
+        group: N values of a field of the metadata, as text; all "" where none was asked for.
+        values: by the teacher's name, float64 [N], NaN where a document has none.
+    """
+
+    shard: NDArray[np.int64]
+    place: NDArray[np.int64]
+    num_text_bytes: NDArray[np.int64]
+    group: NDArray[np.str_]
+    values: Mapping[str, NDArray[np.float64]]
+
+    def groups(self) -> list[tuple[str, NDArray[np.bool_]]]:
+        """Return the groups with the most documents, each with its documents, bool [N]."""
+        names, counts = np.unique(self.group, return_counts=True)
+        order = np.argsort(-counts, kind="stable")[:MAX_GROUPS]
+        return [(str(names[each]), self.group == names[each]) for each in order]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What a condition `column <= value` keeps.
+
+    Attributes:
+        quantile: the share of the documents with a score that it was chosen for.
+        value: of the column.
+        num_documents: that are kept.
+        num_bytes: of their texts.
+    """
+
+    quantile: float
+    value: float
+    num_documents: int
+    num_bytes: int
+
+
+def read_table(
+    dataset: Dataset, scores: Mapping[str, ScoredDocuments], column: str, *, by: str = ""
+) -> ScoreTable:
+    """Read a column of teachers' scores of all documents that aren't removed.
+
+    Args:
+        dataset: the dataset.
+        scores: by the name to show.
+        column: one of `SCORE_COLUMNS`.
+        by: a field of the metadata, "" for none.
+
+    Raises:
+        ValueError: no such field.
+        DatasetError: an index, a table or a sidecar is damaged.
+    """
+    if by:
+        require_field(dataset.manifest, by)
+
+    def read(shard: int) -> dict[str, NDArray[Any]]:
+        index = dataset.read_index(shard, metadata=[by] if by else None)
+        read = np.delete(np.arange(len(index)), dataset.removed_of(shard))
+        told = index.metadata[by].to_pylist() if by else [""] * len(index)
+        group = ["(none)" if value is None else printable(str(value)) for value in told]
+        columns = {
+            "shard": np.full(len(index), shard),
+            "place": np.arange(len(index)),
+            "num_text_bytes": index.num_text_bytes,
+            "group": np.array(group, np.str_),
+        }
+        for name, own in scores.items():
+            columns[f"of {name}"] = own.read(shard, [column], index)[column].astype(np.float64)
+        return {name: values[read] for name, values in columns.items()}
+
+    for own in scores.values():
+        own.read_ranks([column])
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        parts = list(pool.map(read, range(len(dataset.manifest.shards))))
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    values = {name: joined.pop(f"of {name}") for name in scores}
+    return ScoreTable(**joined, values=values)
+
+
+def find_thresholds(
+    values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
+) -> list[Threshold]:
+    """Return what the values at some quantiles keep; none where no document has a value."""
+    known = np.flatnonzero(~np.isnan(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    ordered, found = values[order], []
+    for quantile in quantiles if len(order) else ():
+        value = ordered[max(0, int(np.ceil(quantile * len(order))) - 1)]
+        count = int(np.searchsorted(ordered, value, "right"))
+        num_bytes = int(num_text_bytes[order[:count]].sum())
+        found.append(Threshold(quantile, float(value), count, num_bytes))
+    return found
+
+
+def describe_scores(
+    table: ScoreTable, column: str, quantiles: Sequence[float], *, by: str = ""
+) -> Iterator[str]:
+    """Yield the lines of `explore scores`."""
+    for name, values in table.values.items():
+        missing = int(np.isnan(values).sum())
+        yield (
+            f"{printable(name)}: {column} of {format_plural(len(values) - missing, 'document')}; "
+            f"{format_count(missing)} more have none"
+        )
+        yield from describe_thresholds(table, values, column, quantiles)
+        yield ""
+        if by:
+            yield from _describe_groups(table, values, by)
+            yield ""
+
+
+def describe_thresholds(
+    table: ScoreTable, values: NDArray[np.float64], column: str, quantiles: Sequence[float]
+) -> list[str]:
+    """Return a table of what thresholds keep, of all documents and bytes that are read."""
+    rows = [["quantile", f"{column} <=", "documents", "", "text bytes", ""]]
+    all_bytes = int(table.num_text_bytes.sum())
+    for each in find_thresholds(values, table.num_text_bytes, quantiles):
+        rows.append(
+            [
+                f"{each.quantile:g}",
+                f"{each.value:.4g}",
+                format_count(each.num_documents),
+                format_share(each.num_documents, len(values)),
+                format_count(each.num_bytes),
+                format_share(each.num_bytes, all_bytes),
+            ]
+        )
+    return format_table(rows, align=">>>>>>")
+
+
+def describe_quantiles(dataset: Dataset) -> Iterator[str]:
+    """Yield quantiles of the stored columns of every score, as `explore info` shows them."""
+    rows = [["score", "column", *(f"{quantile:g}" for quantile in QUANTILES)]]
+    for files in list_scores(dataset.location):
+        rule, name = files.manifest.rule, files.manifest.source.rstrip("/").rpartition("/")[2]
+        name = f"{printable(name)} ({rule.fingerprint[:8]})"
+        try:
+            scores = ScoredDocuments(dataset, scores_of(files, dataset))
+        except ForeignLossesError:
+            rows.append([name, "of another generation: run vocag score again", *[""] * 7])
+            continue
+        for column in STORED_COLUMNS:
+            values = read_table(dataset, {name: scores}, column)
+            found = find_thresholds(values.values[name], values.num_text_bytes, QUANTILES)
+            rows.append([name, column, *(f"{each.value:.4g}" for each in found)])
+    if len(rows) > 1:
+        yield from format_table(rows, align="<<" + ">" * len(QUANTILES))
+        yield ""
+
+
+def bin_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the edges of a histogram of what isn't NaN, float64 [25]."""
+    known = values[~np.isnan(values)]
+    low, high = np.quantile(known, _ENDS) if len(known) else (0.0, 1.0)
+    return np.linspace(low, max(high, low + 1e-6), _BINS + 1)
+
+
+def count_bins(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return how many values are in each bin, int64 [24]; outer ones take what is outside."""
+    known = values[~np.isnan(values)]
+    return np.histogram(np.clip(known, edges[0], edges[-1]), edges)[0]
+
+
+def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredDocuments]:
+    """Return scores by the names that were asked for; without, all of the dataset as it is.
+
+    Raises:
+        DatasetError: one is not there, is ambiguous or of another generation, or there are none.
+    """
+    names = names or [
+        files.manifest.rule.fingerprint[:16] for files in list_scores(dataset.location)
+    ]
+    if not names:
+        raise DatasetError(f"no teacher has scored {dataset.location}: run vocag score first")
+    opened = [open_scored_documents(name, dataset) for name in names]
+    sources = [own.files.manifest.source.rstrip("/").rpartition("/")[2] for own in opened]
+    return {
+        source if sources.count(source) == 1 else f"{source} {own.name[:8]}": own
+        for source, own in zip(sources, opened, strict=True)
+    }
+
+
+def _describe_groups(table: ScoreTable, values: NDArray[np.float64], by: str) -> Iterator[str]:
+    edges = bin_edges(values)
+    span = f"{edges[0]:.3g} to {edges[-1]:.3g}"
+    rows = [[printable(by), "documents", "0.05", "0.5", "0.95", span]]
+    for name, chosen in table.groups():
+        found = find_thresholds(values[chosen], table.num_text_bytes[chosen], (0.05, 0.5, 0.95))
+        cells = [f"{each.value:.4g}" for each in found] or ["", "", ""]
+        rows.append([name, format_count(int(chosen.sum())), *cells, _bars(values[chosen], edges)])
+    yield from format_table(rows, align="<>>>><")
+
+
+def _bars(values: NDArray[np.float64], edges: NDArray[np.float64]) -> str:
+    counts = count_bins(values, edges)
+    heights = np.ceil(counts * (len(_BARS) - 1) / max(1, counts.max())).astype(int)
+    return "".join(_BARS[height] for height in heights)

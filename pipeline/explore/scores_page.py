@@ -1,0 +1,198 @@
+"""`vocag explore scores --html`: texts at chosen quantiles, and the spots that are dear in them.
+
+A spot is a run of windows of `SPOT_TOKENS` teacher tokens, each of whose bits per byte is more than
+`SPOT_FACTOR` times the document's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from xml.etree.ElementTree import Element
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.document_scores import ScoredDocuments
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.score_files import read_sidecar
+from pipeline.dataset.tokenizers import text_in
+from pipeline.drawing.charts import NOT_DRAWN, can_draw, draw_svg, line_chart
+from pipeline.drawing.formatting import format_count, format_plural
+from pipeline.drawing.web_page import Child, render_page, tag
+from pipeline.explore.scores import ScoreTable, bin_edges, count_bins, describe_thresholds
+from schemas.document import AlignedDocument, decode_document
+from schemas.sidecar import ShardLosses
+
+SPOT_TOKENS, SPOT_FACTOR = 32, 2.0
+SHOWN_BYTES = 4000
+_CHARTED_GROUPS = 5
+
+_STYLE: Final = """
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; margin: .5rem 0 0; }
+.texts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr));
+  gap: .8rem; margin-bottom: .8rem; }
+.texts .card { padding: .8rem 1rem; min-width: 0; }
+mark { background: var(--teacher-tint); color: inherit; border-bottom: 2px solid var(--teacher); }
+figure { margin: 0; padding: 1rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A run of dear windows.
+
+    Attributes:
+        start: byte of the text.
+        stop: byte after it.
+        bits_per_byte: between them.
+    """
+
+    start: int
+    stop: int
+    bits_per_byte: float
+
+
+def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) -> list[Spot]:
+    """Return where a document is far dearer than on the whole, in order.
+
+    Args:
+        losses: float [T], nats, NaN where a token has none.
+        byte_offsets: int [T, 2], of the tokens.
+    """
+    if len(losses) <= SPOT_TOKENS:
+        return []
+    bits = np.append(0, np.cumsum(np.nan_to_num(losses.astype(np.float64)))) / np.log(2)
+    starts, stops = byte_offsets[:, 0], np.maximum.accumulate(byte_offsets[:, 1])
+    num_bytes = np.maximum(1, stops[SPOT_TOKENS - 1 :] - starts[: 1 - SPOT_TOKENS])
+    windows = (bits[SPOT_TOKENS:] - bits[:-SPOT_TOKENS]) / num_bytes
+    mean = bits[-1] / max(1, stops[-1] - starts[0])
+    is_dear = np.zeros(len(losses), np.bool_)
+    for first in np.flatnonzero(windows > SPOT_FACTOR * mean):
+        is_dear[first : first + SPOT_TOKENS] = True
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_dear, [False]]))).reshape(-1, 2)
+    found = []
+    for first, end in edges.tolist():
+        start, stop = int(starts[first]), int(stops[end - 1])
+        found.append(Spot(start, stop, float(bits[end] - bits[first]) / max(1, stop - start)))
+    return found
+
+
+def render_scores(
+    dataset: Dataset,
+    scores: Mapping[str, ScoredDocuments],
+    table: ScoreTable,
+    *,
+    column: str,
+    quantiles: Sequence[float],
+    num_documents: int,
+) -> str:
+    """Return the page: charts, thresholds, and documents around each quantile of the first score.
+
+    Raises:
+        DatasetError: a sample, an index or a sidecar is damaged.
+    """
+    title = f"{dataset.manifest.name}: {column}"
+    children: list[Child] = [tag("h1", title)]
+    if not can_draw():
+        children.append(tag("p", NOT_DRAWN, class_="soft small"))
+    for name, values in table.values.items():
+        children.append(tag("h2", name))
+        if can_draw():
+            children.append(tag("figure", _draw(table, values, name, column), class_="card"))
+        lines = describe_thresholds(table, values, column, quantiles)
+        children.append(tag("pre", "\n".join(lines)))
+    first = next(iter(table.values.values()))
+    known = np.flatnonzero(~np.isnan(first))
+    order = known[np.argsort(first[known], kind="stable")]
+    for quantile in quantiles if len(order) else ():
+        children.append(tag("h2", f"Around quantile {quantile:g}"))
+        at = max(0, int(np.ceil(quantile * len(order))) - 1)
+        low = max(0, min(at - num_documents // 2, len(order) - num_documents))
+        for row in order[low : low + num_documents].tolist():
+            children.append(_document(dataset, scores, table, row, column))
+    return render_page(title, *children, style=_STYLE)
+
+
+def _draw(table: ScoreTable, values: NDArray[np.float64], name: str, column: str) -> Element:
+    edges = bin_edges(values)
+    lines = {}
+    for group, chosen in table.groups()[:_CHARTED_GROUPS]:
+        counts = count_bins(values[chosen], edges)
+        lines[group or "all"] = (counts / max(1, counts.sum())).tolist()
+    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
+    labels = [f"{middle:.2f}" for middle in middles]
+    return draw_svg(line_chart(name, labels, lines, x_label=column, y_label="share of documents"))
+
+
+def _document(
+    dataset: Dataset,
+    scores: Mapping[str, ScoredDocuments],
+    table: ScoreTable,
+    row: int,
+    column: str,
+) -> Element:
+    """Return a document's text once for each teacher, side by side."""
+    shard, place = int(table.shard[row]), int(table.place[row])
+    index = dataset.read_index(shard, with_names=True)
+    ((_, sample),) = dataset.samples(shard, index, documents=[place])
+    document = decode_document(sample)
+    text = text_in(dataset, document)
+    cards = []
+    for name, own in scores.items():
+        record = own.files.manifest.sidecars[shard]
+        losses = read_sidecar(own.files, record, dataset.manifest.shards[shard])
+        about = f"{name}: {column} {table.values[name][row]:.4g}"
+        cards.append(_card(document, text, _own_losses(losses, place), about))
+    return tag("div", *cards, class_="texts")
+
+
+def _own_losses(losses: ShardLosses, place: int) -> NDArray[np.float16]:
+    return losses.losses[losses.starts[place] : losses.starts[place + 1]]
+
+
+def _card(
+    document: AlignedDocument, text: bytes | None, losses: NDArray[np.float16], about: str
+) -> Element:
+    spots = find_spots(losses, document.teacher.byte_offsets)
+    children: list[Child] = [
+        tag("h3", document.document_id),
+        tag(
+            "p",
+            f"{about}, {format_count(document.num_text_bytes)} bytes, "
+            f"{format_plural(len(spots), 'dear spot')}",
+            class_="soft small",
+        ),
+    ]
+    if text is None:
+        children.append(tag("p", "Its text was not kept.", class_="soft"))
+        return tag("div", *children, class_="card")
+    children.append(tag("pre", *_marked(text, spots)))
+    if len(text) > SHOWN_BYTES:
+        later = sum(spot.start >= SHOWN_BYTES for spot in spots)
+        more = f"{format_count(len(text) - SHOWN_BYTES)} more bytes"
+        children.append(
+            tag("p", f"{more} with {format_plural(later, 'dear spot')}", class_="soft small")
+        )
+    return tag("div", *children, class_="card")
+
+
+def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
+    """Return the first bytes of a text with its spots marked; no character is cut."""
+    children: list[Child] = []
+    end, stop = 0, _whole(text, min(len(text), SHOWN_BYTES))
+    for spot in spots:
+        first, last = max(end, _whole(text, spot.start)), min(stop, _whole(text, spot.stop))
+        if first >= last:
+            continue
+        told = f"{spot.bits_per_byte:.3g} bits per byte"
+        marked = tag("mark", text[first:last].decode(errors="replace"), title=told)
+        children += [text[end:first].decode(errors="replace"), marked]
+        end = last
+    return [*children, text[end:stop].decode(errors="replace")]
+
+
+def _whole(text: bytes, place: int) -> int:
+    """Return the start of the character that a byte belongs to."""
+    while 0 < place < len(text) and text[place] & 0xC0 == 0x80:  # a byte that continues one
+        place -= 1
+    return place
