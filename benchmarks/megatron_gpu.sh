@@ -2,17 +2,24 @@
 set -euo pipefail
 usage() {
   cat <<'TEXT'
-Step time, tokens/s and peak memory of a 1.1B student under a 7B teacher on one GPU or two, in bf16,
-against the FLOPs limit of the matmul rate that this machine reaches. Random weights.
+An engineer's first hour with GPUs, eight of them or one: predicted and measured step time, tokens/s
+and peak memory of a 1.1B student under a 7B teacher in bf16. Random weights.
 
     benchmarks/megatron_gpu.sh /scratch/megatron-gpu
 
-Needs vocag[megatron,demo,test], one CUDA device with 100 GB of memory, and 40 GB in the folder.
-Runs the GPU tests, then the trainer with Megatron's own layers: plain, with random selection, with
-stored losses, with a colocated teacher, and with a teacher in a world of its own, on a second GPU
-or on the same one, where steps and scoring overlap as far as the device lets them. With two GPUs
-also a student on both of them, sharing layers, layers and places, or rows; with Transformer Engine
-also its layers. Prints a table for docs/megatron.md.
+Needs vocag[megatron,demo,test], CUDA devices with 80 GB of memory, and 60 GB in the folder. In this
+order, so that what fails fails early:
+
+    1  the GPU tests, and the matmul rate that this machine reaches
+    2  what is predicted, before anything is measured
+    3  plain training on one GPU with a checkpoint, and the run that goes on from it
+    4  with a teacher on the student's ranks (on eight GPUs on all of them), and in a world of its
+       own: 4 + 4 of eight GPUs, 1 + 1 of two, on one GPU beside the student on the same device
+    5  random selection; with two GPUs or more a student that shares layers, layers and places, or
+       rows; Transformer Engine's layers where it is installed, with the distributed optimizer
+    6  with losses that vocag score stores first, which takes longest
+
+Prints a table for docs/megatron.md after each run, so that it can be stopped at any time.
 
 Environment: PYTHON (python), STEPS of each run (12), GPUS to use (those there are), ENGINE (1 where
 Transformer Engine is installed, else 0).
@@ -43,9 +50,10 @@ fi
 $python benchmarks/megatron_gpu.py models "$work"
 $python benchmarks/megatron_gpu.py matmul "$work"
 
-# Takes over what an earlier call has scored.
-$python -m beam_jobs.score "$work/aligned" --teacher "$work/teacher" --allow-untrained-teacher \
-  --seq-length 2048 --dtype bfloat16
+every=$((gpus >= 8 ? 8 : 1))
+half=$((gpus >= 8 ? 4 : 1))
+$python benchmarks/megatron_gpu.py --predict --student "$work/student" --teacher "$work/teacher" \
+  --gpus "$every" --global-batch-size 64 --micro-batch-size 4 --teacher-micro-batch-size 4
 
 train() { # name, ranks, further arguments
   local name=$1 ranks=$2
@@ -56,22 +64,28 @@ train() { # name, ranks, further arguments
     --seq-length 2048 --micro-batch-size 4 --global-batch-size 64 --train-iters "$steps" \
     --lr 8e-5 --min-lr 8e-6 --lr-decay-style cosine --calculate-per-token-loss \
     --eval-iters 0 --log-interval 1 --num-workers 4 \
-    --use-distributed-optimizer --transformer-impl local "$@" 2>&1 | tee "$work/$name.log"
+    --transformer-impl local "$@" 2>&1 | tee "$work/$name.log"
+  $python benchmarks/megatron_gpu.py table "$work" --gpus "$gpus"
 }
 
+whole=(--train-iters "$((2 * steps))") # its first half, then the rest
+rm -rf "$work/checkpoint"
+train plain 1 "${whole[@]}" --exit-interval "$steps" --save "$work/checkpoint" --save-interval "$steps"
+train resumed 1 "${whole[@]}" --load "$work/checkpoint"
 teacher=(--vocag-teacher "$work/teacher" --vocag-allow-untrained-teacher
   --vocag-teacher-micro-batch-size 4)
-train plain 1
+train colocated "$every" "${teacher[@]}"
+train two_worlds "$((2 * half))" "${teacher[@]}" --vocag-teacher-world-size "$half"
 train random 1 --vocag-method random
-train cached 1 --vocag-stored-losses "$work/teacher"
-train colocated 1 "${teacher[@]}"
-train two_worlds 2 "${teacher[@]}" --vocag-teacher-world-size 1
 if [ "$gpus" -ge 2 ]; then
   train tensor 2 --tensor-model-parallel-size 2
   train sequence 2 --tensor-model-parallel-size 2 --sequence-parallel
   train context 2 --context-parallel-size 2
 fi
 if [ "$engine" = 1 ]; then
-  train engine 1 --transformer-impl transformer_engine
+  train engine 1 --transformer-impl transformer_engine --use-distributed-optimizer
 fi
-$python benchmarks/megatron_gpu.py table "$work" --gpus "$gpus"
+# Takes over what an earlier call has scored.
+$python -m beam_jobs.score "$work/aligned" --teacher "$work/teacher" --allow-untrained-teacher \
+  --seq-length 2048 --dtype bfloat16
+train cached 1 --vocag-stored-losses "$work/teacher"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
-from megatron_plugin.bridge import Pairing
 from megatron_plugin.models.shape import ModelShape
+from megatron_plugin.models.weights import open_weights
+from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
+from megatron_plugin.upstream import HAVE_APEX_OR_TE, add_megatron_arguments
 from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import suggest_teacher_seq_length
@@ -40,7 +43,20 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("use_torch_fsdp2", False, "weights are loaded into tensor-parallel slices"),
     ("ckpt_format", "torch_dist", "runs are resumed, and students exported, from this format only"),
     ("dataloader_type", "external", "the rows' order is the dataset's own"),
+    ("window_size", None, "documents are attended to as a whole"),
+    ("softmax_type", "vanilla", "torch's attention has no other"),
+    ("layernorm_zero_centered_gamma", False, "norms are loaded and exported as they are"),
+    ("rotary_seq_len_interpolation_factor", None, "vocag export would lose it"),
+    ("cp_comm_type", ["p2p"], "ranks that share rows gather their keys and values"),
+    ("check_for_spiky_loss", False, "only Megatron's own loss function does it"),
+    ("logits_save_dir", None, "only Megatron's own loss function does it"),
+    ("logits_load_dir", None, "only Megatron's own loss function does it"),
 )
+# What is read of Megatron's group of data arguments; the others would change nothing.
+_DATA_GROUP = "data and dataloader"
+_READ_OF_DATA = ("seq_length", "encoder_seq_length", "num_workers", "data_path", "mock_data")
+_READ_OF_DATA += ("create_attention_mask_in_dataloader",)  # none is made, whatever it says
+_LISTED_SPLITS = 4
 
 
 def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) -> None:
@@ -54,11 +70,8 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
             "by itself, and those with few kept tokens would weigh too much; add it"
         )
-    for name, works, reason in _UNSUPPORTED:
-        given = getattr(args, name)
-        if given != works:
-            option = "--" + name.replace("_", "-")
-            raise ArgumentError(f"{option} {given} isn't supported ({reason}): leave it at {works}")
+    _require_defaults(args)
+    _require_resumable(args)
     if args.padded_vocab_size < manifest.student.vocab_size:
         raise ArgumentError(
             f"the student's vocabulary of {args.padded_vocab_size} is smaller than that of the "
@@ -70,6 +83,70 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
             f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned "
             "dataset that isn't trained on, or pass --eval-iters 0"
         )
+
+
+def _require_defaults(args: Namespace) -> None:
+    """Refuse what Megatron takes and nothing here reads."""
+    parser = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+    options = {action.dest: action.option_strings[0] for action in parser._actions}
+    (data,) = (group for group in parser._action_groups if group.title == _DATA_GROUP)
+    unread = [
+        (action.dest, action.default, "--vocag-data is what is read")
+        for action in data._group_actions
+        if action.dest not in _READ_OF_DATA
+    ]
+    if args.transformer_impl == "local":
+        reason = "only Transformer Engine's layers compute in it"
+        unread += [("fp8", None, reason), ("fp4", None, reason)]
+    for name, works, reason in (*_UNSUPPORTED, *unread):
+        given = getattr(args, name)
+        if given != works:
+            remedy = f"leave it at {works}" if works else "leave it out"
+            raise ArgumentError(f"{options[name]} {given} isn't supported ({reason}): {remedy}")
+
+
+def _require_resumable(args: Namespace) -> None:
+    """Refuse checkpoints that Megatron can't load again.
+
+    Without both libraries, 0.19 asks an optimizer for its step while loading, before it has one:
+    a bare AssertionError.
+    """
+    saves = args.save and not args.no_save_optim
+    loads = args.load and not (args.no_load_optim or args.finetune)
+    if args.use_distributed_optimizer and (saves or loads) and not HAVE_APEX_OR_TE:
+        raise ArgumentError(
+            f"--use-distributed-optimizer can't be used with {'--save' if saves else '--load'} "
+            "here: without Transformer Engine or Apex, Megatron can't load what such an optimizer "
+            "saves. Install one of them, or leave out --use-distributed-optimizer and "
+            "--overlap-param-gather (each rank then holds the whole optimizer: 18 bytes per "
+            "parameter of its part of the student, gradients included)"
+        )
+
+
+def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
+    """Check that a checkpoint can go on in these tensor- and pipeline-parallel sizes.
+
+    Raises:
+        ArgumentError: its optimizer is stored by those that saved it.
+    """
+    if (
+        checkpoint is None
+        or not checkpoint.use_distributed_optimizer
+        or checkpoint.dist_ckpt_optim_fully_reshardable
+        or args.no_load_optim
+    ):
+        return
+    for kind in ("tensor", "pipeline"):
+        name = f"{kind}_model_parallel_size"
+        was, now = getattr(checkpoint, name), getattr(args, name)
+        if was != now:
+            option = "--" + name.replace("_", "-")
+            raise ArgumentError(
+                f"{args.load} was saved at {option} {was}, this run has {now}: its distributed "
+                f"optimizer was saved without --dist-ckpt-optim-fully-reshardable, so these sizes "
+                f"can't change. Use {option} {was} again (a checkpoint that this saves with "
+                "--dist-ckpt-optim-fully-reshardable goes on in any layout)"
+            )
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
@@ -90,26 +167,59 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
     Raises:
         ValueError: with the numbers.
     """
-    parts = 1
-    if teacher.world_size:
-        pairing = Pairing(args.data_parallel_size, teacher.num_replicas)
-        parts = len(pairing.teachers_of(0))
-    elif args.virtual_pipeline_model_parallel_size is not None:
+    if not teacher.world_size and args.virtual_pipeline_model_parallel_size is not None:
         raise ArgumentError(
             "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
             "give it ranks of its own, or leave out the student's virtual pipeline"
         )
-    steps = {"a training step": args.global_batch_size // args.data_parallel_size}
+    sizes = {"a training step": (args.global_batch_size, args.micro_batch_size)}
     if args.eval_iters:
-        steps["a validation step"] = args.eval_global_batch_size // args.data_parallel_size
-    for step, rows in steps.items():
-        if rows % (parts * teacher.micro_batch_size):
-            raise ArgumentError(
-                f"{step} has {rows} rows per student replica, which {parts} teacher replicas can't "
-                f"share in micro-batches of {teacher.micro_batch_size}: change "
-                "--vocag-teacher-micro-batch-size, or the batch size to a multiple of "
-                f"{parts * teacher.micro_batch_size} rows"
-            )
+        sizes["a validation step"] = (args.eval_global_batch_size, args.eval_micro_batch_size)
+    for step, (rows, micro_batch_size) in sizes.items():
+        batch = Batch(rows, micro_batch_size, teacher.micro_batch_size, what=step)
+        teachers = teacher.num_replicas if teacher.world_size else 0
+        refusal = batch.refusal(args.data_parallel_size, teachers)
+        if refusal is not None:
+            raise ArgumentError(refusal)
+
+
+def require_split(
+    args: Namespace, options: VocagOptions, manifest: Manifest, *, num_ranks: int
+) -> None:
+    """Check that the two worlds can share a step's rows; otherwise say which splits can.
+
+    Args:
+        args: Megatron's, parsed only.
+        options: with a teacher in a world of its own.
+        manifest: of the data.
+        num_ranks: of the job.
+
+    Raises:
+        ArgumentError: with other splits, the fastest first, and other batch sizes.
+    """
+    teacher, rows, micro = options.teacher, args.global_batch_size, args.micro_batch_size
+    kinds = ("tensor_model", "pipeline_model", "context")
+    of_student: int = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
+    student_ranks = num_ranks - teacher.world_size
+    if not rows or not micro or student_ranks % of_student:
+        return  # Megatron says so
+    batch = Batch(rows, micro, teacher.micro_batch_size, of_student, teacher.ranks_of_replica)
+    refusal = batch.refusal(student_ranks, teacher.world_size)
+    if refusal is None:
+        return
+    nearest = batch.fitting_rows(student_ranks, teacher.world_size)
+    if nearest is not None:
+        refusal += f". --global-batch-size {nearest} fits this split"
+    if options.student is not None:
+        tokens = manifest.totals["num_teacher_tokens"] / manifest.totals["num_student_tokens"]
+        student, master = (open_weights(name).shape for name in (options.student, teacher.name))
+        splits = legal_splits(num_ranks, batch, balance(student, master, tokens))
+        listed = ", ".join(map(str, best_of_each(splits, _LISTED_SPLITS)))
+        refusal += (
+            f". Splits of {num_ranks} ranks that fit {rows} rows, student's + teacher's (share of "
+            f"colocated models' speed, by arithmetic): {listed or 'none'}"
+        )
+    raise ArgumentError(refusal)
 
 
 def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: int) -> int:

@@ -23,7 +23,9 @@ from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from megatron_plugin.arguments import add_arguments, read_options
+from megatron_plugin.checks import require_split
 from megatron_plugin.models.arguments import installed_arguments, model_arguments
+from megatron_plugin.models.build import forget_engine_attention
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.student.run import StudentRun
 from megatron_plugin.student.run_identity import read_checkpoint, saved_stream
@@ -69,6 +71,7 @@ def enter() -> StudentRun:
         DatasetError: --vocag-data is no finished dataset.
     """
     skip_missing_makefile()
+    forget_engine_attention()
     options = read_options(sys.argv[1:])
     if options is None:
         print_help()
@@ -78,6 +81,8 @@ def enter() -> StudentRun:
     checkpoint = read_checkpoint(parsed)
     opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
     world = enter_world(options.teacher.world_size)
+    if options.teacher.world_size:
+        require_split(parsed, options, opened.manifest, num_ranks=world.job_size)
     derived = installed_arguments(sys.argv[1:])
     if options.student is not None:
         derived += model_arguments(open_weights(options.student).shape)

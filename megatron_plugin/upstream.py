@@ -15,6 +15,7 @@ from megatron.core.enums import ModelType
 # Models: what GPTModel is made of, and where our attention and norms go in.
 from megatron.core.models.gpt.gpt_layer_specs import TransformerLayerSubmodules
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel.schedules import (
     forward_backward_no_pipelining,

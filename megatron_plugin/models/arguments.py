@@ -12,6 +12,23 @@ from megatron_plugin.models.shape import ModelShape
 
 _OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their attributes
 
+# What no config of a supported family says, as it is in all of them.
+_UNTRANSLATED = {
+    "rotary_percent": 1.0,
+    "use_rope_scaling": False,
+    "rotary_interleaved": False,
+    "no_rope_freq": None,
+    "qk_l2_norm": False,
+    "attention_output_gate": False,
+    "experimental_attention_variant": None,
+    "apply_residual_connection_post_layernorm": False,
+    "squared_relu": False,
+    "quick_geglu": False,
+    "glu_linear_offset": 0.0,
+    "activation_func_clamp_value": None,
+    "use_mup": False,
+}
+
 
 def installed_arguments(given: Sequence[str] = ()) -> list[str]:
     """Return arguments for what is not installed here, and for what packed rows need.
@@ -65,7 +82,8 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
     Raises:
         ArgumentError: one differs.
     """
-    for name, value in {**_attributes(shape), "add_bias_linear": False}.items():
+    expected = {**_UNTRANSLATED, **_attributes(shape), "add_bias_linear": False}
+    for name, value in expected.items():
         given = getattr(args, name)
         if given != value and not (name == "num_query_groups" and given in (None, 1)):
             raise ArgumentError(
@@ -85,8 +103,7 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
         and args.swiglu
         and not args.add_bias_linear
         and args.position_embedding_type == "rope"
-        and args.rotary_percent == 1.0
-        and not args.use_rope_scaling
+        and all(getattr(args, name) == value for name, value in _UNTRANSLATED.items())
         and not (args.add_qkv_bias and args.qk_layernorm)
     )
     if not translated:

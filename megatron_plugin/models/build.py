@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from megatron_plugin.upstream import (
 
 logger = logging.getLogger(__name__)
 
+_ENGINE_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+
 
 def packed_layer_spec(
     config: GPTModelConfig, vp_stage: int | None = None
@@ -48,6 +51,17 @@ def packed_layer_spec(
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
     replace_norms(spec)
     return spec
+
+
+def forget_engine_attention() -> None:
+    """Take back what Transformer Engine's attention is told by the environment.
+
+    Attention here is torch's own. Megatron compares these variables with --attention-backend
+    whenever it builds a model, and two models of one process needn't agree.
+    """
+    told = {name: os.environ.pop(name) for name in _ENGINE_ATTENTION if name in os.environ}
+    if told:
+        logger.debug("%s: not read, attention is torch's own", told)
 
 
 def load_model(chunks: list[torch.nn.Module], weights: Weights) -> list[torch.nn.Module]:
@@ -80,10 +94,11 @@ def build_frozen_model(
         rotary_base=shape.rotary_base,
     )
     config.finalize()
+    forget_engine_attention()
     groups = ProcessGroupCollection.use_mpu_process_groups()
     model: torch.nn.Module = GPTModelBuilder(config).build_model(groups)
     load_model([model], weights)
-    model.requires_grad_(False).eval().to(device)
+    model.requires_grad_(False).eval().to(device)  # norms, which torch makes on the host
     if dtype == torch.bfloat16:
         model = Float16Module(config.transformer, model)
     return model
@@ -121,8 +136,11 @@ def _frozen_config(
         qk_layernorm=shape.qk_layernorm,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        use_cpu_initialization=True,
+        # On its device at once: a node's ranks together would need all copies in host memory.
+        use_cpu_initialization=False,
         perform_initialization=False,
+        # For clusters whose NCCL mixed up messages of one pair of ranks, long ago: a host wait.
+        batch_p2p_sync=False,
         gradient_accumulation_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,

@@ -78,6 +78,40 @@ class ModelShape:
     config: dict[str, Any]
     experts: Experts | None = None
 
+    @property
+    def weights_per_layer(self) -> float:
+        """Weights of a layer that each token is multiplied with; of unlike layers the mean."""
+        width, router = float(self.ffn_hidden_size), 0.0  # of the MLPs that a token goes through
+        if self.experts is not None:
+            sparse = sum(self.experts.layers) / self.num_layers
+            width += sparse * (self.experts.per_token * self.experts.ffn_hidden_size - width)
+            router = sparse * self.experts.count
+        return self.hidden_size * (self._attention_width + 3 * width + router)
+
+    @property
+    def _attention_width(self) -> int:
+        return self.head_size * (2 * self.num_attention_heads + 2 * self.num_query_groups)
+
+    @property
+    def weights_per_token(self) -> float:
+        """Weights that each token is multiplied with, the output layer's included."""
+        return self.num_layers * self.weights_per_layer + self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, every expert's included."""
+        sparse = 0 if self.experts is None else sum(self.experts.layers)
+        width, router = (self.num_layers - sparse) * self.ffn_hidden_size, 0
+        if self.experts is not None:
+            width += sparse * self.experts.count * self.experts.ffn_hidden_size
+            router = sparse * self.experts.count
+        heads = self.num_attention_heads + 2 * self.num_query_groups
+        small = 2 * self.hidden_size  # norms
+        small += heads * self.head_size * self.qkv_bias + 2 * self.head_size * self.qk_layernorm
+        matrices = self.num_layers * self._attention_width + 3 * width + router
+        embeddings = (2 - self.tied_embeddings) * self.vocab_size
+        return self.hidden_size * (matrices + embeddings + 1) + self.num_layers * small
+
     def require_window(self, seq_length: int, *, what: str) -> None:
         """Check that attention over a row of `seq_length` tokens is what the model was made for.
 

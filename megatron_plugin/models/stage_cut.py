@@ -22,13 +22,7 @@ def output_cost(shape: ModelShape) -> float:
         >>> round(output_cost(read_shape("Qwen2.5-7B")), 2)
         2.34
     """
-    heads = shape.head_size * (2 * shape.num_attention_heads + 2 * shape.num_query_groups)
-    experts = shape.experts
-    width = float(shape.ffn_hidden_size)  # of the MLPs that a token goes through
-    if experts is not None:
-        sparse = sum(experts.layers) / shape.num_layers
-        width += sparse * (experts.per_token * experts.ffn_hidden_size - width)
-    return shape.vocab_size / (heads + 3 * width)
+    return shape.vocab_size * shape.hidden_size / shape.weights_per_layer
 
 
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:

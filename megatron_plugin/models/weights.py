@@ -135,6 +135,7 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
         WeightsError: no such checkpoint, or one whose model isn't known.
     """
     folder = newest_iteration(folder)
+    require_whole(folder)
     config = getattr(checkpoint_args(folder), "vocag_model_config", None)
     if config is None:
         raise WeightsError(
@@ -162,10 +163,59 @@ def newest_iteration(folder: Path) -> Path:
     newest = folder / f"iter_{int(tracker.read_text()):07d}"
     if not (newest / ".metadata").is_file():
         raise WeightsError(
-            f"{newest} is no distributed checkpoint (no .metadata): save with --ckpt-format "
-            "torch_dist, Megatron's default"
+            f"{newest}, which {tracker} names, isn't a whole distributed checkpoint (no "
+            f".metadata): {_instead(newest)}"
         )
     return newest
+
+
+def require_whole(folder: Path) -> None:
+    """Check that the files of one iteration's folder have the bytes that it notes of them.
+
+    Raises:
+        WeightsError: names the first that is missing, cut or damaged, and what to do.
+
+    Example:
+        >>> require_whole(newest_iteration(Path("checkpoints")))
+    """
+    with _undamaged(folder / ".metadata"):
+        stored = FileSystemReader(folder).read_metadata().storage_data
+    ends: dict[str, int] = {}
+    for entry in stored.values():
+        end = entry.offset + entry.length
+        ends[entry.relative_path] = max(end, ends.get(entry.relative_path, 0))
+    for name, end in sorted(ends.items()):
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size < end:
+            raise WeightsError(
+                f"{path} has {size} bytes of at least {end}, so the checkpoint is damaged: "
+                f"{_instead(folder)}"
+            )
+
+
+def _instead(folder: Path) -> str:
+    """Say what to do where one iteration's folder can't be read."""
+    others = [path.parent for path in folder.parent.glob("iter_*/.metadata")]
+    numbers = sorted(int(path.name.removeprefix("iter_")) for path in others if path != folder)
+    if not numbers:
+        return "copy it again; there is no other iteration to go back to"
+    return (
+        f"copy it again, or go back: write the number of another iteration into "
+        f"{folder.parent / TRACKER_FILE} (there are {', '.join(map(str, numbers))})"
+    )
+
+
+@contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    """Name the file of a checkpoint that can't be read, and what to do."""
+    try:
+        yield
+    except Exception as error:  # damaged pickles raise whatever their bytes happen to say
+        size = path.stat().st_size if path.is_file() else 0
+        raise WeightsError(
+            f"{path} ({size} bytes) is cut or damaged ({error!r}): {_instead(path.parent)}"
+        ) from error
 
 
 def checkpoint_args(folder: Path) -> Namespace:
@@ -173,7 +223,8 @@ def checkpoint_args(folder: Path) -> Namespace:
     with _one_process():
         from megatron_plugin.upstream import load_common_state_dict
 
-        args: Namespace = load_common_state_dict(folder)["args"]
+        with _undamaged(folder / "common.pt"):
+            args: Namespace = load_common_state_dict(folder)["args"]
         return args
 
 

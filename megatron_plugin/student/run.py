@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
-from megatron_plugin.bridge import StudentBridge
+from megatron_plugin.bridge import START_TIMEOUT, StudentBridge
 from megatron_plugin.models.arguments import config_of_arguments, require_model
 from megatron_plugin.models.build import load_model, packed_layer_spec
 from megatron_plugin.models.weights import Weights, open_weights
@@ -92,8 +92,11 @@ class StudentRun:
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options, self._opened.manifest)
+        checks.require_layout(args, self._checkpoint)
         if options.teacher.name:
             checks.require_service(args, options.teacher)
+        if args.attention_backend.name != "auto":
+            logger.warning("--attention-backend changes nothing: attention is torch's own here")
         self._data.open_held_out(args)
         vocab_size = args.vocab_size or args.padded_vocab_size
         config = gpt_config_from_args(args)
@@ -179,16 +182,19 @@ class StudentRun:
             )
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
-        """Hash the teacher's files on one rank; reading them takes seconds."""
+        """Hash the teacher's files on one rank; a large one takes minutes.
+
+        The others wait at the store: a NCCL collective would be taken for a hang.
+        """
         if rows.teacher_rule is not None:
             return f"cached {rows.teacher_rule.fingerprint}"
         if not self._options.teacher.name:
             return None
-        found: list[str | None] = [None]
+        store = dist.PrefixStore("vocag/teacher", dist.distributed_c10d._get_default_store())
         if dist.get_rank() == 0:
-            found = [find_teacher(self._options.teacher.name).sha256]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
+            store.set("sha256", find_teacher(self._options.teacher.name).sha256)
+        store.wait(["sha256"], START_TIMEOUT)
+        return store.get("sha256").decode()
 
     def _start_teacher(self, args: Namespace) -> None:
         """Load the teacher on the student's ranks, or connect with its own world."""

@@ -7,7 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_plugin.models.weights import TRACKER_FILE, checkpoint_args, newest_iteration
+from megatron_plugin.models.weights import (
+    TRACKER_FILE,
+    checkpoint_args,
+    newest_iteration,
+    require_whole,
+)
 from pipeline.streaming import AlignedRows, StreamState
 
 
@@ -34,11 +39,13 @@ def read_checkpoint(args: Namespace) -> Namespace | None:
     """Return the arguments of the run that Megatron will load a checkpoint of; None of a new run.
 
     Raises:
-        WeightsError: a checkpoint that isn't complete.
+        WeightsError: a checkpoint that isn't whole.
     """
     if not args.load or args.finetune or not Path(args.load, TRACKER_FILE).is_file():
         return None
-    return checkpoint_args(newest_iteration(Path(args.load)))
+    newest = newest_iteration(Path(args.load))
+    require_whole(newest)
+    return checkpoint_args(newest)
 
 
 def saved_stream(checkpoint: Namespace | None) -> StreamState | None:

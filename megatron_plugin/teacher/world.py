@@ -64,6 +64,7 @@ def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None
         teacher.tensor_model_parallel_size,
         teacher.pipeline_model_parallel_size,
         expert_model_parallel_size=teacher.expert_model_parallel_size,
+        create_gloo_process_groups=False,  # each connects all with all, and nothing here asks them
     )
     model_parallel_cuda_manual_seed(1)  # Megatron's layers ask for one; nothing here is random
 

@@ -1,6 +1,7 @@
 """Options reach what they are for; what can't work is refused at once, with the remedy."""
 
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -12,13 +13,14 @@ from megatron_plugin import checks, pretrain_gpt
 from megatron_plugin.arguments import NO_TEACHER, ArgumentError, VocagOptions, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import (
+    require_layout,
     require_same_tokenizers,
     require_service,
     require_student,
     require_teacher,
 )
 from megatron_plugin.models import arguments
-from megatron_plugin.models.arguments import config_of_arguments, model_arguments
+from megatron_plugin.models.arguments import config_of_arguments, model_arguments, require_model
 from megatron_plugin.models.shape import read_shape, shape_of_config
 from megatron_plugin.student.run import StudentRun
 from megatron_plugin.upstream import add_megatron_arguments
@@ -35,7 +37,10 @@ from tests.support.datasets import build_dataset, byte_level
 TEACHER = ("--vocag-teacher", "m")
 OWN_WORLD = (*TEACHER, "--vocag-teacher-world-size")
 # Megatron's arguments that every check accepts.
-WORKING = {name: works for name, works, _ in checks._UNSUPPORTED} | {
+WORKING = vars(add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args([])) | {
+    "attention_dropout": 0,
+    "dataloader_type": "external",
+    "transformer_impl": "local",
     "calculate_per_token_loss": True,
     "padded_vocab_size": 512,
     "eval_iters": 0,
@@ -176,6 +181,21 @@ def test_steps_that_a_teacher_cannot_serve(teacher, changes, message):
         ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),
         ({"ckpt_format": "torch"}, r"--ckpt-format torch isn't supported \(runs are resumed"),
         ({"iterations_to_skip": [3]}, "every row is learned from"),
+        ({"window_size": (128, 0)}, r"--window-size \(128, 0\) .*as a whole\): leave it out"),
+        ({"softmax_type": "learnable"}, r"--softmax-type learnable isn't .*leave it at vanilla"),
+        ({"layernorm_zero_centered_gamma": True}, "--apply-layernorm-1p True isn't supported"),
+        ({"rotary_seq_len_interpolation_factor": 2}, "interpolation-factor 2 .*export would lose"),
+        ({"cp_comm_type": ["a2a"]}, "--cp-comm-type .*gather their keys"),
+        ({"check_for_spiky_loss": True}, "--check-for-spiky-loss True isn't supported"),
+        ({"split": "90,5,5"}, r"--split 90,5,5 isn't supported \(--vocag-data is what is read"),
+        ({"reset_position_ids": True}, "--reset-position-ids True .*: leave it out"),
+        ({"train_data_path": ["a"]}, "--train-data-path .*--vocag-data is what"),
+        ({"fp8": "e4m3"}, "--fp8-format e4m3 .*only Transformer Engine's layers"),
+        (
+            {"use_distributed_optimizer": True, "save": "folder"},
+            "optimizer can't be used with --save here: .*18 bytes per parameter",
+        ),
+        ({"use_distributed_optimizer": True, "load": "folder"}, "can't be used with --load here"),
     ],
 )
 def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, message):
@@ -183,6 +203,37 @@ def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, messag
     require_student(Namespace(**WORKING), options(), manifest)
     with pytest.raises(ArgumentError, match=message):
         require_student(Namespace(**WORKING | changes), options(), manifest)
+
+
+def test_a_distributed_optimizer_without_checkpoints_or_with_its_library(tmp_path, monkeypatch):
+    manifest, distributed = build_dataset(tmp_path), WORKING | {"use_distributed_optimizer": True}
+    require_student(Namespace(**distributed), options(), manifest)
+    weights_only = {"load": "folder", "finetune": True}
+    require_student(Namespace(**distributed | weights_only), options(), manifest)
+    monkeypatch.setattr(checks, "HAVE_APEX_OR_TE", True)
+    require_student(Namespace(**distributed | {"save": "folder"}), options(), manifest)
+
+
+@pytest.mark.parametrize(
+    ("saved", "changed", "refused"),
+    [
+        ({"use_distributed_optimizer": True}, {"tensor_model_parallel_size": 2}, True),
+        ({"use_distributed_optimizer": True}, {"pipeline_model_parallel_size": 2}, True),
+        ({"use_distributed_optimizer": True}, {"context_parallel_size": 2}, False),
+        ({}, {"tensor_model_parallel_size": 2}, False),
+        (
+            {"use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": True},
+            {"tensor_model_parallel_size": 2},
+            False,
+        ),
+    ],
+)
+def test_what_a_distributed_optimizers_checkpoint_goes_on_in(saved, changed, refused):
+    now, checkpoint = Namespace(**WORKING | changed), Namespace(**WORKING | saved)
+    require_layout(now, None)
+    message = r"2: its distributed .* --dist-ckpt-optim-fully-resh"
+    with pytest.raises(ArgumentError, match=message) if refused else nullcontext():
+        require_layout(now, checkpoint)
 
 
 def test_a_teacher_must_fit_the_dataset(tmp_path):
@@ -253,5 +304,10 @@ def test_a_models_arguments_describe_the_model(family):
     args = megatron_arguments(*model_arguments(shape))
     again = shape_of_config(config_of_arguments(args, shape.vocab_size))
     assert replace(again, config={}) == replace(shape, config={})
-    args.swiglu = False
+    require_model(args, shape)
+    args.rotary_percent = 0.5
+    assert config_of_arguments(args, 400) is None
+    with pytest.raises(ArgumentError, match=r"rotary_percent 0.5, --vocag-student's config 1.0"):
+        require_model(args, shape)
+    args.rotary_percent, args.swiglu = 1.0, False
     assert config_of_arguments(args, 400) is None

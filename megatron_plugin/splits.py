@@ -1,0 +1,157 @@
+"""Which numbers of ranks for student and teacher work together, and which are fastest.
+
+All of it is arithmetic that takes both models to be equally efficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from megatron_plugin.bridge import Pairing
+from megatron_plugin.models.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step's rows are divided into.
+
+    Attributes:
+        rows: of a step, --global-batch-size.
+        micro_batch_size: rows of a student's micro-batch.
+        teacher_micro_batch_size: rows of a teacher's micro-batch.
+        ranks_of_student: ranks that hold one copy of the student together.
+        ranks_of_teacher: ranks that hold one copy of the teacher together.
+        what: how messages call the step.
+    """
+
+    rows: int
+    micro_batch_size: int
+    teacher_micro_batch_size: int = 1
+    ranks_of_student: int = 1
+    ranks_of_teacher: int = 1
+    what: str = "a training step"
+
+    def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
+        """Return why so many ranks of either can't share the rows evenly; None: they can.
+
+        Args:
+            student_ranks: a multiple of `ranks_of_student`.
+            teacher_ranks: a multiple of `ranks_of_teacher`; 0: the teacher is colocated.
+        """
+        students, teachers = self._replicas(student_ranks, teacher_ranks)
+        together = students * self.micro_batch_size
+        if self.rows % together:
+            return (
+                f"{self.what} has {self.rows} rows, which {students} student replicas can't share "
+                f"in micro-batches of {self.micro_batch_size}: change --micro-batch-size, or the "
+                f"batch size to a multiple of {together} rows"
+            )
+        try:
+            parts = self._parts(students, teachers)
+        except ValueError as error:
+            return str(error)
+        rows, shared = self.rows // students, parts * self.teacher_micro_batch_size
+        if rows % shared:
+            return (
+                f"{self.what} has {rows} rows per student replica, which {parts} teacher replicas "
+                f"can't share in micro-batches of {self.teacher_micro_batch_size}: change "
+                f"--vocag-teacher-micro-batch-size, or the batch size to a multiple of {shared} "
+                f"rows per student replica ({shared * students} in all)"
+            )
+        return None
+
+    def fitting_rows(self, student_ranks: int, teacher_ranks: int) -> int | None:
+        """Return the number of rows nearest to this one's that the split can share, if any is.
+
+        Example:
+            >>> Batch(1024, 8).fitting_rows(10, 20)
+            960
+        """
+        students, teachers = self._replicas(student_ranks, teacher_ranks)
+        try:
+            parts = self._parts(students, teachers)
+        except ValueError:
+            return None
+        unit = students * lcm(self.micro_batch_size, parts * self.teacher_micro_batch_size)
+        below = self.rows // unit * unit
+        return min((rows for rows in (below, below + unit) if rows), key=self._distance)
+
+    def _distance(self, rows: int) -> int:
+        return abs(rows - self.rows)
+
+    def _replicas(self, student_ranks: int, teacher_ranks: int) -> tuple[int, int]:
+        return student_ranks // self.ranks_of_student, teacher_ranks // self.ranks_of_teacher
+
+    def _parts(self, students: int, teachers: int) -> int:
+        return len(Pairing(students, teachers).teachers_of(0)) if teachers else 1
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some of a job's ranks for the student, some for the teacher.
+
+    Attributes:
+        student_ranks: for the student.
+        teacher_ranks: for the teacher.
+        share: of the speed that colocated models would reach on all ranks of the job.
+    """
+
+    student_ranks: int
+    teacher_ranks: int
+    share: float
+
+    def __str__(self) -> str:
+        """Return how messages and docs write it."""
+        return f"{self.student_ranks} + {self.teacher_ranks} ({self.share:.2f})"
+
+
+def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
+    """Return the teacher ranks per student rank at which neither waits.
+
+    The student computes forward and backward, six operations per weight, the teacher forward
+    alone, two.
+
+    Args:
+        student: its shape.
+        teacher: its shape.
+        teacher_tokens: per student token.
+    """
+    return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
+
+
+def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
+    """Return the splits of at most so many ranks that can share a batch, the fastest first.
+
+    Args:
+        num_ranks: of the job.
+        batch: what is shared.
+        ratio: teacher ranks per student rank at which neither waits.
+
+    Example:
+        >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]
+        ['10 + 20 (0.92)', '8 + 24 (0.78)']
+    """
+    return sorted(_legal(num_ranks, batch, ratio), key=_fastest_and_smallest)
+
+
+def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:
+    sizes, teacher_sizes = batch.ranks_of_student, batch.ranks_of_teacher
+    for student in range(sizes, num_ranks, sizes):
+        for teacher in range(teacher_sizes, num_ranks - student + 1, teacher_sizes):
+            if batch.refusal(student, teacher) is None:
+                slower = max(1 / student, ratio / teacher)
+                yield Split(student, teacher, (1 + ratio) / num_ranks / slower)
+
+
+def _fastest_and_smallest(split: Split) -> tuple[float, int]:
+    return -split.share, split.student_ranks + split.teacher_ranks
+
+
+def best_of_each(splits: list[Split], count: int) -> list[Split]:
+    """Return the best splits of different student sizes."""
+    best: dict[int, Split] = {}
+    for split in splits:
+        best.setdefault(split.student_ranks, split)
+    return list(best.values())[:count]
