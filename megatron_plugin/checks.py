@@ -55,7 +55,7 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
 # What is read of Megatron's group of data arguments; the others would change nothing.
 _DATA_GROUP = "data and dataloader"
 _READ_OF_DATA = ("seq_length", "encoder_seq_length", "num_workers", "data_path", "mock_data")
-_READ_OF_DATA += ("create_attention_mask_in_dataloader",)  # none is made, whatever it says
+_NO_MASK = "create_attention_mask_in_dataloader"  # none is made, whatever it says
 _LISTED_SPLITS = 4
 
 
@@ -93,7 +93,7 @@ def _require_defaults(args: Namespace) -> None:
     unread = [
         (action.dest, action.default, "--vocag-data is what is read")
         for action in data._group_actions
-        if action.dest not in _READ_OF_DATA
+        if action.dest not in (*_READ_OF_DATA, _NO_MASK)
     ]
     if args.transformer_impl == "local":
         reason = "only Transformer Engine's layers compute in it"

@@ -232,7 +232,9 @@ def describe(plan: Plan) -> str:
     ]
     if plan.teacher_gpus:
         lines.append(f"             {found.teacher_gib:.0f} GiB of {memory:g} on a teacher's rank")
-    splits = legal_splits(plan.gpus, plan.batch, balance(student, teacher, plan.teacher_tokens))
+    ratio = balance(student, teacher, plan.teacher_tokens)
+    ratio *= plan.student_efficiency / plan.teacher_efficiency
+    splits = legal_splits(plan.gpus, plan.batch, ratio)
     listed = ", ".join(map(str, best_of_each(splits, 4))) or "none"
     lines.append(f"splits       {listed} (student's + teacher's, share of colocated speed)")
     lines.append(

@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 
 from megatron_plugin.models.attention import PackedAttention
+from megatron_plugin.models.experts import group_experts
 from megatron_plugin.models.norm import PartedNorm, replace_norms
 from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import cut_layers, megatron_layout, output_cost
@@ -50,6 +51,7 @@ def packed_layer_spec(
     for layer in spec.layer_specs or ():
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
     replace_norms(spec)
+    group_experts(spec)
     return spec
 
 
@@ -164,7 +166,7 @@ def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str,
         # Each token once to every rank. "alltoall" sends it once to every expert: with Qwen3's
         # eight per token, that is less on more than eight ranks only.
         "moe_token_dispatcher_type": "allgather",
-        "moe_grouped_gemm": False,  # Transformer Engine's
+        "moe_grouped_gemm": False,  # Transformer Engine's; see `group_experts`
         "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
         # Otherwise each tensor-parallel rank would send the same tokens to the experts.
         "sequence_parallel": tensor_parallel > 1,

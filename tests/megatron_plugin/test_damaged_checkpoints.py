@@ -81,5 +81,7 @@ def test_the_only_iteration(saved, tmp_path):
 def test_a_tracker_ahead_of_its_checkpoints(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / TRACKER_FILE).write_text("9")
-    with pytest.raises(WeightsError, match=r"iter_0000009, which .* names, isn't .*\(there are 1, 2\)"):
+    with pytest.raises(
+        WeightsError, match=r"iter_0000009, which .* names, isn't .*\(there are 1, 2\)"
+    ):
         resume(tmp_path / "checkpoint")
