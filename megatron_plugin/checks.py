@@ -207,9 +207,9 @@ def require_split(
     refusal = batch.refusal(student_ranks, teacher.world_size)
     if refusal is None:
         return
-    nearest = batch.fitting_rows(student_ranks, teacher.world_size)
-    if nearest is not None:
-        refusal += f". --global-batch-size {nearest} fits this split"
+    fitting = batch.fitting_rows(student_ranks, teacher.world_size)
+    if fitting:
+        refusal += f". --global-batch-size {' or '.join(map(str, fitting))} fits this split"
     if options.student is not None:
         tokens = manifest.totals["num_teacher_tokens"] / manifest.totals["num_student_tokens"]
         student, master = (open_weights(name).shape for name in (options.student, teacher.name))

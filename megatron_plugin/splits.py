@@ -62,24 +62,21 @@ class Batch:
             )
         return None
 
-    def fitting_rows(self, student_ranks: int, teacher_ranks: int) -> int | None:
-        """Return the number of rows nearest to this one's that the split can share, if any is.
+    def fitting_rows(self, student_ranks: int, teacher_ranks: int) -> list[int]:
+        """Return the numbers of rows next to this one's that the split can share, if any can.
 
         Example:
             >>> Batch(1024, 8).fitting_rows(10, 20)
-            960
+            [960, 1040]
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         try:
             parts = self._parts(students, teachers)
         except ValueError:
-            return None
+            return []
         unit = students * lcm(self.micro_batch_size, parts * self.teacher_micro_batch_size)
         below = self.rows // unit * unit
-        return min((rows for rows in (below, below + unit) if rows), key=self._distance)
-
-    def _distance(self, rows: int) -> int:
-        return abs(rows - self.rows)
+        return [rows for rows in (below, below + unit) if rows]
 
     def _replicas(self, student_ranks: int, teacher_ranks: int) -> tuple[int, int]:
         return student_ranks // self.ranks_of_student, teacher_ranks // self.ranks_of_teacher

@@ -178,7 +178,7 @@ def require_whole(folder: Path) -> None:
     Example:
         >>> require_whole(newest_iteration(Path("checkpoints")))
     """
-    with _undamaged(folder / ".metadata"):
+    with _undamaged(folder, ".metadata"):
         stored = FileSystemReader(folder).read_metadata().storage_data
     ends: dict[str, int] = {}
     for entry in stored.values():
@@ -207,14 +207,13 @@ def _instead(folder: Path) -> str:
 
 
 @contextmanager
-def _undamaged(path: Path) -> Iterator[None]:
-    """Name the file of a checkpoint that can't be read, and what to do."""
+def _undamaged(folder: Path, what: str) -> Iterator[None]:
+    """Say which part of a checkpoint can't be read, and what to do."""
     try:
         yield
     except Exception as error:  # damaged pickles raise whatever their bytes happen to say
-        size = path.stat().st_size if path.is_file() else 0
         raise WeightsError(
-            f"{path} ({size} bytes) is cut or damaged ({error!r}): {_instead(path.parent)}"
+            f"{folder} is damaged: {what} can't be read ({error!r}): {_instead(folder)}"
         ) from error
 
 
@@ -223,7 +222,7 @@ def checkpoint_args(folder: Path) -> Namespace:
     with _one_process():
         from megatron_plugin.upstream import load_common_state_dict
 
-        with _undamaged(folder / "common.pt"):
+        with _undamaged(folder, "what its run was started with"):
             args: Namespace = load_common_state_dict(folder)["args"]
         return args
 

@@ -29,7 +29,7 @@ def cut(path):
 
 def flip(path):
     data = bytearray(path.read_bytes())
-    data[:64] = bytes(64)
+    data[:] = bytes(len(data))
     path.write_bytes(data)
 
 
@@ -40,7 +40,7 @@ def names_of(folder):
 def test_every_file_of_a_checkpoint_is_missed(saved, tmp_path):
     newest = saved / "iter_0000002"
     names = names_of(newest)
-    assert {".metadata", "common.pt"} < set(names)
+    assert {".metadata", "__0_0.distcp"} <= set(names)
     for name in names:
         for number, harm in enumerate((cut, lambda path: path.unlink())):
             folder = tmp_path / f"{name}-{number}"
@@ -62,11 +62,14 @@ def resume(folder):
     return read_checkpoint(Namespace(load=str(folder), finetune=False))
 
 
-@pytest.mark.parametrize("name", [".metadata", "common.pt"])
-def test_what_is_damaged_in_the_middle(saved, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [(".metadata", ".metadata can't be read"), ("__0_0.distcp", "was started with can't be read")],
+)
+def test_what_is_damaged_in_the_middle(saved, tmp_path, name, what):
     shutil.copytree(saved, tmp_path / "checkpoint")
     flip(tmp_path / "checkpoint" / "iter_0000002" / name)
-    with pytest.raises(WeightsError, match=rf"{name} \(\d+ bytes\) is cut or damaged \("):
+    with pytest.raises(WeightsError, match=rf"iter_0000002 is damaged: .*{what} \("):
         resume(tmp_path / "checkpoint")
 
 
