@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
@@ -211,7 +212,8 @@ def _undamaged(folder: Path, what: str) -> Iterator[None]:
     """Say which part of a checkpoint can't be read, and what to do."""
     try:
         yield
-    except Exception as error:  # damaged pickles raise whatever their bytes happen to say
+    # Damaged pickles raise whatever their bytes happen to say; torch's wrapper is no Exception.
+    except (Exception, CheckpointException) as error:
         raise WeightsError(
             f"{folder} is damaged: {what} can't be read ({error!r}): {_instead(folder)}"
         ) from error

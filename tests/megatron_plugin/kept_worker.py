@@ -21,22 +21,29 @@ def main():
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(1, 1)
     model_parallel_cuda_manual_seed(1)
-    weights = open_weights(sys.argv[1])
+    for folder in sys.argv[1:]:
+        print("kept", kept_bytes(open_weights(folder)) // PLACES)
+    dist.destroy_process_group()
+
+
+def kept_bytes(weights):
+    """Return the bytes of all that a forward pass keeps, but for norms' fp32 copies."""
     model = build_frozen_model(weights, torch.bfloat16, device=torch.device("cpu"))
     model.requires_grad_(True).train()
     for module in model.modules():
         if hasattr(module, "config"):
             module.config.bias_activation_fusion = True  # as a student's is by default
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
+    shape, kept = weights.shape, {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
-        is_of_norm = tensor.dtype == torch.float32 and tensor.shape[-1] in (
-            1,
-            weights.shape.hidden_size,
-        )
-        if storage.data_ptr() not in own and tensor.is_floating_point() and not is_of_norm:
+        widths = (1, shape.hidden_size)
+        is_of_norm = tensor.dtype == torch.float32 and tensor.shape[-1] in widths
+        # Of rotary embeddings, one for all rows of a micro-batch.
+        is_angle = storage.nbytes() == PLACES * 2 * shape.head_size
+        is_counted = tensor.is_floating_point() and not (is_of_norm or is_angle)
+        if is_counted and storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage  # held, so that no other takes its address
         return tensor
 
@@ -50,9 +57,7 @@ def main():
             packed_seq_params=segments,
             output_processor=lambda *, hidden_states, **_: hidden_states,
         )
-    sizes = sorted(storage.nbytes() // PLACES for storage in kept.values())
-    print("sizes", sizes)
-    print("kept", sum(sizes) // weights.shape.num_layers)
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 if __name__ == "__main__":

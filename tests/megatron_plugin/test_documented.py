@@ -70,6 +70,8 @@ def test_a_documented_run_goes_on_bit_for_bit(inputs, tmp_path, number):
     options |= {name: SMALL[name] for name in ("save-interval", "train-iters")}
     if "vocag-validation-data" in options:
         options["vocag-validation-data"] = inputs.validation
+    else:
+        options["eval-iters"] = 0
     teachers = options.get("vocag-teacher-world-size", 0)
     num_ranks = teachers + (1 if number == 0 else 2)
     checkpoint = tmp_path / "checkpoint"
