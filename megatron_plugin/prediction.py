@@ -27,8 +27,7 @@ GPUS: dict[GpuName, tuple[float, float]] = {
 }
 _GIB = 2**30
 _WEIGHT_BYTES, _GRADIENT_BYTES, _OPTIMIZER_BYTES = 2, 4, 12  # bf16; fp32; fp32 copy and Adam's two
-_LOGIT_BYTES = 8  # bf16, fp32, and the gradient in bf16
-_TEACHER_CHUNK_BYTES = 3 * 4 * 2**25  # of logits, and what is made of them
+_CHUNK_BYTES = 3 * 4 * 2**25  # of logits, of either model, and what is made of them
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,7 @@ def student_bytes(plan: Plan, shape: ModelShape, replicas: int) -> float:
     tokens = plan.micro_batch_size * plan.seq_length
     # Of one micro-batch for each stage on its way, with its part of the layers: all layers of one.
     activations = shape.num_layers * activation_bytes(shape) / plan.tensor_parallel
-    logits = _LOGIT_BYTES * shape.vocab_size / plan.tensor_parallel
-    return model + tokens * (activations + logits)
+    return model + tokens * activations + _CHUNK_BYTES
 
 
 def activation_bytes(shape: ModelShape) -> int:
@@ -199,7 +197,7 @@ def teacher_bytes(plan: Plan, shape: ModelShape) -> float:
     # A layer's widest tensors at one time: the MLP's, and the residual stream's.
     passing = tokens * 2 * (3 * shape.ffn_hidden_size / tensor + 3 * shape.hidden_size)
     weights = _WEIGHT_BYTES * shape.num_parameters / (tensor * pipeline)
-    return weights + passing + _TEACHER_CHUNK_BYTES
+    return weights + passing + _CHUNK_BYTES
 
 
 def _pipeline_loss(plan: Plan, shape: ModelShape) -> float:
