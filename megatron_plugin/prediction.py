@@ -182,11 +182,11 @@ def activation_bytes(shape: ModelShape) -> int:
     """Return what a layer keeps of a token for its backward pass, in bf16, without recomputation.
 
     Two norms: input and output; queries, keys and values, queries and keys once more after they are
-    rotated; what attention gives, with a normaliser of each head in fp32; of the MLP both halves
-    and their product (Megatron's fused activation, its default).
+    rotated; what attention gives, twice (rows are put together again), with a normaliser of each
+    head in fp32; of the MLP both halves and their product (Megatron's fused activation, its default).
     """
     heads, groups = shape.num_attention_heads, shape.num_query_groups
-    attention = shape.head_size * (3 * heads + 3 * groups)
+    attention = shape.head_size * (4 * heads + 3 * groups)
     return 2 * (4 * shape.hidden_size + attention + 3 * shape.ffn_hidden_size) + 4 * heads
 
 

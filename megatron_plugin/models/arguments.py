@@ -26,7 +26,6 @@ _UNTRANSLATED = {
     "quick_geglu": False,
     "glu_linear_offset": 0.0,
     "activation_func_clamp_value": None,
-    "use_mup": False,
 }
 
 

@@ -93,7 +93,7 @@ def test_the_papers_recipe_by_hand():
     assert found.tokens_per_second == pytest.approx(tokens / sum(seconds))
     assert found.hours == pytest.approx(15e9 / found.tokens_per_second / 3600)
     parameters = student + 32000 * 2048 + 22 * 2 * 2048 + 2048
-    layer = 2 * (4 * 2048 + 3 * 2048 + 3 * 256 + 3 * 5632) + 4 * 32
+    layer = 2 * (4 * 2048 + 4 * 2048 + 3 * 256 + 3 * 5632) + 4 * 32
     of_student = 18 * parameters + 8 * 2048 * 22 * layer + 12 * 2**25
     weights = 2 * (teacher + 32000 * 4096 + 32 * 2 * 4096 + 4096)
     of_teacher = weights + 8 * 2048 * 2 * 3 * (14336 + 4096) + 12 * 2**25
