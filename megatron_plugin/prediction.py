@@ -183,7 +183,7 @@ def activation_bytes(shape: ModelShape) -> int:
 
     Two norms: input and output; queries, keys and values, queries and keys once more after they are
     rotated; what attention gives, twice (rows are put together again), with a normaliser of each
-    head in fp32; of the MLP both halves and their product (Megatron's fused activation, its default).
+    head in fp32; of the MLP both halves and their product (Megatron's fused activation).
     """
     heads, groups = shape.num_attention_heads, shape.num_query_groups
     attention = shape.head_size * (4 * heads + 3 * groups)
