@@ -35,11 +35,11 @@ class WhereError(ValueError):
     """A condition can't be understood, or is true of no document."""
 
 
-class ConditionQuery:
-    """One table, asked by conditions; nothing else can be reached from them."""
+class Database:
+    """DuckDB without files or settings of the user's; opening it takes 30 ms, for one thread."""
 
-    def __init__(self, table: pa.Table) -> None:
-        """Hold the table; a column of structs is named with its field only, "column".field.
+    def __init__(self) -> None:
+        """Open it.
 
         Raises:
             WhereError: DuckDB isn't installed.
@@ -48,12 +48,33 @@ class ConditionQuery:
             import duckdb
         except ModuleNotFoundError as error:
             raise WhereError(f"where needs DuckDB: {install('where')}") from error
-        self._duckdb = duckdb
-        self._connection = duckdb.connect(config=_ALONE)
+        self.duckdb = duckdb
+        self.connection = duckdb.connect(config=_ALONE)
         # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only,
         # without which nothing depends on it.
-        if self._ask("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'"):
-            self._ask("SET TimeZone = 'UTC'")
+        if self.ask("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'"):
+            self.ask("SET TimeZone = 'UTC'")
+
+    def ask(self, query: str, *values: str) -> list[Any]:
+        """Return what a query gives."""
+        return self.connection.execute(query, values).fetchall()
+
+
+class ConditionQuery:
+    """One table, asked by conditions; nothing else can be reached from them."""
+
+    def __init__(self, table: pa.Table, database: Database | None = None) -> None:
+        """Hold the table; a column of structs is named with its field only, "column".field.
+
+        Args:
+            table: the table.
+            database: that asks; None: one of its own.
+
+        Raises:
+            WhereError: DuckDB isn't installed.
+        """
+        database = database or Database()
+        self._duckdb, self._ask = database.duckdb, database.ask
         self._names = {entry.name.lower(): entry.name for entry in table.schema}
         self._paths = {
             (entry.name, own.name)
@@ -62,7 +83,7 @@ class ConditionQuery:
             for own in entry.type
         }
         places = pa.array(np.arange(len(table)))
-        self._relation = self._connection.from_arrow(table.append_column(_PLACE, places))
+        self._relation = database.connection.from_arrow(table.append_column(_PLACE, places))
 
     def require_condition(self, where: str) -> frozenset[str]:
         """Check a condition; return the table's columns that it names.
@@ -175,9 +196,6 @@ class ConditionQuery:
                 raise WhereError(
                     f"where {where}: {name} is not the same each time, and so would be the rows"
                 )
-
-    def _ask(self, query: str, *values: str) -> list[Any]:
-        return self._connection.execute(query, values).fetchall()
 
 
 def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]) -> None:

@@ -115,38 +115,40 @@ class ScoredDocuments:
         Raises:
             DatasetError: a table or an index is damaged.
         """
-        names = ("bits_per_byte", "num_text_bytes")
 
-        def read(shard_index: int) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = self._read_stored(shard_index, names, None)
-            return values[names[0]], values[names[1]]
+        def read(shard_index: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+            values = self.read(shard_index, ["bits_per_byte", "num_text_bytes"])
+            return values["bits_per_byte"], values["num_text_bytes"]
 
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             return Ranks(pool.map(read, range(len(self.dataset.manifest.shards))))
 
     def read(
-        self, shard_index: int, names: Sequence[str], index: ShardIndex
+        self, shard_index: int, names: Sequence[str], index: ShardIndex | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Return some of `SCORE_COLUMNS` of a shard's documents.
+        """Return some columns of a shard's documents.
 
         Args:
             shard_index: which.
-            names: of the columns.
-            index: of the shard; names are not needed.
+            names: some of `SCORE_COLUMNS`, and `num_text_bytes`.
+            index: of the shard, where it was read anyway; names are not needed.
 
         Returns:
-            floats [N] by name, NaN where a document has no such number.
+            [N] by name, floats that are NaN where a document has no such number, and int64.
 
         Raises:
             DatasetError: the table, or the sidecar it is made from, is damaged.
         """
-        wanted = [name for name in STORED_COLUMNS if name in names or name == "bits_per_byte"]
-        values = dict(self._read_stored(shard_index, wanted, index))
-        bits = values["bits_per_byte"]
+        wanted = {name for name in names if name not in _RANKS}
+        if len(wanted) < len(names):
+            wanted |= {"bits_per_byte", "num_text_bytes"}
+        values = dict(self._read_stored(shard_index, sorted(wanted), index))
         if "rank" in names:
-            values["rank"] = self.ranks.by_bytes(bits)
+            values["rank"] = self.ranks.by_bytes(values["bits_per_byte"])
         if "bits_per_byte_rank" in names:
-            values["bits_per_byte_rank"] = self.ranks.among_similar(bits, index.num_text_bytes)
+            values["bits_per_byte_rank"] = self.ranks.among_similar(
+                values["bits_per_byte"], values["num_text_bytes"]
+            )
         return {name: values[name] for name in names}
 
     def read_ranks(self, names: Iterable[str]) -> None:

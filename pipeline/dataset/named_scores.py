@@ -29,6 +29,11 @@ class NamedScores:
     scores: ScoredDocuments
     columns: tuple[str, ...]
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether some documents were left out when it was made."""
+        return bool(self.scores.files.manifest.rule.where)
+
     def read(self, shard_index: int, index: ShardIndex) -> pa.StructArray:
         """Return the columns of a shard's documents, N structs of float64 with nulls."""
         values = self.scores.read(shard_index, self.columns, index).values()
@@ -50,16 +55,14 @@ class NamedScores:
             WhereError: it is, of the first of those.
         """
         files = self.scores.files
-        condition = files.manifest.rule.where
-        if not condition or not len(undecided):
-            return
         missing = undecided[self.scores.lacks(shard_index, index)[undecided]]
         if len(missing):
             raise WhereError(
                 f"where {where}: document {missing[0]} of "
                 f"{self.scores.dataset.manifest.shards[shard_index].file} and "
                 f"{len(missing) - 1} more have no score in {files.path}, which was made where "
-                f"{condition}: make that part of the condition, or run beam_jobs.score without it"
+                f"{files.manifest.rule.where}: make that part of the condition, or run "
+                "beam_jobs.score without it"
             )
 
 

@@ -6,6 +6,7 @@ counts; and of teachers' stored losses the scores of documents, such as `qwen.bi
 teacher's name. A condition that is null, as a comparison with a missing value is, is not true.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.dataset.conditions import ConditionQuery, WhereError
+from pipeline.dataset.conditions import ConditionQuery, Database, WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.named_scores import NamedScores, name_scores
@@ -83,11 +84,14 @@ class ChosenDocuments:
         """
         for named in self.scores:
             named.scores.read_ranks(named.columns)
+        databases = threading.local()
         waiting: deque[Future[Result]] = deque()
         pool = ThreadPoolExecutor(_READ_AHEAD)
 
         def read(shard_index: int) -> Result:
-            return work(*self.read(shard_index))
+            if self.where and not hasattr(databases, "own"):
+                databases.own = Database()
+            return work(*self.read(shard_index, database=getattr(databases, "own", None)))
 
         try:
             for shard_index in range(len(self.dataset.manifest.shards)):
@@ -100,7 +104,12 @@ class ChosenDocuments:
             pool.shutdown(cancel_futures=True)
 
     def read(
-        self, shard_index: int, *, with_removed: bool = False, with_names: bool = False
+        self,
+        shard_index: int,
+        *,
+        with_removed: bool = False,
+        with_names: bool = False,
+        database: Database | None = None,
     ) -> tuple[ShardIndex, Kept]:
         """Return one shard's index, all documents in it, and which of them are read.
 
@@ -109,6 +118,7 @@ class ChosenDocuments:
             with_removed: read those too that are removed, so that what is stored beside a shard
                 doesn't depend on them.
             with_names: read ids and quality too, which samples are checked by.
+            database: that finds what the condition is true of; None: one for this call.
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
@@ -123,7 +133,7 @@ class ChosenDocuments:
             return index, None
         kept = np.ones(len(index), np.bool_)
         kept[removed] = False
-        return index, kept if not self.where else self._match(shard_index, index, kept)
+        return index, self._match(shard_index, index, kept, database) if self.where else kept
 
     @property
     def _needed(self) -> tuple[list[str], bool]:
@@ -134,18 +144,23 @@ class ChosenDocuments:
         return sorted(fields), any(name in _NAMED for name in self.columns)
 
     def _match(
-        self, shard_index: int, index: ShardIndex, read: NDArray[np.bool_]
+        self,
+        shard_index: int,
+        index: ShardIndex,
+        read: NDArray[np.bool_],
+        database: Database | None,
     ) -> NDArray[np.bool_]:
         """Return which of the documents that are read the condition is true of."""
         table = _table(self.dataset.manifest, index)
         for named in self.scores:
             table = named.add_to(table, named.read(shard_index, index))
-        query = ConditionQuery(table)
+        query = ConditionQuery(table, database)
         matching = np.zeros(len(index), np.bool_)
         matching[query.filter(self.where)] = True
-        if self.scores:
+        partial = [named for named in self.scores if named.is_partial]
+        if partial:
             undecided = query.filter(f"({self.where}\n) is null")
-            for named in self.scores:
+            for named in partial:
                 named.require_scored(self.where, undecided[read[undecided]], shard_index, index)
         return matching & read
 

@@ -143,7 +143,8 @@ class ScoresOptions:
             raise ValueError(f"--column {self.column}: it is one of {', '.join(SCORE_COLUMNS)}")
         dataset, quantiles = open_dataset(self.dataset), self.at or QUANTILES
         scores = named_scores(dataset, self.teacher or ())
-        table = read_table(dataset, scores, self.column, by=self.by)
+        columns = {name: (own, self.column) for name, own in scores.items()}
+        table = read_table(dataset, columns, by=self.by)
         yield from describe_scores(table, self.column, quantiles, by=self.by)
         if self.html is not None:
             page = render_scores(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,14 @@ _ENDS = (0.005, 0.995)
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """One column of teachers' scores of the N documents that are read of a dataset.
+    """Columns of teachers' scores of the N documents that are read of a dataset.
 
     Attributes:
         shard: int64 [N], the shard of each.
         place: int64 [N], its place in the shard's index.
         num_text_bytes: int64 [N].
         group: N values of a field of the metadata, as text; all "" where none was asked for.
-        values: by the teacher's name, float64 [N], NaN where a document has none.
+        values: by the column's name, float64 [N], NaN where a document has none.
     """
 
     shard: NDArray[np.int64]
@@ -74,14 +75,13 @@ class Threshold:
 
 
 def read_table(
-    dataset: Dataset, scores: Mapping[str, ScoredDocuments], column: str, *, by: str = ""
+    dataset: Dataset, columns: Mapping[str, tuple[ScoredDocuments, str]], *, by: str = ""
 ) -> ScoreTable:
-    """Read a column of teachers' scores of all documents that aren't removed.
+    """Read columns of teachers' scores of all documents that aren't removed.
 
     Args:
         dataset: the dataset.
-        scores: by the name to show.
-        column: one of `SCORE_COLUMNS`.
+        columns: scores and one of `SCORE_COLUMNS`, by the name to show.
         by: a field of the metadata, "" for none.
 
     Raises:
@@ -90,29 +90,28 @@ def read_table(
     """
     if by:
         require_field(dataset.manifest, by)
+    for scores, column in columns.values():
+        scores.read_ranks([column])
 
-    def read(shard: int) -> dict[str, NDArray[Any]]:
-        index = dataset.read_index(shard, metadata=[by] if by else None)
-        read = np.delete(np.arange(len(index)), dataset.removed_of(shard))
-        told = index.metadata[by].to_pylist() if by else [""] * len(index)
-        group = ["(none)" if value is None else printable(str(value)) for value in told]
-        columns = {
-            "shard": np.full(len(index), shard),
-            "place": np.arange(len(index)),
-            "num_text_bytes": index.num_text_bytes,
-            "group": np.array(group, np.str_),
-        }
-        for name, own in scores.items():
-            columns[f"of {name}"] = own.read(shard, [column], index)[column].astype(np.float64)
-        return {name: values[read] for name, values in columns.items()}
+    def read(shard: int) -> tuple[NDArray[Any], ...]:
+        found = [own.read(shard, [name, "num_text_bytes"]) for own, name in columns.values()]
+        lengths = found[0]["num_text_bytes"]
+        group = np.full(len(lengths), "")
+        if by:
+            told = dataset.read_index(shard, metadata=[by]).metadata[by].to_pylist()
+            group = np.array(["(none)" if each is None else printable(str(each)) for each in told])
+        values = [own[name] for own, (_, name) in zip(found, columns.values(), strict=True)]
+        read = np.delete(np.arange(len(lengths)), dataset.removed_of(shard))
+        every = (np.full(len(lengths), shard), np.arange(len(lengths)), lengths, group, *values)
+        return tuple(each[read] for each in every)
 
-    for own in scores.values():
-        own.read_ranks([column])
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         parts = list(pool.map(read, range(len(dataset.manifest.shards))))
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    values = {name: joined.pop(f"of {name}") for name in scores}
-    return ScoreTable(**joined, values=values)
+    shard, place, lengths, group, *values = (
+        np.concatenate(each) for each in zip(*parts, strict=True)
+    )
+    by_name = {name: each.astype(np.float64) for name, each in zip(columns, values, strict=True)}
+    return ScoreTable(shard, place, lengths, group, by_name)
 
 
 def find_thresholds(
@@ -123,11 +122,22 @@ def find_thresholds(
     order = known[np.argsort(values[known], kind="stable")]
     ordered, found = values[order], []
     for quantile in quantiles if len(order) else ():
-        value = ordered[max(0, int(np.ceil(quantile * len(order))) - 1)]
+        value = ordered[place_of(quantile, len(order))]
         count = int(np.searchsorted(ordered, value, "right"))
         num_bytes = int(num_text_bytes[order[:count]].sum())
         found.append(Threshold(quantile, float(value), count, num_bytes))
     return found
+
+
+def place_of(quantile: float, count: int) -> int:
+    """Return the first place of an ordered list up to which there is such a share of it.
+
+    Example:
+        >>> place_of(0.5, 4), place_of(0.0, 4), place_of(0.35, 20)
+        (1, 0, 6)
+    """
+    # Rounded: 0.35 times 20 is a little more than 7.
+    return max(0, ceil(round(quantile * count, 6)) - 1)
 
 
 def describe_scores(
@@ -178,9 +188,9 @@ def describe_quantiles(dataset: Dataset) -> Iterator[str]:
         except ForeignLossesError:
             rows.append([name, "of another generation: run vocag score again", *[""] * 7])
             continue
-        for column in STORED_COLUMNS:
-            values = read_table(dataset, {name: scores}, column)
-            found = find_thresholds(values.values[name], values.num_text_bytes, QUANTILES)
+        table = read_table(dataset, {column: (scores, column) for column in STORED_COLUMNS})
+        for column, values in table.values.items():
+            found = find_thresholds(values, table.num_text_bytes, QUANTILES)
             rows.append([name, column, *(f"{each.value:.4g}" for each in found)])
     if len(rows) > 1:
         yield from format_table(rows, align="<<" + ">" * len(QUANTILES))

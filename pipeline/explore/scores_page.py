@@ -19,7 +19,13 @@ from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.charts import NOT_DRAWN, can_draw, draw_svg, line_chart
 from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.drawing.web_page import Child, render_page, tag
-from pipeline.explore.scores import ScoreTable, bin_edges, count_bins, describe_thresholds
+from pipeline.explore.scores import (
+    ScoreTable,
+    bin_edges,
+    count_bins,
+    describe_thresholds,
+    place_of,
+)
 from schemas.document import AlignedDocument, decode_document
 from schemas.sidecar import ShardLosses
 
@@ -106,7 +112,7 @@ def render_scores(
     order = known[np.argsort(first[known], kind="stable")]
     for quantile in quantiles if len(order) else ():
         children.append(tag("h2", f"Around quantile {quantile:g}"))
-        at = max(0, int(np.ceil(quantile * len(order))) - 1)
+        at = place_of(quantile, len(order))
         low = max(0, min(at - num_documents // 2, len(order) - num_documents))
         for row in order[low : low + num_documents].tolist():
             children.append(_document(dataset, scores, table, row, column))

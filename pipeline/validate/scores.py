@@ -78,18 +78,24 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
             f"{scores.path} has losses of {len(shards)} of {len(dataset.manifest.shards)} shards: "
             "run beam_jobs.score again for those that came since"
         )
+    no_tables = list[str]()
     for number, record in enumerate(scores.manifest.sidecars):
         of_shard = Findings(record.shard)
         try:
             shard = ShardToScore.open(documents, number, rule)
             messages = _contradictions(scores, record, shard, rule)
-            for message in messages or _table_contradictions(scores, record, shard, findings):
+            for message in messages or _table_contradictions(scores, record, shard, no_tables):
                 of_shard.add(CHECK, f"{record.file}: {message}")
         except OSError as error:
             findings.add(CHECK, f"{record.file} can't be read: {describe(error)}")
         except DatasetError as error:
             findings.add(CHECK, str(error))
         findings.take_over(of_shard)
+    if no_tables:
+        findings.note(
+            f"{len(no_tables)} tables of documents' scores, such as {no_tables[0]}, are not there: "
+            "they follow from the losses, and beam_jobs.score writes them"
+        )
 
 
 def _contradictions(
@@ -123,14 +129,14 @@ def _contradictions(
 
 
 def _table_contradictions(
-    scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, findings: Findings
+    scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, missing: list[str]
 ) -> list[str]:
-    """Return whether the table of documents' scores is not what the losses give."""
+    """Return whether the table of documents' scores is not what the losses give; note its lack."""
     name = document_scores_name(record.file)
     try:
         data = read_whole(f"{scores.location}/{name}")
     except FileNotFoundError:
-        findings.note(f"{name} is not there: it is made again by beam_jobs.score, or while reading")
+        missing.append(name)
         return []
     own = decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
     losses = decode_sidecar(read_whole(f"{scores.location}/{record.file}"), where=record.file)
