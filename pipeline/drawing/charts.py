@@ -93,7 +93,7 @@ def line_chart(
             axes, {name: drawn[name] for name in names}, loc="center left", bbox_to_anchor=(1, 0.5)
         )
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label), ylim=y_range)
-        if not isinstance(x[0], str):
+        if not any(isinstance(each, str) or each % 1 for each in x):
             axes.xaxis.set_major_formatter(EngFormatter())
             axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
     return figure

@@ -126,8 +126,7 @@ def _draw(table: ScoreTable, values: NDArray[np.float64], name: str, column: str
         counts = count_bins(values[chosen], edges)
         lines[group or "all"] = (counts / max(1, counts.sum())).tolist()
     middles = ((edges[:-1] + edges[1:]) / 2).tolist()
-    labels = [f"{middle:.2f}" for middle in middles]
-    return draw_svg(line_chart(name, labels, lines, x_label=column, y_label="share of documents"))
+    return draw_svg(line_chart(name, middles, lines, x_label=column, y_label="share of documents"))
 
 
 def _document(
