@@ -15,6 +15,7 @@ from pipeline.dataset.selection import select_documents
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.errors import ForeignLossesError
+from tests.pipeline.dataset.test_document_scores import losses_of
 from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 from tests.support.scored_data import (
@@ -24,6 +25,7 @@ from tests.support.scored_data import (
     score_arguments,
     write_world,
 )
+from tests.support.stored_scores import document_scores, write_scores
 
 pytest.importorskip("duckdb")
 
@@ -159,3 +161,26 @@ def test_a_mixtures_datasets_are_scored_by_their_conditions(
     batch = AlignedRows(config).__getitems__(range(12))
     assert set(batch["source"].tolist()) == {0, 1}
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
+
+
+def test_one_teacher_scores_what_another_chose(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ignored = shutil.ignore_patterns("plans", "*teacher-*")
+    shutil.copytree(world, tmp_path / "part", ignore=ignored)
+    root, where = tmp_path / "part", "cheap.rank <= 0.5 and good"
+    cheap = write_scores(root / "data", "org/cheap", losses_of(6))
+    run_score(root, "--where", where)
+    (dear,) = [one for one in list_scores(str(root / "data")) if one.manifest.rule.where]
+    assert dear.manifest.rule.where == f'"{cheap.rule.fingerprint[:16]}".rank <= 0.5 and good'
+    found = {name: own["rank"] or 0 for name, own in document_scores(root / "data", cheap).items()}
+    right = {name for name, rank in found.items() if rank <= 0.5 and int(name[6:]) % 2 == 0}
+    scored = document_scores(root / "data", dear.manifest)
+    assert {name for name, own in scored.items() if own["bits_per_byte"] is not None} == right
+    data = Reading(str(root / "data"), where)
+    rows = AlignedRows(StreamConfig(data, seq_length=SEQ_LENGTH, stored_losses="teacher"))
+    batch = rows.__getitems__(range(len(rows)))
+    assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
+    assert check_scores(open_dataset(root / "data"), teacher=None).found == []
+    run_score(root, "--where", where)
+    assert "is finished" in capsys.readouterr().out

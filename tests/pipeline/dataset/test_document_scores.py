@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -120,6 +121,16 @@ def test_documents_are_chosen_by_losses(
     }
     assert chosen(open_dataset(folder), where) == right
     assert 0 < len(right) < 25
+
+
+def test_remote_datasets_have_the_same_columns(scored: tuple[Path, Any]) -> None:
+    where = "qwen.rank < 0.5 and qwen.bits_per_byte_rank < 0.6"
+    store = fsspec.filesystem("memory")
+    store.put(str(scored[0]), "/scored", recursive=True)
+    expected = chosen(open_dataset(scored[0]), where)
+    assert chosen(open_dataset("memory://scored"), where) == expected
+    assert expected
+    store.rm("/scored", recursive=True)
 
 
 def test_columns_are_what_the_losses_give(scored: tuple[Path, Any]) -> None:
