@@ -43,6 +43,8 @@ ALLOWED = {
     "pipeline.training": "pipeline.models pipeline.streaming pipeline.scoring pipeline.guidance"
     " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
     " pipeline.selection_rule vocag_cli",
+    "pipeline.transfer": "pipeline.models pipeline.dataset pipeline.alignment"
+    " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
     "pipeline.evaluation": "pipeline.models.teacher_files"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
@@ -112,6 +114,7 @@ LOADS_NO = {
     "beam_jobs.report.page pipeline.figures.command": "matplotlib",
     "pipeline.streaming": _TOKENIZERS,
     "megatron_plugin.arguments": f"{_FRAMEWORKS} numba",
+    "pipeline.transfer.command pipeline.transfer.acceptance_command": "torch transformers",
     "pipeline.training.command": "torch transformers",  # its --help needs no model code
 }
 

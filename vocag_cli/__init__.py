@@ -22,6 +22,12 @@ GROUPS = {
     },
     "train": {
         "train": ("pipeline.training.command", "hf", "train a student on a dataset"),
+        "transfer": ("pipeline.transfer.command", "hf", "give a model another tokenizer"),
+        "acceptance": (
+            "pipeline.transfer.acceptance_command",
+            "hf",
+            "measure how well one model drafts for another",
+        ),
         "export": ("megatron_plugin.export_command", "megatron", "convert a Megatron checkpoint"),
         "evaluate": ("pipeline.evaluation.command", "evaluate", "measure a student on nine sets"),
         "figures": ("pipeline.figures.command", "hf", "draw the paper's figures"),

@@ -3,13 +3,12 @@ r"""A student that knows English: SmolLM2 with few of its layers and a vocabular
     python examples/prove/student.py --text prove/text/heal.jsonl --source prove/smollm2 \
         --output prove/student --vocab-size 8192 --layers 0 1 2 15 28 29
 
-The vocabulary is a byte-level BPE of the text. Every new token's embedding is the mean of the old
-ones that cover the same bytes of that text; what a cut model has forgotten, healing has to mend.
+The vocabulary is a byte-level BPE of the text, its embeddings are made as `vocag transfer` makes
+them; what a cut model has forgotten, healing has to mend.
 """
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import batched
 from pathlib import Path
@@ -20,10 +19,9 @@ from transformers import AutoModelForCausalLM
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.tokenization import load_tokenizer
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from prove.vocabulary_transfer import count_pairs, keep_layers, transfer_vocabulary
+from pipeline.transfer.model import keep_layers, transfer_vocabulary
+from pipeline.transfer.origins import find_origins
+from pipeline.transfer.pairs import count_pairs
 
 END = "<|endoftext|>"
 
@@ -77,19 +75,14 @@ def main() -> None:
     new = load_tokenizer(str(options.output))
     model = keep_layers(AutoModelForCausalLM.from_pretrained(options.source), options.layers)
     end = new.find_token(END)
-    num_unseen = transfer_vocabulary(
-        model,
-        count_pairs(align_texts(texts, options.output, options.source)),
-        new.vocab_size,
-        same={end: old.find_token(END)},
-        bos_token_id=end,
-        eos_token_id=end,
-    )
+    pairs = count_pairs(align_texts(texts, options.output, options.source))
+    origins = find_origins(new, old, pairs)
+    transfer_vocabulary(model, origins, bos_token_id=end, eos_token_id=end)
     model.save_pretrained(options.output)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{options.output}: {size / 1e6:.1f} M parameters, layers {options.layers}, "
-        f"{new.vocab_size} tokens of which {num_unseen} never occur in {options.text}"
+        f"{new.vocab_size} tokens: {origins.counts()}"
     )
 
 

@@ -1,6 +1,5 @@
 """`vocag figures`: the paper's figures, from real tokenizers, texts and models."""
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -129,9 +128,11 @@ class AlignmentOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print, and write the figure where one is wanted."""
+        from pipeline.dataset.texts import read_texts
         from pipeline.figures.alignment import describe_chunking, draw_chunking, measure_chunking
 
-        texts = _read_texts(self.input, self.text_field)
+        documents = read_texts([str(self.input)], text_field=self.text_field)
+        texts = [document.text.decode() for document in documents]
         loaded = _load_all((self.student, self.teacher))
         (student, students_own), (teacher, teachers_own) = loaded.items()
         chunks = sorted(set(self.chunks))
@@ -237,24 +238,6 @@ def _load_all(sources: Sequence[str]) -> "dict[str, Tokenizer]":
     if len(set(names)) < len(names):
         raise ValueError(f"several tokenizers are called {', '.join(names)}: write NAME=SOURCE")
     return {name: _load(source) for name, source in zip(names, sources, strict=True)}
-
-
-def _read_texts(path: Path, text_field: str) -> list[str]:
-    text = path.read_text("utf-8")
-    if path.suffix == ".txt":
-        return [text]
-    texts = []
-    # Not splitlines: a JSON string may hold U+2028, which it takes for a line's end.
-    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        found = record.get(text_field) if isinstance(record, dict) else None
-        if not isinstance(found, str):
-            raise ValueError(f'{path}, line {number} has no text "{text_field}": see --text-field')
-        texts.append(found)
-    return texts
 
 
 def _require_page(output: Path | None) -> None:

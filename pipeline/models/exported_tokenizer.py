@@ -64,8 +64,8 @@ class ExportedTokenizer:
         return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
 
 
-class _Known(NamedTuple):
-    """A text, where it is from, and the ids that the dataset's tokenizer gives it."""
+class KnownText(NamedTuple):
+    """A text, where it is from, and the ids that its own tokenizer gives it."""
 
     place: str
     text: str
@@ -98,6 +98,28 @@ def export_tokenizer(
     """
     record = record or dataset.manifest.student
     own = load_dataset_tokenizer(dataset, "student")
+    known = list(_known_documents(dataset, own, max_documents))
+    return convert_tokenizer(own, record, known, config=config)
+
+
+def convert_tokenizer(
+    own: Tokenizer,
+    record: TokenizerRecord,
+    known: Iterable[KnownText],
+    *,
+    config: Mapping[str, Any],
+) -> ExportedTokenizer:
+    """Make a tokenizer for `transformers` and prove it on texts.
+
+    Args:
+        own: the tokenizer.
+        record: what `pipeline.dataset.conventions.describe_tokenizer` says of it.
+        known: texts with its ids.
+        config: the model's `config.json`.
+
+    Raises:
+        TokenizerError: ids differ on a text, or there is no conversion.
+    """
     definition, names = _definition(own, record)
     special = _special_ids(names, record)
     before = _before(record)
@@ -105,16 +127,12 @@ def export_tokenizer(
     # reads them as text, so that no document can forge one. Such texts can't be equal.
     plain = record.special_strings == "plain"
     control = tuple(control_tokens(definition)) if plain else ()
-    documents = [
-        known
-        for known in _known_documents(dataset, own, max_documents)
-        if not any(name in known.text for name in control)
-    ]
+    documents = [text for text in known if not any(name in text.text for name in control)]
     if not documents:
         logger.warning(
-            "no document of %s keeps or spells its text: the exported tokenizer is proven on "
-            "probe texts only",
-            dataset.location,
+            "no text is known that %s has tokenized: the exported tokenizer is proven on probe "
+            "texts only",
+            record.source,
         )
     settings = {f"{name}_token": names[token_id] for name, token_id in special.items()}
     # This class takes the file as it is, in transformers 4 and 5.
@@ -131,7 +149,7 @@ def export_tokenizer(
         text
         for place, (text, ids) in enumerate(zip(probes, of_probes, strict=True))
         if place not in batch.failures
-        and _difference(loaded, _Known("", text, ids.tolist()), before) is not None
+        and _difference(loaded, KnownText("", text, ids.tolist()), before) is not None
     ]
     if differing:
         logger.warning(
@@ -151,7 +169,7 @@ def export_tokenizer(
 def _load_as_proven(
     files: Mapping[str, bytes],
     config: Mapping[str, Any],
-    documents: Sequence[_Known],
+    documents: Sequence[KnownText],
     before: Sequence[int],
 ) -> tuple[str, Any]:
     """Return the folder below the model's where the files are read as they should, and what reads.
@@ -233,7 +251,7 @@ def _dump(body: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True)}\n".encode()
 
 
-def _require_equal(loaded: Any, documents: Iterable[_Known], before: Sequence[int]) -> None:
+def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence[int]) -> None:
     """Raise on a document whose ids differ."""
     for known in documents:
         place = _difference(loaded, known, before)
@@ -245,7 +263,7 @@ def _require_equal(loaded: Any, documents: Iterable[_Known], before: Sequence[in
             )
 
 
-def _difference(loaded: Any, known: _Known, before: Sequence[int]) -> int | None:
+def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | None:
     """Return the first token that differs, None where all are equal."""
     found = loaded(known.text, add_special_tokens=False)["input_ids"]
     if found == known.ids:
@@ -255,7 +273,7 @@ def _difference(loaded: Any, known: _Known, before: Sequence[int]) -> int | None
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(found), len(known.ids)))
 
 
-def _known_documents(dataset: Dataset, own: Tokenizer, limit: int) -> Iterator[_Known]:
+def _known_documents(dataset: Dataset, own: Tokenizer, limit: int) -> Iterator[KnownText]:
     """Yield the first documents of every shard whose text is known, about as many of each."""
     shards = dataset.manifest.shards[: max(limit, 1)]
     each = -(-limit // max(len(shards), 1))
@@ -271,4 +289,4 @@ def _known_documents(dataset: Dataset, own: Tokenizer, limit: int) -> Iterator[_
             text = find_text(document, {"student": lambda: own})
             if text is not None:
                 place = f"document {json.dumps(document.document_id)} of {record.file}"
-                yield _Known(place, text.decode(), document.student.input_ids.tolist())
+                yield KnownText(place, text.decode(), document.student.input_ids.tolist())

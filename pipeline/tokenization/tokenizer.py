@@ -17,7 +17,7 @@ sum. The fast path is exact or it is not taken:
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -159,6 +159,11 @@ class Tokenizer:
         if not tiles_text(byte_offsets, num_text_bytes):
             return None
         return self._vocabulary.spell_text(input_ids, byte_offsets)
+
+    @property
+    def named_tokens(self) -> Mapping[str, int]:
+        """Ids of added and control tokens, by the names that the tokenizer's file gives them."""
+        return self._reference.named_tokens
 
     def base_vocabulary(self) -> dict[str, bytes]:
         """Return the model's own token strings and the bytes they stand for.

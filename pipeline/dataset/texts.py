@@ -1,0 +1,73 @@
+"""Texts of a dataset or of plain files, for commands that need some text and no alignment."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pipeline.batches import SourceDocument
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.selection import select_documents
+from pipeline.dataset.tokenizers import text_in
+from schemas.document import decode_document
+
+logger = logging.getLogger(__name__)
+
+
+def read_texts(sources: Iterable[str], *, text_field: str = "text") -> Iterator[SourceDocument]:
+    """Yield the texts of datasets and files, in their order.
+
+    Args:
+        sources: a .jsonl file, a .txt file, which is one text, or an aligned dataset, whose texts
+            are those that were kept or that its tokens spell.
+        text_field: the field of each line that holds the text.
+
+    Raises:
+        ValueError: a line without a text, or a dataset of which no document has its text.
+
+    Example:
+        >>> next(read_texts(["corpus.jsonl"])).text  # doctest: +SKIP
+        b'Probability, Uncertainty'
+    """
+    for source in sources:
+        if source.endswith(".txt"):
+            yield SourceDocument(source, Path(source).read_bytes())
+        elif source.endswith(".jsonl"):
+            yield from _of_lines(Path(source), text_field)
+        else:
+            yield from _of_dataset(source)
+
+
+def _of_lines(path: Path, text_field: str) -> Iterator[SourceDocument]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            found = record.get(text_field) if isinstance(record, dict) else None
+            if not isinstance(found, str):
+                raise ValueError(
+                    f'{path}, line {number} has no text "{text_field}": see --text-field'
+                )
+            yield SourceDocument(f"{path}:{number}", found.encode())
+
+
+def _of_dataset(source: str) -> Iterator[SourceDocument]:
+    documents = select_documents(open_dataset(source))
+    num_found = num_lost = 0
+    for number in range(len(documents.dataset.manifest.shards)):
+        index, kept = documents.read(number, with_names=True)
+        wanted = None if kept is None else kept.nonzero()[0].tolist()
+        for _, sample in documents.dataset.samples(number, index, documents=wanted):
+            document = decode_document(sample)
+            text = text_in(documents.dataset, document)
+            num_found, num_lost = num_found + (text is not None), num_lost + (text is None)
+            if text is not None:
+                yield SourceDocument(document.document_id, text)
+    if num_lost:
+        logger.warning("%s: %d documents neither keep nor spell their text", source, num_lost)
+    if not num_found:
+        raise ValueError(
+            f"{source}: no document has its text; align it with --keep-text, or name the files"
+        )

@@ -1,0 +1,1 @@
+"""Another tokenizer for a model that exists, and how well one model drafts for another."""

@@ -1,0 +1,216 @@
+"""How many tokens of a draft model a target model accepts in speculative decoding.
+
+The draft proposes some tokens, the target reads them in one pass, keeps those before the first one
+that it would not have written, and adds one of its own. What comes out is the target's own
+continuation, so it is written first, and rounds are counted along it.
+
+With one vocabulary the draft reads that continuation in a single pass. A greedy round accepts
+tokens as long as they are the draft's likeliest, too. A sampled one (Leviathan et al. 2023,
+arXiv 2211.17192) emits token x by accepting the draft's with probability min(p(x), q(x)) / p(x),
+given that x is emitted, so that accepting is decided along the target's sample: the same rounds in
+distribution. Expectations are computed, nothing is drawn but the target's sample.
+
+With two vocabularies, as in universal assisted decoding, the draft reads the text so far in its own
+tokens, writes some, and their bytes are tokenized again by the target's tokenizer: accepted as long
+as they are the tokens of the target's continuation.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from pipeline.models.fit import tokenize_alike
+from pipeline.tokenization import Tokenizer
+from pipeline.transfer.measure import context_of
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What became of proposals; add it up.
+
+    Attributes:
+        rounds: passes of the target, expected ones where sampled.
+        proposed: tokens of the draft, in the target's tokens.
+        accepted: those that were kept.
+    """
+
+    rounds: float = 0.0
+    proposed: float = 0.0
+    accepted: float = 0.0
+
+    def __add__(self, other: "Acceptance") -> "Acceptance":
+        """Return both."""
+        return Acceptance(
+            self.rounds + other.rounds,
+            self.proposed + other.proposed,
+            self.accepted + other.accepted,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Share of the proposed tokens that was accepted; 0 if none was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def length(self) -> float:
+        """Tokens that come out of a round, the target's own among them; 1 is no gain."""
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+
+    def encode(self, text: bytes) -> list[int] | None:
+        """Return a text's tokens behind the context token; None where it can't be tokenized."""
+        batch = self.tokenizer.tokenize_batch([text])
+        if batch.failures:
+            return None
+        return [context_of(self.tokenizer), *batch.input_ids.tolist()]
+
+    def spell(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of tokens."""
+        return b"".join(map(self.tokenizer.token_bytes, ids))
+
+    @torch.inference_mode()
+    def write(self, ids: Sequence[int], num_tokens: int, *, sampled: bool) -> list[int]:
+        """Return a continuation of at most so many tokens, at temperature 1 where sampled."""
+        end = self.tokenizer.eos_token_id
+        how = GenerationConfig(
+            max_new_tokens=num_tokens,
+            do_sample=sampled,
+            top_k=0 if sampled else None,
+            eos_token_id=end,
+            pad_token_id=0 if end is None else end,
+        )
+        given = torch.tensor([list(ids)], device=self.model.device)
+        whole = cast(Any, self.model).generate(
+            given, attention_mask=torch.ones_like(given), generation_config=how
+        )
+        written: list[int] = whole[0, len(ids) :].tolist()
+        return written
+
+    @torch.inference_mode()
+    def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:
+        """Return the log-probabilities of the last tokens' places, float32 [num_tokens, V]."""
+        given = torch.tensor([list(ids)], device=self.model.device)
+        logits = cast(Any, self.model)(input_ids=given, use_cache=False).logits[0]
+        predicted: Tensor = logits[-num_tokens - 1 : -1].float().log_softmax(-1)
+        return predicted
+
+
+def measure_acceptance(
+    target: Side,
+    draft: Side,
+    prompts: Sequence[bytes],
+    *,
+    sampled: bool,
+    num_tokens: int = 64,
+    num_proposed: int = 5,
+) -> Iterator[Acceptance]:
+    """Yield what becomes of a draft's proposals after each prompt.
+
+    Args:
+        target: whose continuations are written.
+        draft: whose tokens are proposed.
+        prompts: UTF-8.
+        sampled: sample both at temperature 1; else take the likeliest tokens.
+        num_tokens: of a continuation.
+        num_proposed: the draft's tokens of a round.
+
+    Raises:
+        ValueError: a prompt that the target's tokenizer can't read.
+
+    Example:
+        >>> sum(measure_acceptance(target, draft, [b"Two and two"], sampled=False), Acceptance())
+        Acceptance(rounds=17.0, proposed=80.0, accepted=47.0)
+    """
+    shared = tokenize_alike(target.tokenizer, draft.tokenizer)
+    for number, prompt in enumerate(prompts):
+        ids = target.encode(prompt)
+        if ids is None:
+            raise ValueError(f"prompt {number} can't be read by {target.tokenizer.source}")
+        written = target.write(ids, num_tokens, sampled=sampled)
+        if shared:
+            chances = _chances(target, draft, ids, written, sampled=sampled)
+            yield _count_rounds(chances, num_proposed)
+        else:
+            yield _count_texts(target, draft, prompt, written, num_proposed, sampled=sampled)
+
+
+def _chances(
+    target: Side, draft: Side, ids: list[int], written: list[int], *, sampled: bool
+) -> list[float]:
+    """Return for each written token the chance that it was accepted, given that it was written."""
+    expected = draft.predict(ids + written, len(written))
+    tokens = torch.tensor(written, device=expected.device)
+    if not sampled:
+        return (expected.argmax(-1) == tokens).double().tolist()
+    own = target.predict(ids + written, len(written))
+    num_known = min(own.shape[-1], expected.shape[-1])  # beyond it there is padding alone
+    tokens = tokens.clamp_max(num_known - 1)[:, None]
+    ratio = expected.gather(1, tokens) - own.gather(1, tokens)
+    return ratio.exp().clamp_max(1.0)[:, 0].double().tolist()
+
+
+def _count_rounds(chances: Sequence[float], num_proposed: int) -> Acceptance:
+    """Return the expected counts, by the chance that a round starts at each written token."""
+    starts = [1.0] + [0.0] * (len(chances) + num_proposed + 1)
+    rounds = proposed = accepted = 0.0
+    for first in range(len(chances)):
+        # The target adds a token: proposals that would leave no room for it are never made.
+        last = min(first + num_proposed, len(chances) - 1)
+        reached = starts[first]
+        rounds, proposed = rounds + reached, proposed + reached * (last - first)
+        for place in range(first, last):
+            # A rejected proposal is where the target's own token comes out, and the round ends.
+            starts[place + 1] += reached * (1 - chances[place])
+            reached *= chances[place]
+            accepted += reached
+        starts[last + 1] += reached
+    return Acceptance(rounds, proposed, accepted)
+
+
+def _count_texts(
+    target: Side,
+    draft: Side,
+    prompt: bytes,
+    written: list[int],
+    num_proposed: int,
+    *,
+    sampled: bool,
+) -> Acceptance:
+    """Return the counts of rounds in which the draft's bytes are tokenized again."""
+    done, total = 0, Acceptance()
+    while done < len(written):
+        text = prompt + target.spell(written[:done])
+        room = min(num_proposed, len(written) - done - 1)
+        found = _propose(target, draft, text, num_proposed, sampled=sampled)[:room]
+        pairs = zip(found, written[done:], strict=False)
+        matching = next((n for n, (a, b) in enumerate(pairs) if a != b), len(found))
+        total += Acceptance(1, len(found), matching)
+        done += matching + 1
+    return total
+
+
+def _propose(
+    target: Side, draft: Side, text: bytes, num_proposed: int, *, sampled: bool
+) -> list[int]:
+    """Return the draft's continuation of a text in the target's tokens; none amid a character."""
+    ids = draft.encode(text)
+    if ids is None:
+        return []
+    more = draft.spell(draft.write(ids, num_proposed, sampled=sampled))
+    # A character that the draft has begun is left to the target.
+    whole = (text + more).decode(errors="ignore").encode()
+    batch = target.tokenizer.tokenize_batch([whole])
+    starts = batch.byte_offsets[:, 0]
+    behind = batch.input_ids[starts >= len(text)].tolist()
+    return behind if len(text) in starts and not batch.failures else []

@@ -1,0 +1,110 @@
+"""`vocag acceptance`: how well one model drafts for another."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from pipeline.drawing.printing import print_lines
+from vocag_cli.options import ModelSource, Option, parse_options
+
+_EPILOG = """\
+examples:
+  vocag acceptance models/target models/draft --text corpus.jsonl
+      Continue the beginnings of 20 texts, greedily and sampled.
+
+Models with one tokenizer are compared token by token. With two, the draft's text is tokenized again
+by the target's tokenizer, as in transformers' universal assisted generation. Length is how many
+tokens come out of one pass of the target, its own token among them: 1.0 is no gain."""
+
+
+@dataclass(frozen=True)
+class AcceptanceOptions:
+    """Measure how many of a draft's tokens its target accepts in speculative decoding.
+
+    Attributes:
+        target: folder or Hugging Face repository of the model that decides.
+        draft: folder or Hugging Face repository of the model that proposes.
+        text: .jsonl and .txt files or aligned datasets whose texts' beginnings are continued.
+        prompts: how many texts.
+        prompt_bytes: length of a beginning.
+        tokens: target tokens of a continuation.
+        proposed: tokens that the draft proposes in a round.
+        text_field: field of each line that holds the text.
+        seed: of the sampled continuations.
+    """
+
+    target: Annotated[ModelSource, Option("TARGET", form="positional")]
+    draft: Annotated[ModelSource, Option("DRAFT", form="positional")]
+    text: tuple[str, ...]
+    prompts: int = 20
+    prompt_bytes: int = 400
+    tokens: int = 64
+    proposed: int = 5
+    text_field: Annotated[str, Option("NAME")] = "text"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        for name, least in (("prompts", 1), ("prompt_bytes", 1), ("tokens", 2), ("proposed", 1)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least {least}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
+
+    def lines() -> Iterator[str]:
+        options = parse_options(AcceptanceOptions, argv, prog="vocag acceptance", epilog=_EPILOG)
+        return _measure(options)
+
+    return print_lines("vocag acceptance", lines)
+
+
+def _measure(options: AcceptanceOptions) -> Iterator[str]:
+    # help does without all of these
+    from itertools import islice
+
+    import torch
+    from tqdm import tqdm
+    from transformers import AutoModelForCausalLM
+
+    from pipeline.dataset.texts import read_texts
+    from pipeline.models.fit import tokenize_alike
+    from pipeline.models.teacher_files import find_folder
+    from pipeline.tokenization import load_tokenizer
+    from pipeline.transfer.acceptance import Acceptance, Side, measure_acceptance
+    from pipeline.transfer.run import cut_text
+
+    def load(source: str) -> Side:
+        folder = find_folder(source, role="model")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        return Side(model, load_tokenizer(str(folder)))
+
+    texts = read_texts(options.text, text_field=options.text_field)
+    prompts = [
+        cut_text(document.text, options.prompt_bytes)
+        for document in islice((one for one in texts if one.text), options.prompts)
+    ]
+    if not prompts:
+        raise ValueError(f"--text {' '.join(options.text)} holds no text")
+    target, draft = load(options.target), load(options.draft)
+    shared = tokenize_alike(target.tokenizer, draft.tokenizer)
+    yield f"{len(prompts)} prompts, {'one vocabulary' if shared else 'two vocabularies'}"
+    for name, sampled in (("greedy", False), ("sampled", True)):
+        torch.manual_seed(options.seed)
+        each = measure_acceptance(
+            target,
+            draft,
+            prompts,
+            sampled=sampled,
+            num_tokens=options.tokens,
+            num_proposed=options.proposed,
+        )
+        bar = tqdm(each, total=len(prompts), desc=name, disable=None)
+        found = sum(bar, Acceptance())
+        yield (
+            f"  {name:<8} rate {found.rate:.3f}, length {found.length:.2f} "
+            f"({found.accepted:.0f} of {found.proposed:.0f} proposed tokens accepted in "
+            f"{found.rounds:.0f} rounds)"
+        )

@@ -1,0 +1,41 @@
+"""`vocag transfer`: another tokenizer for a model."""
+
+from collections.abc import Iterator
+
+from pipeline.drawing.printing import print_lines
+from pipeline.transfer.options import TransferOptions
+from vocag_cli.options import parse_options
+
+_EPILOG = """\
+examples:
+  vocag transfer models/smollm2 --tokenizer models/llama2 --text corpus.jsonl --output student
+      SmolLM2 with Llama 2's vocabulary.
+  vocag transfer models/smollm2 --tokenizer models/llama2 --text aligned --layers 0 1 2 15 28 29 \\
+      --output draft
+      A draft of six layers, by the texts of an aligned dataset.
+
+Where each new token's embedding and output row come from, the first rule that applies:
+  special    a control token: the old one of the same name, else of the same role
+  copied     an old token spells the same bytes
+  seen       it occurs in the text: the old tokens that cover its bytes there, by how often
+  segmented  the old tokenizer's own tokens of its bytes, in equal parts
+  mean       all old tokens
+
+A transplanted model has lost part of what it knew. To win it back, train it with the old model as
+the teacher:
+  vocag align --input corpus.jsonl --student student --teacher models/smollm2 --output aligned
+  vocag score aligned --teacher models/smollm2 --seq-length 1024 --top-k 16
+  vocag train --data aligned --stored-losses smollm2 --student student --method distill \\
+      --seq-length 1024 --output healed"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
+
+    def lines() -> Iterator[str]:
+        options = parse_options(TransferOptions, argv, prog="vocag transfer", epilog=_EPILOG)
+        from pipeline.transfer.run import transfer_model  # help does without
+
+        return transfer_model(options)
+
+    return print_lines("vocag transfer", lines)

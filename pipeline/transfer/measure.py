@@ -1,0 +1,62 @@
+"""Bits per byte of short texts by a model's own logits, whatever it does to them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from pipeline.tokenization import Tokenizer
+
+
+def context_of(tokenizer: Tokenizer) -> int:
+    """Return the token before a text: what rows put there, else what ends a document.
+
+    Raises:
+        ValueError: the tokenizer has neither, so that a text's first token would have no loss.
+    """
+    around = tokenizer.around_text
+    candidates = (around.first_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    found = next((token for token in candidates if token is not None), None)
+    if found is None:
+        raise ValueError(
+            f"tokenizer {tokenizer.source} has no token that begins a text, nor one that ends it: "
+            "a text's first token would have no loss"
+        )
+    return found
+
+
+@torch.inference_mode()
+def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
+    """Return a model's mean code length of some texts, in bits per byte.
+
+    Comparable between any tokenizers: the losses of the texts' own tokens by the texts' bytes.
+
+    Args:
+        model: a causal language model, on its device.
+        tokenizer: its own.
+        texts: UTF-8, each short enough for the model's positions.
+
+    Raises:
+        ValueError: a text that can't be tokenized, or has no bytes.
+
+    Example:
+        >>> bits_per_byte(model, tokenizer, [b"Two and two is four."])  # doctest: +SKIP
+        1.21
+    """
+    batch = tokenizer.tokenize_batch(list(texts))
+    if batch.failures:
+        place, reason = next(iter(batch.failures.items()))
+        raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
+    context, total = context_of(tokenizer), 0.0
+    for place in range(len(texts)):
+        own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
+        ids = torch.tensor([[context, *own]], device=model.device)
+        logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
+        total += float(cross_entropy(logits.double(), ids[0, 1:], reduction="sum"))
+    num_bytes = sum(map(len, texts))
+    if not num_bytes:
+        raise ValueError("there is no text to measure on")
+    return total / math.log(2) / num_bytes

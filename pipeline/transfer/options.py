@@ -1,0 +1,44 @@
+"""The options of `vocag transfer`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from vocag_cli.options import Folder, ModelSource, Option, TokenizerSource
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """Give a pretrained model another tokenizer: new embeddings and output layer from the old.
+
+    Attributes:
+        model: folder or Hugging Face repository of a causal language model with its tokenizer.
+        tokenizer: the new one: a tokenizer.json, a SentencePiece model, a folder that holds one, or
+            a Hugging Face repository.
+        text: texts in which tokens are seen and on which the model is measured: .jsonl and .txt
+            files, or aligned datasets. Some megabytes of the text to train on are enough.
+        output: folder for the new model.
+        layers: keep these layers only, counted from 0 (default: all).
+        text_field: field of each line that holds the text.
+        text_megabytes: read no more text than this.
+        multiple: pad the number of rows to a multiple, such as 128 for tensor cores.
+    """
+
+    model: Annotated[ModelSource, Option("MODEL", form="positional")]
+    tokenizer: TokenizerSource
+    text: tuple[str, ...]
+    output: Folder
+    layers: tuple[int, ...] = ()
+    text_field: Annotated[str, Option("NAME")] = "text"
+    text_megabytes: int = 64
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the counts, and that nothing is overwritten."""
+        for name in ("text_megabytes", "multiple"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least 1")
+        output = Path(self.output)
+        if output.exists() and any(output.iterdir()):
+            raise ValueError(f"--output {output} is not empty: name a new folder")

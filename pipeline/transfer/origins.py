@@ -1,0 +1,188 @@
+"""Where each row of a new vocabulary's embeddings comes from: five rules, the first that applies.
+
+    special    a control token: the old one of the same name, else of the same role
+    copied     an old token spells the same bytes
+    seen       the token occurs in the text: the old tokens that cover its bytes there, by how often
+    segmented  the old tokenizer's own tokens of its bytes, in equal parts
+    mean       all old rows
+
+A token that neither vocabulary spells (WordPiece) is never copied or segmented.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.tokenization import Tokenizer
+from pipeline.transfer.pairs import TokenPairs
+
+SPECIAL, COPIED, SEEN, SEGMENTED, MEAN = range(5)
+RULES = ("special", "copied", "seen", "segmented", "mean")
+
+# By its role, what a control token is called where the tokenizer's file doesn't name the role.
+_NAMES_OF_ROLES = {
+    "unk": ("<unk>", "[UNK]", "<|unk|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>"),
+}
+# What stands in for a role that the old vocabulary lacks.
+_INSTEAD = {"bos": "eos", "pad": "eos", "eos": "bos"}
+# No tokenizer joins a line's end and what follows it, so what follows is segmented as amid a text.
+_BEFORE = b"\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Origins:
+    """From which old rows each new row is made.
+
+    Attributes:
+        rules: uint8 [V_new], places in `RULES`.
+        new_ids: int64 [P]; tokens of rule "mean" have no pair.
+        old_ids: int64 [P].
+        shares: float64 [P], of each new token 1 in all.
+    """
+
+    rules: NDArray[np.uint8]
+    new_ids: NDArray[np.int64]
+    old_ids: NDArray[np.int64]
+    shares: NDArray[np.float64]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many tokens each rule made."""
+        return dict(zip(RULES, np.bincount(self.rules, minlength=5).tolist(), strict=True))
+
+
+def find_origins(new: Tokenizer, old: Tokenizer, pairs: TokenPairs) -> Origins:
+    """Return where each row of a new vocabulary comes from.
+
+    Args:
+        new: the new tokenizer.
+        old: the model's own.
+        pairs: which of their tokens cover the same text.
+
+    Raises:
+        ValueError: pairs of other tokenizers.
+
+    Example:
+        >>> find_origins(new, old, pairs).counts()  # doctest: +SKIP
+        {'special': 3, 'copied': 18391, 'seen': 2210, 'segmented': 11396, 'mean': 0}
+    """
+    for side, ids, own in (("new", pairs.new_ids, new), ("old", pairs.old_ids, old)):
+        if ids.max(initial=-1) >= own.vocab_size:
+            raise ValueError(
+                f"{side} token {ids.max()} exceeds the {side} vocabulary's {own.vocab_size}: the "
+                "text was aligned with other tokenizers"
+            )
+    rules = np.full(new.vocab_size, MEAN, np.uint8)
+    found: dict[int, Sequence[int]] = {}
+
+    def take(rule: int, sources: Mapping[int, Sequence[int]]) -> None:
+        free = {token: ids for token, ids in sources.items() if ids and rules[token] == MEAN}
+        found.update(free)
+        rules[list(free)] = rule
+
+    take(SPECIAL, _special_tokens(new, old))
+    take(COPIED, _same_bytes(new, old))
+    seen = np.zeros(new.vocab_size, np.bool_)
+    seen[pairs.new_ids] = True
+    rules[seen & (rules == MEAN)] = SEEN
+    take(SEGMENTED, _segmented(new, old, np.flatnonzero(rules == MEAN).tolist()))
+    of_seen = rules[pairs.new_ids] == SEEN
+    totals = np.bincount(pairs.new_ids, pairs.weights, new.vocab_size)
+    counts = np.array([len(ids) for ids in found.values()], np.int64)
+    return Origins(
+        rules,
+        np.concatenate([np.repeat(np.array([*found], np.int64), counts), pairs.new_ids[of_seen]]),
+        np.concatenate(
+            [np.array([i for ids in found.values() for i in ids], np.int64), pairs.old_ids[of_seen]]
+        ),
+        np.concatenate(
+            [np.repeat(1 / counts, counts), (pairs.weights / totals[pairs.new_ids])[of_seen]]
+        ),
+    )
+
+
+def _special_tokens(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
+    """Return the old token of each control token: of its name, else of its role."""
+    roles = _roles(old)
+    for role, other in _INSTEAD.items():
+        if role not in roles and other in roles:
+            roles[role] = roles[other]
+    sources: dict[int, Sequence[int]] = {
+        token: [roles[role]] for role, token in _roles(new).items() if role in roles
+    }
+    for name, token in new.named_tokens.items():
+        if not new.token_bytes(token) and name in old.named_tokens and token not in sources:
+            sources[token] = [old.named_tokens[name]]
+    return sources
+
+
+def _roles(tokenizer: Tokenizer) -> dict[str, int]:
+    named = tokenizer.named_tokens
+    found = {
+        role: next((named[name] for name in names if name in named), None)
+        for role, names in _NAMES_OF_ROLES.items()
+    }
+    found |= {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    return {role: token for role, token in found.items() if token is not None}
+
+
+def _same_bytes(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
+    ids = _tokens_by_bytes(old)
+    return {
+        token: [ids[content]]
+        for token in range(new.vocab_size)
+        if (content := new.token_bytes(token)) in ids
+    }
+
+
+def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
+    """Return the token that spells some bytes; of several the one that texts hold.
+
+    Llama 2 spells "A" by two: `<0x41>`, which no text of its own holds, and `A`.
+    """
+    found: dict[bytes, int] = {}
+    several = set()
+    for token in range(tokenizer.vocab_size):
+        content = tokenizer.token_bytes(token)
+        if found.setdefault(content, token) != token:
+            several.add(content)
+    found.pop(b"", None)
+    doubtful = sorted(several - {b""})
+    for content, ids in zip(doubtful, _amid_text(tokenizer, doubtful), strict=True):
+        if ids is not None and len(ids) == 1:
+            found[content] = ids[0]
+    return found
+
+
+def _segmented(new: Tokenizer, old: Tokenizer, tokens: list[int]) -> dict[int, Sequence[int]]:
+    """Return the old tokens of new tokens' bytes.
+
+    Bytes that are no characters are taken one by one, each by its own token.
+    """
+    contents = [new.token_bytes(token) for token in tokens]
+    single = _tokens_by_bytes(old)
+    sources: dict[int, Sequence[int]] = {}
+    for token, content, ids in zip(tokens, contents, _amid_text(old, contents), strict=True):
+        each = [single.get(bytes([byte])) for byte in content]
+        sources[token] = [found for found in each if found is not None] if ids is None else ids
+    return sources
+
+
+def _amid_text(tokenizer: Tokenizer, contents: Sequence[bytes]) -> list[list[int] | None]:
+    """Return the tokens of some bytes as they are amid a text; None where these don't spell them.
+
+    Such as bytes that are no characters, or a token that also covers what comes before.
+    """
+    batch = tokenizer.tokenize_batch([_BEFORE + content for content in contents])
+    found: list[list[int] | None] = []
+    for place, content in enumerate(contents):
+        own = slice(*batch.cu_tokens[place : place + 2])
+        # A dummy prefix has no bytes; the line's end is ours.
+        start, end = batch.byte_offsets[own].T
+        inside = (end > start) & (start >= len(_BEFORE))
+        ids = batch.input_ids[own][inside].tolist()
+        spelled = b"".join(map(tokenizer.token_bytes, ids))
+        found.append(ids if spelled == content and place not in batch.failures else None)
+    return found

@@ -1,0 +1,114 @@
+"""`vocag transfer`, step by step."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import batched
+from pathlib import Path
+from typing import Any, cast
+
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pipeline.alignment import align_batch
+from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.dataset.conventions import describe_tokenizer
+from pipeline.dataset.texts import read_texts
+from pipeline.drawing.formatting import format_count, format_plural
+from pipeline.models.exported_tokenizer import ExportedTokenizer, KnownText, convert_tokenizer
+from pipeline.models.teacher_files import find_folder
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.transfer.measure import bits_per_byte
+from pipeline.transfer.model import keep_layers, transfer_vocabulary
+from pipeline.transfer.options import TransferOptions
+from pipeline.transfer.origins import find_origins
+from pipeline.transfer.pairs import count_pairs
+
+_HELD_OUT_EVERY = 20
+_MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
+_DOCUMENTS_AT_ONCE = 1000
+_MAX_PROVEN = 200
+
+
+def transfer_model(options: TransferOptions) -> Iterator[str]:
+    """Write the model with its new tokenizer; yield what to print.
+
+    Raises:
+        UntransferableError: a model of which more than embeddings and output layer has a row a
+            token.
+        TokenizerError: a tokenizer that can't be loaded, or not be exported to transformers.
+        ValueError: no text.
+    """
+    folder = find_folder(options.model, role="model")
+    old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
+    documents = _read(options)
+    held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
+    seen = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY] or documents
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    # Before any hour is spent: without a tokenizer for transformers nobody can use the model.
+    tokenizer = _export(new, seen, model)
+    before = bits_per_byte(model, old, held_out)
+    origins = find_origins(new, old, count_pairs(_align(seen, new, old)))
+    if options.layers:
+        model = keep_layers(model, options.layers)
+    transfer_vocabulary(
+        model,
+        origins,
+        multiple=options.multiple,
+        bos_token_id=new.bos_token_id,
+        eos_token_id=new.eos_token_id,
+    )
+    after = bits_per_byte(model, new, held_out)
+    output = Path(options.output)
+    model.save_pretrained(output)
+    tokenizer.write(output)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    yield f"{output}: {format_count(size)} parameters, {format_count(new.vocab_size)} tokens"
+    for rule, count in origins.counts().items():
+        yield f"  {rule:<10} {format_count(count):>9}  {100 * count / new.vocab_size:5.1f} %"
+    yield (
+        f"bits per byte of {format_plural(len(held_out), 'text')} that no embedding was made of: "
+        f"{before:.3f} before, {after:.3f} after"
+    )
+    yield str(tokenizer)
+    yield "next: align with it, score with the old model, train (vocag transfer --help)"
+
+
+def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
+    """Return the beginning of a UTF-8 text, whole characters of at most so many bytes."""
+    return text[:num_bytes].decode(errors="ignore").encode()
+
+
+def _read(options: TransferOptions) -> list[SourceDocument]:
+    documents, left = [], options.text_megabytes << 20
+    for document in read_texts(options.text, text_field=options.text_field):
+        left -= len(document.text)
+        if left < 0:
+            break
+        documents.append(document)
+    if not any(document.text for document in documents):
+        raise ValueError(
+            f"--text {' '.join(options.text)} holds no text of at most "
+            f"{options.text_megabytes} MB: name other files, or raise --text-megabytes"
+        )
+    return documents
+
+
+def _align(
+    documents: Sequence[SourceDocument], new: Tokenizer, old: Tokenizer
+) -> Iterator[AlignedBatch]:
+    parts = list(batched(documents, _DOCUMENTS_AT_ONCE))
+    for part in tqdm(parts, desc="aligning", unit_scale=_DOCUMENTS_AT_ONCE, disable=None):
+        yield align_batch(list(part), new, old)
+
+
+def _export(
+    new: Tokenizer, documents: Iterable[SourceDocument], model: PreTrainedModel
+) -> ExportedTokenizer:
+    some = [document for document, _ in zip(documents, range(_MAX_PROVEN), strict=False)]
+    batch = new.tokenize_batch([document.text for document in some])
+    known = []
+    for place, document in enumerate(some):
+        if place not in batch.failures:
+            ids = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
+            known.append(KnownText(document.document_id, document.text.decode(), ids))
+    record = describe_tokenizer(new, "tokenizer")
+    return convert_tokenizer(new, record, known, config=cast(Any, model).config.to_dict())

@@ -1,0 +1,189 @@
+"""Where new rows come from: each rule against what it says, on real tokenizers."""
+
+import copy
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.alignment import align_batch
+from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.transfer.model import (
+    UntransferableError,
+    keep_layers,
+    transfer_rows,
+    transfer_vocabulary,
+)
+from pipeline.transfer.origins import COPIED, MEAN, SEEN, SEGMENTED, SPECIAL, Origins, find_origins
+from pipeline.transfer.pairs import TokenPairs, count_pairs
+from tests.support.datasets import byte_level, make_texts
+from tests.support.tokenizer_zoo import SHARED
+
+NEW, OLD = byte_level(480), byte_level(400)
+
+
+def _batches() -> list[AlignedBatch]:
+    documents = [SourceDocument(name, text.encode()) for name, text in make_texts(12)]
+    return [align_batch(part, NEW, OLD) for part in (documents[:5], documents[5:])]
+
+
+def _model(*, rows: int = OLD.vocab_size, layers: int = 4, **given: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=rows,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        initializer_range=0.5,
+        **given,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def _slow_rows(batches: list[AlignedBatch], rows: torch.Tensor) -> dict[int, np.ndarray]:
+    """Mean over a token's occurrences of the mean over the bytes' owners, document by document."""
+    seen: dict[int, list[np.ndarray]] = defaultdict(list)
+    for batch in batches:
+        for document in range(len(batch.documents)):
+            own = slice(*batch.student.cu_tokens[document : document + 2])
+            other = slice(*batch.teacher.cu_tokens[document : document + 2])
+            old_ids = batch.teacher.input_ids[other].tolist()
+            old_ranges = batch.teacher.byte_offsets[other].tolist()
+            for new_id, (start, stop) in zip(
+                batch.student.input_ids[own].tolist(),
+                batch.student.byte_offsets[own].tolist(),
+                strict=True,
+            ):
+                covering = [
+                    rows[old_id].double().numpy()
+                    for old_id, (a, b) in zip(old_ids, old_ranges, strict=True)
+                    if a < stop and start < b
+                ]
+                seen[new_id].append(np.mean(covering, axis=0))
+    return {token: np.mean(values, axis=0) for token, values in seen.items()}
+
+
+def test_each_row_is_made_by_the_first_rule_that_applies() -> None:
+    batches = _batches()
+    origins = find_origins(NEW, OLD, count_pairs(batches))
+    rows = _model().get_input_embeddings().weight.detach()
+    found = transfer_rows(rows, origins, num_rows=NEW.vocab_size).double().numpy()
+    slow, old = _slow_rows(batches, rows), {OLD.token_bytes(i): i for i in range(OLD.vocab_size)}
+    met = set()
+    for token, rule in enumerate(origins.rules.tolist()):
+        content = NEW.token_bytes(token)
+        met.add(rule)
+        if rule == SPECIAL:
+            assert token in NEW.named_tokens.values()
+            continue
+        if content in old:
+            assert rule == COPIED
+            expected = rows[old[content]].double().numpy()
+        elif token in slow:
+            assert rule == SEEN
+            expected = slow[token]
+        else:
+            assert rule == SEGMENTED
+            ids = OLD.tokenize_batch([content]).input_ids if _is_text(content) else list(content)
+            own = [old[bytes([byte])] for byte in content] if not _is_text(content) else ids
+            expected = rows[torch.tensor(np.array(own).astype(np.int64))].double().mean(0).numpy()
+        np.testing.assert_allclose(found[token], expected, rtol=1e-5, atol=1e-6)
+    assert {COPIED, SEGMENTED} <= met
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("new", "old"), [("llama2", "smollm2"), ("qwen2_5", "llama2")])
+def test_real_vocabularies(new: str, old: str) -> None:
+    """Shares sum to one, copied tokens spell the same, and segments spell their token."""
+    if not (SHARED / new).exists():
+        pytest.skip(f"needs {SHARED / new}")
+    own, other = load_tokenizer(str(SHARED / new)), load_tokenizer(str(SHARED / old))
+    origins = find_origins(own, other, TokenPairs())
+    totals = np.bincount(origins.new_ids, origins.shares, own.vocab_size)
+    np.testing.assert_allclose(totals, origins.rules != MEAN)
+    counts = origins.counts()
+    assert counts["mean"] < 0.01 * own.vocab_size
+    assert counts["copied"] > 0.1 * own.vocab_size
+    _require_spelled(origins, own, other)
+    assert origins.rules[own.eos_token_id or 0] == SPECIAL
+
+
+def _require_spelled(origins: Origins, new: Tokenizer, old: Tokenizer) -> None:
+    by_token: dict[int, list[int]] = defaultdict(list)
+    for token, source in zip(origins.new_ids.tolist(), origins.old_ids.tolist(), strict=True):
+        by_token[token].append(source)
+    for token, sources in by_token.items():
+        if origins.rules[token] in (COPIED, SEGMENTED):
+            spelled = b"".join(map(old.token_bytes, sources))
+            content = new.token_bytes(token)
+            # Bytes that the old vocabulary lacks leave no trace.
+            assert spelled == content or (len(spelled) < len(content) and len(content) > 1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_gets_another_vocabulary_and_can_be_saved(tmp_path: Path, tied: bool) -> None:
+    model = _model(rows=OLD.vocab_size + 7, tie_word_embeddings=tied)  # padded, as many are
+    start = copy.deepcopy(model)
+    origins = find_origins(NEW, OLD, count_pairs(_batches()))
+    transfer_vocabulary(model, origins, multiple=64, bos_token_id=0, eos_token_id=0)
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        old, new = getattr(start, name)().weight, getattr(model, name)().weight
+        assert new.shape == (512, 16)
+        torch.testing.assert_close(new, transfer_rows(old, origins, num_rows=512))
+        torch.testing.assert_close(new[-1], old.mean(0))
+    model.save_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert (again.config.vocab_size, again.config.eos_token_id) == (512, 0)
+    torch.testing.assert_close(
+        again.get_output_embeddings().weight, model.get_output_embeddings().weight
+    )
+
+
+def test_an_output_layers_bias_comes_along() -> None:
+    model = _model(tie_word_embeddings=False)
+    model.lm_head = torch.nn.Linear(16, OLD.vocab_size)
+    bias = model.lm_head.bias.detach().clone()
+    origins = find_origins(NEW, OLD, count_pairs(_batches()))
+    transfer_vocabulary(model, origins)
+    torch.testing.assert_close(
+        model.lm_head.bias.detach(), transfer_rows(bias, origins, num_rows=NEW.vocab_size)
+    )
+
+
+def test_what_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="old token 5000 exceeds the old vocabulary's 400"):
+        find_origins(NEW, OLD, TokenPairs(np.array([2]), np.array([5000]), np.array([1.0])))
+    model = _model()
+    model.register_buffer("per_token", torch.zeros(OLD.vocab_size))
+    origins = find_origins(NEW, OLD, TokenPairs())
+    with pytest.raises(UntransferableError, match="per_token"):
+        transfer_vocabulary(model, origins)
+    with pytest.raises(UntransferableError, match=r"layers \[0, 5\] must be some of 0 … 3"):
+        keep_layers(model, (0, 5))
+
+
+def test_pruned_models_compute_what_the_layers_left_compute() -> None:
+    """The same as a model whose other layers are taken out of its list by hand."""
+    model = _model(layers=5)
+    pruned = keep_layers(model, (0, 3, 4)).eval()
+    assert (pruned.config.num_hidden_layers, model.config.num_hidden_layers) == (3, 5)
+    by_hand = copy.deepcopy(model)
+    by_hand.model.layers = torch.nn.ModuleList([by_hand.model.layers[n] for n in (0, 3, 4)])
+    ids = torch.tensor([[5, 300, 7, 41]])
+    with torch.inference_mode():
+        expected = by_hand(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(pruned(input_ids=ids).logits, expected)
+        assert not torch.allclose(model(input_ids=ids).logits, expected)
