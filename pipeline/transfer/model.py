@@ -42,7 +42,8 @@ def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
     unknown = torch.ones(num_rows, dtype=torch.bool)
     unknown[: len(origins.rules)] = torch.from_numpy(origins.rules == MEAN)
     new[unknown] = wide.mean(0)
-    return new.reshape(num_rows, *rows.shape[1:]).to(rows.dtype).to(rows.device)
+    shaped: Tensor = new.reshape(num_rows, *rows.shape[1:])
+    return shaped.to(rows.dtype).to(rows.device)
 
 
 def transfer_vocabulary(
