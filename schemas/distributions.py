@@ -209,7 +209,7 @@ def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
     """Round log-probabilities to what is stored of them.
 
     8 bits leave an error of at most sqrt(20 x) / 255 + 20 / (4 · 255²) nats at -log p = x, up to
-    20 nats, which everything less likely is stored as. fp16 leaves 2⁻¹¹ of x.
+    20 nats, which everything less likely is stored as. fp16 leaves 2⁻¹¹ of x. `largest_error`.
 
     Example:
         >>> to_stored(np.float32([0, -0.7, -30]), "uint8").tolist()
@@ -221,6 +221,20 @@ def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
     else:
         nats = np.rint(255 * np.sqrt(np.minimum(-nats, _RANGE) / _RANGE))
     return nats.astype(_DTYPES[kind])
+
+
+def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
+    """Return by how much stored log-probabilities may be off, nats; beyond 20 without a bound.
+
+    Example:
+        >>> largest_error(np.float32([0, -1]), "uint8").round(4).tolist()
+        [0.0001, 0.0176]
+    """
+    nats: NDArray[Any] = -np.asarray(log_probs, np.float64)
+    if kind == "float16":
+        return nats * 2.0**-11 + 2.0**-25
+    error: NDArray[Any] = np.sqrt(_RANGE * nats) / 255 + _RANGE / (4 * 255**2)
+    return np.where(nats < _RANGE, error, np.inf)
 
 
 @cache

@@ -90,7 +90,10 @@ def make_job(
 ) -> ScoreJob:
     """Return what workers need to know to score one dataset of a run."""
     dataset = opened.dataset
-    rule = teacher.rule(dataset, context, opened.documents.where)
+    rule = replace(
+        teacher.rule(dataset, context, opened.documents.where),
+        distributions=options.top.rule(dataset.manifest.teacher.vocab_size),
+    )
     folder = storage.absolute(dataset.location)
     return ScoreJob(
         dataset=folder,
@@ -137,7 +140,7 @@ def _score_dataset(
         run.say(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
         _complete(run, job, documents, finished)
         return finished
-    require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule.fingerprint))
+    require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule))
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
         start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
         reusable = find_reusable(reuse, job.rule, run)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from beam_jobs.errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
 from pipeline.packing.reading import Reading
-from pipeline.scoring.engines.settings import ServedSettings, TransformersSettings
+from pipeline.scoring.engines.settings import ServedSettings, TopSettings, TransformersSettings
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option, Rest
 
@@ -32,6 +32,9 @@ examples:
   vocag score aligned --engine openai --endpoint http://gpu-1:8000 --endpoint http://gpu-2:8000 \\
       --model teacher --dtype bfloat16 --quantization fp8 --seq-length 2048
 
+  # what else the teacher would have said, too: 16 tokens a position, or fewer that hold 0.95
+  vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 16 --top-mass 0.95
+
   # then train without a teacher
   vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B \\
       --seq-length 2048 --student models/student --output runs/guided
@@ -46,7 +49,7 @@ teacher-FINGERPRINT.json.
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
 
-IN_PROCESS, NO_SERVERS = TransformersSettings(), ServedSettings()
+IN_PROCESS, NO_SERVERS, LOSSES_ONLY = TransformersSettings(), ServedSettings(), TopSettings()
 
 _GROUPS = {
     "where": "what is scored",
@@ -61,9 +64,9 @@ _GROUPS = {
 class ScoreOptions:
     """Run a frozen teacher over every document of an aligned dataset, once, and store its losses.
 
-    Each teacher token's loss stands beside the shards, in two bytes. Training then needs no
-    teacher. Shards are never rewritten; several teachers' losses live side by side. Run the same
-    command again to resume.
+    Each teacher token's loss stands beside the shards, in two bytes; with --top-k also what the
+    teacher expected there. Training then needs no teacher. Shards are never rewritten; several
+    teachers' losses live side by side. Run the same command again to resume.
 
     Attributes:
         dataset: what to score; of a mixture each dataset. Rows of other documents don't take the
@@ -74,6 +77,7 @@ class ScoreOptions:
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
             12.5 %, as training takes it).
+        top: what is stored besides losses.
         allow_untrained_teacher: accept a teacher that predicts a plain text no better than chance.
         reuse: dataset whose stored losses by the same teacher are taken over: those of every
             document with the same teacher tokens and context, whatever its id; the rest is
@@ -94,6 +98,7 @@ class ScoreOptions:
     teacher: ModelSource = ""
     seq_length: int = field(kw_only=True)
     teacher_seq_length: int | None = None
+    top: TopSettings = LOSSES_ONLY
     allow_untrained_teacher: bool = False
     reuse: Annotated[tuple[str, ...] | None, Option("DATASET", form="repeated")] = None
     dtype: Dtype = ""

@@ -46,7 +46,10 @@ def find_reusable(
     for location in locations:
         dataset, own, reasons = open_dataset(location), [], []
         for scores in list_scores(dataset.location):
-            theirs, ours = (_teacher(one) for one in (scores.manifest.rule, rule))
+            with_top = rule.distributions is not None
+            theirs, ours = (
+                _teacher(one, with_top=with_top) for one in (scores.manifest.rule, rule)
+            )
             if theirs != ours:
                 reasons.append(f"{scores.path}: {describe_differences(theirs, ours)}")
             elif not dataset.has_generation(scores.manifest.dataset):
@@ -94,10 +97,14 @@ def open_reusable(run_folder: str) -> KnownLosses:
     return KnownLosses(KnownDocuments(*tables), files, cache=cache)
 
 
-def _teacher(rule: TeacherRule) -> dict[str, Any]:
-    """Return whose losses they are; of which documents in which contexts, digests say."""
-    body = rule.to_json()
-    return {name: value for name, value in body.items() if name not in ("context", "where")}
+def _teacher(rule: TeacherRule, *, with_top: bool) -> dict[str, Any]:
+    """Return whose losses they are; of which documents in which contexts, digests say.
+
+    Entries are taken over only where all of them were stored by the same rule; losses alone, from
+    scores with any entries.
+    """
+    without = {"context", "where"} if with_top else {"context", "where", "distributions"}
+    return {name: value for name, value in rule.to_json().items() if name not in without}
 
 
 def _read_table(path: str) -> Any:

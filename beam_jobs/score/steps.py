@@ -36,6 +36,7 @@ from pipeline.scoring.engines.interface import Engine, Work, require_trained_eng
 from pipeline.scoring.engines.settings import ServedSettings, TransformersSettings
 from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
 from pipeline.scoring.sidecars import ShardToScore
+from schemas.distributions import TopTokens
 from schemas.document_scores import document_scores_name
 from schemas.records import read_record, write_record
 from schemas.sidecar import (
@@ -172,6 +173,7 @@ class ReadyTeacher:
                 dataset=dataset,
                 api_key=api_key(),
                 known=job.handshake,
+                distributions=job.rule.distributions,
             )
         else:
             from pipeline.scoring.engines.transformers import load_scorer
@@ -179,7 +181,13 @@ class ReadyTeacher:
             found = find_teacher(job.files)
             _require_same("teacher", job.files, found.sha256, job.rule.weights_sha256)
             path = str(found.path)
-            engine = load_scorer(path, self.context, dtype=job.rule.dtype, settings=job.settings)
+            engine = load_scorer(
+                path,
+                self.context,
+                dtype=job.rule.dtype,
+                settings=job.settings,
+                distributions=job.rule.distributions,
+            )
         if not job.allow_untrained:
             probe = probe_tokens(dataset)
             require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
@@ -261,7 +269,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     path = storage.join(job.dataset, sidecar_name(shard.record.file, fingerprint))
     if storage.num_bytes_of(path) is not None:
         left = storage.read_bytes(path)
-        earlier = shard.accept_sidecar(left, fingerprint)
+        earlier = shard.accept_sidecar(left, fingerprint, job.rule.distributions)
         if earlier is not None:
             write_document_scores(job, shard, left)
             progress.add(reused_tokens=earlier.num_tokens)
@@ -269,14 +277,15 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
         logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
     tokens = shard.read_tokens()
     found = teacher.known.find(tokens, shard.pieces, teacher.context)
-    is_known = found >= 0
-    losses, of_known = teacher.known.read(found, tokens.starts), np.repeat(is_known, shard.lengths)
+    is_known, rule = found >= 0, job.rule.distributions
+    of_known = np.repeat(is_known, shard.lengths)
     progress.add(reused_tokens=int(of_known.sum()))
     done = WorkDone(
         num_documents=shard.num_documents - int(is_known.sum()),
         num_tokens=int((~of_known).sum()),
         num_known_documents=int(is_known.sum()),
     )
+    losses, top = teacher.known.read(found, tokens.starts), None
     pieces = shard.pieces.of_documents(~is_known)
     if len(pieces):
         scored = teacher.engine.score(
@@ -285,8 +294,12 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
             names=shard.index.document_id,
             advance=lambda count: progress.add(scored_tokens=count),
         )
-        losses, done.work = np.where(of_known, losses, scored.losses), scored.work
-    data, record = shard.make_sidecar(losses, fingerprint)
+        losses, top = np.where(of_known, losses, scored.losses), scored.top
+        done.work = scored.work
+    if rule is not None:
+        top = top or TopTokens.empty(tokens.starts, rule)
+        teacher.known.read_top(found, tokens, top)
+    data, record = shard.make_sidecar(losses, fingerprint, top)
     _write(job, path, data)
     write_document_scores(job, shard, data)
     progress.add(scored_documents=done.num_documents)

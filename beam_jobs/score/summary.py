@@ -15,35 +15,53 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.scoring.contexts import ContextRule
+from schemas.distributions import DistributionRule
 from schemas.manifest import ShardRecord
 from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name, sidecar_name
 
-_LOSS_BYTES, _START_BYTES = 2, 4
-_HEADER_BYTES, _RECORD_BYTES = 400, 600
-"""Of a sidecar: its header of safetensors with the metadata, and its share of the manifest."""
+_LOSS_BYTES, _START_BYTES, _ENTRY_START_BYTES = 2, 4, 8
+_HEADER_BYTES, _RECORD_BYTES, _ENTRY_HEADER_BYTES = 400, 600, 600
+"""Of a sidecar: its header of safetensors with the metadata, and its share of the manifest; and
+what entries add to both."""
 _TABLE_BYTES, _ROW_BYTES = 2130, 24
 """Of the table of documents' scores: what it takes empty, and a document's row with its id."""
 
 
-def estimate_disk(dataset: str, shards: Sequence[ShardRecord], teacher: str) -> int:
+def estimate_disk(
+    dataset: str,
+    shards: Sequence[ShardRecord],
+    rule: TeacherRule,
+    entries_per_position: float | None = None,
+) -> int:
     """Return how many bytes a job will add to a dataset's disk, to a percent; no sidecar twice.
 
     Args:
         dataset: its folder.
         shards: with the documents and tokens that are scored.
-        teacher: fingerprint of the `TeacherRule`.
+        rule: of the scores.
+        entries_per_position: of a sample; None: as many as the rule allows.
     """
     there = storage.list_folder(dataset)
-    return sum(
-        _LOSS_BYTES * shard.num_teacher_tokens
-        + _START_BYTES * (shard.num_documents + 1)
-        + _HEADER_BYTES
-        + _RECORD_BYTES
-        + _TABLE_BYTES
-        + _ROW_BYTES * shard.num_documents
-        for shard in shards
-        if not there.get(sidecar_name(shard.file, teacher))
+    of_token, of_document, of_shard = _sizes(rule.distributions, entries_per_position)
+    left = [s for s in shards if not there.get(sidecar_name(s.file, rule.fingerprint))]
+    return round(
+        of_token * sum(shard.num_teacher_tokens for shard in left)
+        + of_document * sum(shard.num_documents + 1 for shard in left)
+        + of_shard * len(left)
     )
+
+
+def _sizes(
+    rule: DistributionRule | None, entries_per_position: float | None
+) -> tuple[float, float, int]:
+    """Return the bytes that a token, a document and a shard take."""
+    of_document, of_shard = _START_BYTES + _ROW_BYTES, _HEADER_BYTES + _RECORD_BYTES + _TABLE_BYTES
+    if rule is None:
+        return _LOSS_BYTES, of_document, of_shard
+    num_entries = rule.top_k if entries_per_position is None else entries_per_position
+    of_position = 1 + num_entries * rule.entry_bytes
+    of_document += _ENTRY_START_BYTES + of_position
+    return _LOSS_BYTES + of_position, of_document, of_shard + _ENTRY_HEADER_BYTES
 
 
 def summarise(
@@ -71,6 +89,7 @@ def summarise(
         f"{format_plural(num_split, 'document')} split",
         f"  sidecars        {len(sidecars)}, {format_bytes(num_bytes)}, "
         f"{num_bytes / max(1, num_tokens):.3f} bytes a teacher token",
+        *_describe_entries(scores),
         *_describe_work(scores.rule, run),
     ]
     if scores.rule.where:
@@ -83,6 +102,21 @@ def summarise(
     if run.num_resumed_shards:
         lines.append(f"  resumed         {run.num_resumed_shards} shards were taken over")
     return "\n".join([*lines, f"next: train with --stored-losses {path}"])
+
+
+def _describe_entries(scores: ScoreManifest) -> list[str]:
+    """Return how much of the teacher's distributions is stored."""
+    rule = scores.rule.distributions
+    if rule is None:
+        return []
+    entries = [record.entries for record in scores.sidecars if record.entries]
+    num_positions = max(1, sum(each.num_positions for each in entries))
+    num_entries = sum(each.num_entries for each in entries)
+    mass = sum(each.mass_sum for each in entries) / num_positions
+    return [
+        f"  distributions   {rule.describe()}: {num_entries / num_positions:.2f} a position on "
+        f"average, which hold {mass:.4f} of the mass"
+    ]
 
 
 def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:

@@ -117,7 +117,13 @@ def _served(
     from pipeline.scoring.engines.openai import connect
 
     settings = options.served
-    handshake = connect(settings, context, dataset=dataset, api_key=api_key()).handshake
+    handshake = connect(
+        settings,
+        context,
+        dataset=dataset,
+        api_key=api_key(),
+        distributions=options.top.rule(dataset.manifest.teacher.vocab_size),
+    ).handshake
     first, told = (settings.endpoint or ("",))[0], handshake.version
     if settings.engine_version and told and settings.engine_version != told:
         raise OptionsError(

@@ -33,14 +33,22 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     Raises:
         ValueError: as the whole job would.
     """
-    work, losses, num_documents = _try(teacher)
+    work, losses, counts, num_documents = _try(teacher)
     rule, folder = teacher.job.rule, teacher.job.dataset
     there = storage.list_folder(folder)
     done = sum(sidecar_name(shard.file, rule.fingerprint) in there for shard in shards)
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
     rate = len(losses) / max(work.seconds, 1e-9)
     mean = float(losses.mean()) if len(losses) else math.nan
-    disk = format_bytes(estimate_disk(folder, shards, rule.fingerprint))
+    per_position = float(counts.mean()) if len(counts) else None
+    num_bytes = estimate_disk(folder, shards, rule, per_position)
+    distributions = []
+    if rule.distributions is not None and per_position is not None:
+        each = 3 + per_position * rule.distributions.entry_bytes
+        distributions = [
+            f"  distributions   {rule.distributions.describe()}: {per_position:.2f} a position, "
+            f"{each:.1f} bytes a teacher token with its loss"
+        ]
     return "\n".join(
         [
             "dry run: nothing was written",
@@ -51,7 +59,8 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
             f"{score_manifest_name(rule.fingerprint)}, {format_plural(done, 'sidecar')} there",
             *([f"  where           {rule.where}"] if rule.where else []),
             f"  context         {describe_context(rule)}",
-            f"  disk            {disk}{describe_room(folder)}",
+            *distributions,
+            f"  disk            {format_bytes(num_bytes)}{describe_room(folder)}",
             f"  tried           {format_plural(num_documents, 'document')}, "
             f"{format_count(len(losses))} teacher tokens, in {format_duration(work.seconds)}: "
             f"{format_short(rate)} tokens/s, mean loss {mean:.3f} nats",
@@ -61,9 +70,10 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     )
 
 
-def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, int]:
-    """Return what the first documents cost, their losses, and how many they are."""
+def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
+    """Return what the first documents cost, their losses, their entries a position, how many."""
     work, parts, num_documents = Work(), [np.empty(0, np.float32)], 0
+    counts = [np.empty(0, np.int64)]
     for number in range(len(teacher.documents.dataset.manifest.shards)):
         shard = teacher.shard(number)
         wanted = np.ones(len(shard.index), np.bool_) if shard.kept is None else shard.kept
@@ -73,8 +83,12 @@ def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, int]:
         tokens, names = shard.read_tokens(first), shard.index.document_id
         scored = teacher.engine.score(tokens, pieces, names=names)
         parts.append(scored.losses[~np.isnan(scored.losses)])
+        if scored.top is not None:
+            of_positions = (scored.top.ids >= 0).sum(axis=1)
+            counts.append(of_positions[of_positions > 0])
         work += scored.work
         num_documents += int(first.sum())
         if num_documents == TRIED_DOCUMENTS:
             break
-    return work, np.concatenate(parts).astype(np.float64), num_documents
+    losses = np.concatenate(parts).astype(np.float64)
+    return work, losses, np.concatenate(counts), num_documents

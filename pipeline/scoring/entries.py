@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
-from schemas.distributions import LARGEST_MASS, ShardEntries, stored_values
+from schemas.distributions import LARGEST_MASS, ShardEntries, TopTokens, stored_values
 from schemas.errors import DamagedShardError
 
 _ID, _ORDER, _MASS = 1, 2, 3
@@ -63,6 +63,28 @@ def fill_entries(
             f"{where}: position {start + bad} of document {document} has {what}: it was altered; "
             "delete it and run beam_jobs.score again"
         )
+
+
+def copy_entries(
+    entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, where: str
+) -> None:
+    """Copy a document's entries to its positions in another shard, as they are stored.
+
+    Args:
+        entries: of its shard.
+        document: its number there.
+        top: of the other shard, by the same rule.
+        positions: of the document there.
+        where: the sidecar's path, for errors.
+
+    Raises:
+        DamagedShardError: they are none that a teacher gives.
+    """
+    ids = top.ids[positions]
+    log_probs = np.empty(ids.shape, np.float32)
+    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, where=where)
+    own = slice(*entries.starts[document : document + 2].tolist())
+    top.log_probs[positions][ids >= 0] = entries.log_probs[own]
 
 
 def require_sound(entries: ShardEntries, *, where: str) -> None:

@@ -7,7 +7,7 @@ student, the shard or the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -20,8 +20,10 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.score_files import ScoreFiles, open_sidecar, read_sidecar
 from pipeline.dataset.selection import select_documents
 from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.entries import copy_entries
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
-from schemas.sidecar import SidecarRecord
+from schemas.distributions import TopTokens
+from schemas.sidecar import ShardLosses, SidecarRecord
 
 _DIGEST_BYTES = 16
 _DIGEST = np.dtype(f"S{_DIGEST_BYTES}")
@@ -126,7 +128,7 @@ class KnownLosses:
         self.documents = documents
         self._sidecars = sidecars
         self._cache = cache
-        self._open: dict[int, NDArray[np.float16]] = {}
+        self._open: dict[int, ShardLosses] = {}
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
         """Return which documents are known, int64 [N]: numbers for `read`, -1 for the others.
@@ -155,18 +157,43 @@ class KnownLosses:
             DamagedShardError: a sidecar is missing or was altered since it was listed.
         """
         losses = np.full(starts[-1], np.nan, np.float32)
+        for document, number, first in self._known(found):
+            stored = self._open_sidecar(number)
+            start, stop = starts[document : document + 2]
+            losses[start:stop] = stored.losses[first : first + stop - start]
+        return losses
+
+    def read_top(self, found: NDArray[np.int64], tokens: DocumentTokens, top: TopTokens) -> None:
+        """Fill in the known documents' entries, which were stored by the same rule.
+
+        Args:
+            found: int64 [N], of `find`.
+            tokens: of the documents.
+            top: of their positions.
+
+        Raises:
+            DamagedShardError: as `read`, or entries are none that a teacher gives.
+        """
+        for document, number, first in self._known(found):
+            stored = self._open_sidecar(number)
+            own = slice(*tokens.position_starts[document : document + 2].tolist())
+            # Of several documents that start there, the last one has the tokens.
+            there = int(np.searchsorted(stored.starts, first, "right")) - 1
+            assert stored.entries is not None, "the rule is compared before"
+            where = self._sidecars[number].url
+            copy_entries(stored.entries, there, top, own, where=where)
+
+    def _known(self, found: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Yield each known document, the number of its sidecar, and its first loss there."""
         known = np.flatnonzero(found >= 0)
         files, firsts = self.documents.places[found[known]].T.astype(np.int64)
         # One sidecar after another: each is read once.
         for place in np.argsort(files, kind="stable").tolist():
-            start, stop = starts[known[place] : known[place] + 2]
-            stored = self._open_sidecar(int(files[place]))
-            losses[start:stop] = stored[firsts[place] : firsts[place] + stop - start]
-        return losses
+            yield int(known[place]), int(files[place]), int(firsts[place])
 
-    def _open_sidecar(self, number: int) -> NDArray[np.float16]:
+    def _open_sidecar(self, number: int) -> ShardLosses:
         if number not in self._open:
-            self._open[number] = open_sidecar(self._sidecars[number], self._cache).losses
+            self._open[number] = open_sidecar(self._sidecars[number], self._cache)
         return self._open[number]
 
 

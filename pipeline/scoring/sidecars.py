@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import ChosenDocuments, Kept
 from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.entries import require_sound
+from schemas.distributions import DistributionRule, TopTokens, position_starts
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
 from schemas.index import ShardIndex
@@ -36,6 +39,11 @@ class DocumentTokens:
 
     input_ids: NDArray[np.int64]
     starts: NDArray[np.int64]
+
+    @cached_property
+    def position_starts(self) -> NDArray[np.int64]:
+        """Where their positions start, int64 [D + 1]; see `schemas.distributions`."""
+        return position_starts(self.starts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,28 +135,37 @@ class ShardToScore:
         return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)))
 
     def make_sidecar(
-        self, losses: NDArray[np.float32], teacher: str
+        self, losses: NDArray[np.float32], teacher: str, top: TopTokens | None = None
     ) -> tuple[bytes, SidecarRecord]:
         """Return the shard's sidecar and what the score manifest says of it.
 
         Args:
             losses: float32 [M], nats, of the documents' tokens; NaN where one has no context.
             teacher: fingerprint of the `TeacherRule`.
+            top: the likeliest tokens at the documents' positions, where the rule asks for them.
         """
         starts = np.append(0, np.cumsum(self.lengths))
-        stored = ShardLosses(to_fp16(losses), starts, teacher, self.record.sha256)
+        entries = None if top is None else top.pack(starts)
+        stored = ShardLosses(to_fp16(losses), starts, teacher, self.record.sha256, entries)
         data = encode_sidecar(stored)
         return data, self.describe_sidecar(data, stored)
 
-    def accept_sidecar(self, data: bytes, teacher: str) -> SidecarRecord | None:
+    def accept_sidecar(
+        self, data: bytes, teacher: str, rule: DistributionRule | None = None
+    ) -> SidecarRecord | None:
         """Return the record of a sidecar that an earlier run has left, None if it is of no use.
 
         It must decode, belong to this shard's bytes and this teacher, and have a place for every
-        token of the documents that are scored.
+        token of the documents that are scored, and sound entries of the rule's if there is one.
         """
         try:
-            stored = decode_sidecar(data, where=sidecar_name(self.record.file, teacher))
+            name = sidecar_name(self.record.file, teacher)
+            stored = decode_sidecar(data, where=name)
+            if stored.entries is not None:
+                require_sound(stored.entries, where=name)
         except ValueError:
+            return None
+        if (stored.entries and stored.entries.rule) != rule:
             return None
         is_ours = (stored.teacher, stored.shard_sha256) == (teacher, self.record.sha256)
         if not is_ours or not np.array_equal(np.diff(stored.starts), self.lengths):
@@ -168,4 +185,5 @@ class ShardToScore:
             loss_sum=float(known.sum()),
             num_split_documents=self.pieces.num_split_documents,
             context_sha256=self.pieces.context_sha256,
+            entries=None if stored.entries is None else stored.entries.describe(),
         )

@@ -18,6 +18,11 @@ from pipeline.dataset.selection import select_documents
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import ShardToScore
+from pipeline.validate.entries import (
+    compare_entries,
+    contradicting_entries,
+    contradicting_places,
+)
 from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe
 from schemas.document_scores import ALL_COLUMNS, decode_document_scores, document_scores_name
@@ -104,7 +109,7 @@ def _contradictions(
     """Return everything about a sidecar that is not as manifest, index and rule say."""
     data = read_whole(f"{scores.location}/{record.file}")
     losses = decode_sidecar(data, where=record.file)
-    found = []
+    found = contradicting_entries(losses, scores.manifest.rule.distributions, where=record.file)
     if sha256(data).hexdigest() != record.sha256 or len(data) != record.num_bytes:
         found.append(f"{len(data)} bytes with another SHA-256 than {scores.path} says")
     if losses.teacher != scores.manifest.rule.fingerprint:
@@ -123,6 +128,8 @@ def _contradictions(
     outside = np.flatnonzero((losses.losses < 0) | (losses.losses > LARGEST_LOSS))
     if len(outside):
         found.append(f"{len(outside)} losses such as {losses.losses[outside[0]]} are impossible")
+    if not found and losses.entries is not None:
+        found += contradicting_places(losses.entries, expected, losses.starts)
     if not found and shard.describe_sidecar(data, losses) != record:
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
@@ -184,7 +191,10 @@ def _score_again(
             continue
         rule, device = scores.manifest.rule, default_device()
         scorer = load_scorer(
-            str(weights.path), ContextRule.from_json(rule.context), dtype=rule.dtype
+            str(weights.path),
+            ContextRule.from_json(rule.context),
+            dtype=rule.dtype,
+            distributions=rule.distributions,
         )
         sampled, message = _compare_sample(scores, dataset, scorer)
         if message:
@@ -203,16 +213,27 @@ def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tup
     shard = ShardToScore.open(select_documents(dataset), number, scorer.rule)
     sample = shard.pieces.of_documents(np.isin(np.arange(len(shard.index)), chosen))
     tokens = shard.read_tokens(np.diff(stored.starts) > 0)
-    again = scorer.score(tokens, sample, names=shard.index.document_id).losses
+    scored = scorer.score(tokens, sample, names=shard.index.document_id)
+    dtype, sampled = scores.manifest.rule.dtype, f"{len(chosen)} documents of {record.shard}"
+    message = _compare_losses(scored.losses, stored, dtype, sampled)
+    if not message and scored.top is not None and stored.entries is not None:
+        again = scored.top.pack(tokens.starts)
+        message = compare_entries(again, stored.entries, chosen, tolerance=TOLERANCES[dtype])
+    return sampled, message
+
+
+def _compare_losses(
+    again: NDArray[np.float32], stored: ShardLosses, dtype: str, sampled: str
+) -> str:
+    """Return which losses differ by more than rounding and other batches explain."""
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
     differences = np.abs(np.minimum(again, LARGEST_LOSS) - then)[scored]
-    allowed = TOLERANCES[scores.manifest.rule.dtype] + _FP16_STEP * then[scored]
+    allowed = TOLERANCES[dtype] + _FP16_STEP * then[scored]
     num_bad = int(np.count_nonzero(~(differences <= allowed)))
-    sampled = f"{len(chosen)} documents of {record.shard}"
     if not num_bad:
-        return sampled, ""
-    return sampled, (
+        return ""
+    return (
         f"{num_bad} of {len(differences)} losses of {sampled} "
         f"differ when they are scored again, by up to {np.nanmax(differences):.3g} nats: another "
         "teacher gave them, or they were altered; run beam_jobs.score again"

@@ -98,11 +98,10 @@ def test_the_estimate_of_disk_is_that_of_the_files_that_are_not_there(
     unscored: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scores, shards = scores_of(world), open_dataset(world / "data").manifest.shards
-    teacher = scores.rule.fingerprint
-    whole = estimate_disk(str(unscored / "data"), shards, teacher)
+    whole = estimate_disk(str(unscored / "data"), shards, scores.rule)
     written = sum(len(data) for data in sidecars(world).values())
     assert abs(whole - written) < 100 * len(shards)
-    assert estimate_disk(str(world / "data"), shards, teacher) == 0
+    assert estimate_disk(str(world / "data"), shards, scores.rule) == 0
     before = sorted(path.name for path in (unscored / "data").iterdir())
     monkeypatch.setattr(shortages, "free_bytes", lambda folder: 1000)
     assert main(score_arguments(unscored)) == 2

@@ -59,6 +59,7 @@ class CompletionsServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     version: str = "0.20.2"
     max_model_len: int | None = 512
+    max_logprobs: int = 20  # vLLM's default
     key: str = ""
     url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,6 +73,8 @@ class CompletionsServer:
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int | None:
         if path != "/v1/completions" or body["model"] != MODEL:
             return 404
+        if max(body["prompt_logprobs"], body.get("logprobs", 0)) > self.max_logprobs:
+            return 400
         with self.lock:
             self.bodies.append(body)
             answer = self.complete(body)
@@ -79,14 +82,23 @@ class CompletionsServer:
         return answer if fault is None else fault(answer)
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = body["prompt"]
-        own = [
-            {str(token): {"logprob": float(values[token])}}
-            for token, values in zip(ids[1:], self.log_probabilities(ids), strict=False)
-        ]
+        ids, top_k = body["prompt"], body["prompt_logprobs"]
+        rows = self.log_probabilities(ids)
+        own = []
+        for token, values in zip(ids[1:], rows, strict=False):
+            found = values.topk(top_k)  # vLLM: the prompt's own token first, then the likeliest
+            tokens = dict.fromkeys([token, *found.indices.tolist()])
+            own.append({str(each): {"logprob": float(values[each])} for each in tokens})
+        choice: dict[str, Any] = {"index": 0, "text": "", "prompt_logprobs": [None, *own]}
+        if "logprobs" in body:
+            assert body["return_tokens_as_token_ids"], "texts of tokens aren't unique"
+            drawn = int(torch.multinomial(rows[-1].exp(), 1))
+            tokens = dict.fromkeys([drawn, *rows[-1].topk(body["logprobs"]).indices.tolist()])
+            after = {f"token_id:{each}": float(rows[-1][each]) for each in tokens}
+            choice["logprobs"] = {"tokens": [f"token_id:{drawn}"], "top_logprobs": [after]}
         return {
             "model": MODEL,
-            "choices": [{"index": 0, "text": "", "prompt_logprobs": [None, *own]}],
+            "choices": [choice],
             "usage": {"prompt_tokens": len(ids), "completion_tokens": 1},
         }
 

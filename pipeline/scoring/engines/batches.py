@@ -55,12 +55,17 @@ class PieceBatch:
         lengths: int64 [b].
         places: int64 [n], flat places of the tokens whose losses are taken.
         targets: int64 [n], where those tokens stand among the documents'.
+        positions: int64 [n + e], where what is expected in those tokens' stead stands among the
+            documents' positions, and then what is expected after the e documents that end here.
+        ends: int64 [e], flat places of those documents' last tokens.
     """
 
     input_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
     places: NDArray[np.int64]
     targets: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    ends: NDArray[np.int64]
 
 
 def make_batch(
@@ -77,9 +82,18 @@ def make_batch(
     lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
     lengths = np.array([len(line.input_ids) for line in lines], np.int64)
     input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
-    places = []
+    places, ends, after = [], [], []
     for row, line in enumerate(lines):
         input_ids[row, : len(line.input_ids)] = line.input_ids
         places.append(line.places + row * input_ids.shape[1])
-    targets = np.concatenate([line.targets for line in lines])
-    return PieceBatch(input_ids, lengths, np.concatenate(places), targets)
+        if len(line.positions) > len(line.targets):
+            ends.append(len(line.input_ids) - 1 + row * input_ids.shape[1])
+            after.append(line.positions[-1:])
+    return PieceBatch(
+        input_ids,
+        lengths,
+        np.concatenate(places),
+        np.concatenate([line.targets for line in lines]),
+        np.concatenate([*(line.positions[: len(line.targets)] for line in lines), *after]),
+        np.array(ends, np.int64),
+    )

@@ -15,6 +15,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from pipeline.scoring.engines.interface import EngineError
+from schemas.distributions import LARGEST_MASS, DistributionRule
 
 # Of a log-probability above 0: what rounding a softmax may leave.
 _ROUNDING = 1e-4
@@ -37,8 +38,13 @@ class _Entry(msgspec.Struct):
     logprob: float
 
 
+class _Generated(msgspec.Struct):
+    top_logprobs: Annotated[list[dict[str, float]], Meta(min_length=1)]
+
+
 class _Choice(msgspec.Struct):
     prompt_logprobs: list[dict[str, _Entry] | None]
+    logprobs: _Generated | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -49,6 +55,61 @@ class _Answer(msgspec.Struct):
     choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
     model: str | None = None
     usage: _Usage | None = None
+
+
+def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None) -> dict[str, Any]:
+    """Return what a server is asked about a prompt: losses, and the likeliest tokens of a rule.
+
+    One token is generated: servers refuse 0, and what is likeliest after the prompt is only said of
+    it. It is named by id, as those of the prompt are.
+    """
+    body = {"model": model, "prompt": list(input_ids), "max_tokens": 1, "temperature": 1.0}
+    if rule is None:
+        return body | {"prompt_logprobs": 0}
+    top = {"prompt_logprobs": rule.top_k, "logprobs": rule.top_k}
+    return body | top | {"return_tokens_as_token_ids": True}
+
+
+def read_likeliest(
+    answer: Any, input_ids: Sequence[int], rule: DistributionRule
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return what a server finds likeliest to follow each token of a prompt.
+
+    Args:
+        answer: that `read_losses` has accepted.
+        input_ids: the prompt, T tokens.
+        rule: how many there are.
+
+    Returns:
+        int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf where there is no token.
+        The last row is what follows the prompt.
+
+    Raises:
+        NonsenseError: fewer than were asked for, or probabilities that add up to more than 1.
+    """
+    choice = msgspec.convert(answer, _Answer).choices[0]
+    if choice.logprobs is None:
+        raise NonsenseError("no logprobs of what follows the prompt")
+    after = choice.logprobs.top_logprobs[0]
+    found = [
+        *({int(token): entry.logprob for token, entry in (place or {}).items()}
+          for place in choice.prompt_logprobs[1:]),
+        {int(token.removeprefix("token_id:")): value for token, value in after.items()},
+    ]  # fmt: skip
+    shape = len(input_ids), rule.top_k
+    ids, log_probs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+    for row, entries in enumerate(found):
+        if len(entries) < rule.top_k:
+            raise NonsenseError(f"{len(entries)} tokens after {row + 1} where {rule.top_k} are due")
+        # The prompt's own token comes on top of the likeliest.
+        ranked = sorted((-value, token) for token, value in entries.items())[: rule.top_k]
+        kept = [pair for pair in ranked if pair[1] < rule.vocab_size and -pair[0] > _IMPOSSIBLE]
+        for place, (nats, token) in enumerate(kept):
+            ids[row, place], log_probs[row, place] = token, -nats
+    masses = np.exp(log_probs, dtype=np.float64).sum(axis=1)
+    if len(masses) and not masses.max() <= LARGEST_MASS:
+        raise NonsenseError(f"probabilities of one place add up to {masses.max():.3f}")
+    return ids, log_probs
 
 
 def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scoring.engines.completions import DisprovedError, read_losses
+from pipeline.scoring.engines.completions import (
+    DisprovedError,
+    question,
+    read_likeliest,
+    read_losses,
+)
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.interface import EngineError
+from schemas.distributions import DistributionRule
 
 # Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,
 # or another quantization of it, differs by tenths and more.
@@ -37,7 +44,12 @@ class Handshake:
 
 
 def shake_hands(
-    endpoints: Endpoints, server: Endpoint, probe: Sequence[int], *, length: int
+    endpoints: Endpoints,
+    server: Endpoint,
+    probe: Sequence[int],
+    *,
+    length: int,
+    rule: DistributionRule | None = None,
 ) -> Handshake:
     """Return what a server says of itself and gives a plain text; one attempt.
 
@@ -46,6 +58,7 @@ def shake_hands(
         server: one of them.
         probe: the text's tokens.
         length: of the longest piece that it will be asked for.
+        rule: the likeliest tokens that it will be asked for, None for none.
 
     Raises:
         PassingError: it can't be reached.
@@ -76,14 +89,37 @@ def shake_hands(
     return Handshake(
         "vllm" if is_vllm else "",
         version if isinstance(version, str) else "",
-        tuple(ask_losses(endpoints, server, probe).tolist()),
+        tuple(ask(endpoints, server, probe, rule).losses.tolist()),
     )
 
 
-def ask_losses(
-    endpoints: Endpoints, server: Endpoint, input_ids: Sequence[int]
-) -> NDArray[np.float32]:
-    """Return a server's losses of a prompt, float32 [T], NaN at the first; one attempt.
+class Answer(NamedTuple):
+    """What a server gives a prompt of T tokens.
+
+    Attributes:
+        losses: float32 [T], nats, NaN at the first.
+        ids: int64 [T, K], the tokens likeliest to follow each; None where none are asked for.
+        log_probs: float32 [T, K], nats, of those.
+    """
+
+    losses: NDArray[np.float32]
+    ids: NDArray[np.int64] | None = None
+    log_probs: NDArray[np.float32] | None = None
+
+
+def ask(
+    endpoints: Endpoints,
+    server: Endpoint,
+    input_ids: Sequence[int],
+    rule: DistributionRule | None = None,
+) -> Answer:
+    """Return what a server gives a prompt; one attempt.
+
+    Args:
+        endpoints: the servers.
+        server: one of them.
+        input_ids: the prompt.
+        rule: the likeliest tokens that are asked for, None for none.
 
     Raises:
         PassingError: asking again may help.
@@ -91,14 +127,19 @@ def ask_losses(
         EngineError: asking again can't help.
     """
     model = endpoints.settings.model
-    question = {
-        "model": model,
-        "prompt": list(input_ids),
-        "max_tokens": 1,  # generated and thrown away: servers refuse 0
-        "temperature": 1.0,
-        "prompt_logprobs": 0,
-    }
-    return read_losses(endpoints.send(server, "/v1/completions", question), model, input_ids)
+    try:
+        answer = endpoints.send(server, "/v1/completions", question(model, input_ids, rule))
+    except EngineError as error:
+        if rule is None:
+            raise
+        raise EngineError(
+            f"{error}; {rule.top_k} log-probabilities a token were asked for: serve the model with "
+            f"as many (vLLM: --max-logprobs {rule.top_k}), or lower --top-k"
+        ) from error
+    losses = read_losses(answer, model, input_ids)
+    return (
+        Answer(losses) if rule is None else Answer(losses, *read_likeliest(answer, input_ids, rule))
+    )
 
 
 def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.models.probe import require_trained
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import DocumentTokens
+from schemas.distributions import TopTokens
 
 
 class EngineError(ValueError):
@@ -44,10 +45,13 @@ class ScoredDocuments:
     Attributes:
         losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN where a token has no context.
         work: what they cost.
+        top: the likeliest tokens at each of the documents' positions, rounded as they are stored;
+            None where the engine's `DistributionRule` is.
     """
 
     losses: NDArray[np.float32]
     work: Work
+    top: TopTokens | None = None
 
 
 class Engine(Protocol):
@@ -93,11 +97,14 @@ class Line:
         input_ids: int64 [l], the context token first where there is one.
         places: int64 [n], of the tokens whose losses are taken.
         targets: int64 [n], where those tokens stand among the documents'.
+        positions: int64 [n or n + 1], where what is expected in their stead stands among the
+            documents' positions; one more where the piece ends its document: what comes after it.
     """
 
     input_ids: NDArray[np.int64]
     places: NDArray[np.int64]
     targets: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRule) -> Line:
@@ -111,12 +118,15 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
     """
     context = rule.context_token(continues=bool(pieces.continues[number]))
     added = np.array([] if context is None else [context], np.int64)
-    first = int(tokens.starts[pieces.document[number]])
+    document = pieces.document[number]
+    first, end = tokens.starts[document : document + 2].tolist()
     start, stop = first + int(pieces.start[number]), first + int(pieces.stop[number])
     # Nothing comes before the first token of a piece without a context token.
     targets = np.arange(start + 1 - len(added), stop)
     line = np.concatenate([added, tokens.input_ids[start:stop]])
-    return Line(line, targets - start + len(added), targets)
+    states = np.arange(start + 1 - len(added), stop + (stop == end))
+    positions = states + (tokens.position_starts[document] - first)
+    return Line(line, targets - start + len(added), targets, positions)
 
 
 def require_trained_engine(

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
@@ -27,8 +26,9 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.handshake import (
+    Answer,
     Handshake,
-    ask_losses,
+    ask,
     require_same_teacher,
     shake_hands,
 )
@@ -41,6 +41,7 @@ from pipeline.scoring.engines.interface import (
 )
 from pipeline.scoring.engines.settings import ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
+from schemas.distributions import DistributionRule, TopTokens
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class ServedEngine:
     Attributes:
         rule: with which context.
         vocab_size: of the dataset's teacher tokenizer.
+        distributions: which of its likeliest tokens it gives, None for none.
         handshake: what all servers were held against.
     """
 
@@ -62,8 +64,10 @@ class ServedEngine:
         vocab_size: int,
         probe: Sequence[int],
         handshake: Handshake,
+        distributions: DistributionRule | None = None,
     ) -> None:
         """Use `connect`."""
+        self.distributions = distributions
         self.rule = rule
         self.vocab_size = vocab_size
         self.handshake = handshake
@@ -87,11 +91,13 @@ class ServedEngine:
         start = time.perf_counter()
         self._endpoints.resume()
         losses = np.full(len(tokens.input_ids), np.nan, np.float32)
+        rule = self.distributions
+        top = None if rule is None else TopTokens.empty(tokens.starts, rule)
         left: list[tuple[Line, str]] = []
         for number in range(len(pieces)):
             document = int(pieces.document[number])
             line = line_of(tokens, pieces, number, self.rule)
-            if len(line.targets):
+            if len(line.targets if rule is None else line.positions):
                 left.append((line, json.dumps(names[document]) if names else str(document)))
         num_tokens = sum(len(line.input_ids) for line, _ in left)
         while left:
@@ -101,12 +107,14 @@ class ServedEngine:
             void = {server for server in asked if not self._endpoints.vouch(server)}
             for (line, _), (answer, server) in zip(left, given, strict=True):
                 if server not in void:
-                    losses[line.targets] = answer
+                    losses[line.targets] = answer.losses[line.places]
+                    _put(top, line, answer)
             left = [one for one, (_, server) in zip(left, given, strict=True) if server in void]
             advance = int  # what is asked again was counted
             for server in void:
                 logger.warning("what %s gave is asked again: %s", server.url, server.disproof)
-        return ScoredDocuments(losses, Work(num_tokens, num_tokens, time.perf_counter() - start))
+        work = Work(num_tokens, num_tokens, time.perf_counter() - start)
+        return ScoredDocuments(losses, work, top)
 
     def prove(self, server: Endpoint) -> None:
         """Check that a server is the first one's program, and gives the probe the same losses.
@@ -117,12 +125,14 @@ class ServedEngine:
             PassingError: it is not there.
         """
         length = self.rule.teacher_seq_length
-        now = shake_hands(self._endpoints, server, self._probe, length=length)
+        now = shake_hands(
+            self._endpoints, server, self._probe, length=length, rule=self.distributions
+        )
         require_same_teacher(self.handshake, now, server.url)
 
     def _ask_all(
         self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
-    ) -> list[tuple[NDArray[np.float32], Endpoint]]:
+    ) -> list[tuple[Answer, Endpoint]]:
         """Return what the servers give each piece, and which did, whether or not it can be kept."""
         settings = self._endpoints.settings
         pool = ThreadPoolExecutor(settings.concurrency * len(self._endpoints.servers))
@@ -139,17 +149,25 @@ class ServedEngine:
             pool.shutdown(cancel_futures=True)
         return given
 
-    def _score_line(self, line: Line, name: str) -> tuple[NDArray[np.float32], Endpoint]:
+    def _score_line(self, line: Line, name: str) -> tuple[Answer, Endpoint]:
         """Return what a server gives a piece; runs in a thread of its own."""
+        input_ids = line.input_ids.tolist()
 
-        def ask(server: Endpoint) -> tuple[NDArray[np.float32], Endpoint]:
-            losses = ask_losses(self._endpoints, server, line.input_ids.tolist())
-            return losses[line.places], server
+        def ask_one(server: Endpoint) -> tuple[Answer, Endpoint]:
+            return ask(self._endpoints, server, input_ids, self.distributions), server
 
         try:
-            return self._endpoints.retry(ask)
+            return self._endpoints.retry(ask_one)
         except EngineError as error:
             raise EngineError(f"document {name}: {error}") from error
+
+
+def _put(top: TopTokens | None, line: Line, answer: Answer) -> None:
+    """Store what a piece's answer says of its positions."""
+    if top is not None and answer.ids is not None and answer.log_probs is not None:
+        # The state before a token expects it; the last one, what comes after the document.
+        states = np.append(line.places - 1, len(line.input_ids) - 1)[: len(line.positions)]
+        top.put(line.positions, answer.ids[states], answer.log_probs[states])
 
 
 def connect(
@@ -159,6 +177,7 @@ def connect(
     dataset: Dataset,
     api_key: str = "",
     known: Handshake | None = None,
+    distributions: DistributionRule | None = None,
 ) -> ServedEngine:
     """Return a teacher behind servers, once each has shown that it is the same and can be asked.
 
@@ -168,6 +187,7 @@ def connect(
         dataset: whose teacher it is.
         api_key: for servers that ask for one.
         known: what the job has started with; None takes it from the first server.
+        distributions: which of its likeliest tokens are asked for, too; None: losses only.
 
     Raises:
         EngineError: a server that can't be reached, serves another model, is of another version, or
@@ -183,16 +203,28 @@ def connect(
     probe = (own if context is None else [context, *own])[: rule.teacher_seq_length]
     endpoints = Endpoints(settings, api_key=api_key)
     if known is None:
-        known = _first_handshake(endpoints, probe, rule)
+        known = _first_handshake(endpoints, probe, rule, distributions)
     vocab_size = load_dataset_tokenizer(dataset, "teacher").vocab_size
-    engine = ServedEngine(endpoints, rule, vocab_size=vocab_size, probe=probe, handshake=known)
+    engine = ServedEngine(
+        endpoints,
+        rule,
+        vocab_size=vocab_size,
+        probe=probe,
+        handshake=known,
+        distributions=distributions,
+    )
     for server in endpoints.servers:
         endpoints.retry(engine.prove, server)
     endpoints.prove = engine.prove
     return engine
 
 
-def _first_handshake(endpoints: Endpoints, probe: Sequence[int], rule: ContextRule) -> Handshake:
+def _first_handshake(
+    endpoints: Endpoints,
+    probe: Sequence[int],
+    rule: ContextRule,
+    distributions: DistributionRule | None,
+) -> Handshake:
     """Return what the first server says and gives.
 
     Raises:
@@ -201,7 +233,8 @@ def _first_handshake(endpoints: Endpoints, probe: Sequence[int], rule: ContextRu
 
     def shake(server: Endpoint) -> Handshake:
         try:
-            return shake_hands(endpoints, server, probe, length=rule.teacher_seq_length)
+            length = rule.teacher_seq_length
+            return shake_hands(endpoints, server, probe, length=length, rule=distributions)
         except NonsenseError as error:
             raise EngineError(
                 f"{server.url} gives no log-probabilities of a prompt ({error}): serve the model "

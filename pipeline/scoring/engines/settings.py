@@ -3,9 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
+from schemas.distributions import MOST_ENTRIES, DistributionRule
 from vocag_cli.options import Option
+
+
+@dataclass(frozen=True)
+class TopSettings:
+    """What of a teacher's distributions is stored beside its losses.
+
+    Attributes:
+        top_k: also store the K likeliest next tokens at every position, in the teacher's ids, with
+            their log-probabilities; 1 to 255.
+        top_mass: fewer than --top-k where the likeliest together hold this mass (default: 1).
+        top_log_probs: how log-probabilities are stored; uint8 is off by about 0.02 nats at 1 nat,
+            float16 by 0.0005.
+    """
+
+    top_k: Annotated[int | None, Option("K")] = None
+    top_mass: Annotated[float | None, Option("P")] = None
+    top_log_probs: Literal["uint8", "float16"] = "uint8"
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: out of range, or of no use without --top-k.
+        """
+        if self.top_k is None:
+            if self.top_mass is not None or self.top_log_probs != "uint8":
+                raise ValueError("--top-mass and --top-log-probs need --top-k")
+            return
+        if not 1 <= self.top_k <= MOST_ENTRIES:
+            raise ValueError(f"--top-k {self.top_k} is not between 1 and {MOST_ENTRIES}")
+        if not 0 < (1.0 if self.top_mass is None else self.top_mass) <= 1:
+            raise ValueError(f"--top-mass {self.top_mass} is not above 0 and at most 1")
+
+    def rule(self, vocab_size: int) -> DistributionRule | None:
+        """Return what is stored of a teacher of this vocabulary, None without --top-k.
+
+        Raises:
+            ValueError: the vocabulary has fewer tokens.
+
+        Example:
+            >>> TopSettings(16).rule(49152)
+            DistributionRule(top_k=16, top_mass=1.0, vocab_size=49152, log_probs='uint8')
+        """
+        if self.top_k is None:
+            return None
+        if self.top_k > vocab_size:
+            raise ValueError(
+                f"--top-k {self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
+            )
+        mass = 1.0 if self.top_mass is None else self.top_mass
+        return DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -35,9 +37,11 @@ from pipeline.scoring.engines.batches import PieceBatch, make_batch, plan_batche
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
+from schemas.distributions import DistributionRule, TopTokens
 
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DEFAULTS = TransformersSettings()
+_NOT_FINITE = "its dtype is too narrow (try --dtype float32), or its weights are damaged"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,11 +50,19 @@ class Scorer:
 
     Attributes:
         rule: with which context.
+        distributions: which of its likeliest tokens it gives, None for none.
         dtype: of weights and activations, such as "float32".
         max_length: places that the model was made for.
     """
 
-    def __init__(self, model: PreTrainedModel, rule: ContextRule, *, batch_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rule: ContextRule,
+        *,
+        batch_tokens: int = 0,
+        distributions: DistributionRule | None = None,
+    ) -> None:
         """Take a model, on its device.
 
         Args:
@@ -58,11 +70,13 @@ class Scorer:
             rule: with which context.
             batch_tokens: places per batch; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is
                 a batch of its own.
+            distributions: which of its likeliest tokens are given, too; None: losses only.
 
         Raises:
             ValueError: an output layer that chunked cross entropy does not cover.
         """
         self.rule = rule
+        self.distributions = distributions
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
         self._model = model.requires_grad_(False).train(False)
@@ -95,20 +109,35 @@ class Scorer:
         self._require_known(tokens, pieces)
         work = Work()
         losses = np.full(len(tokens.input_ids), np.nan, np.float32)
-        # The device is asked for results only at the end, so that it never waits for this loop.
-        parts: list[tuple[NDArray[np.int64], Tensor]] = []
+        rule = self.distributions
+        top = None if rule is None else TopTokens.empty(tokens.starts, rule)
+        places = [np.empty(0, np.int64)]
+
+        def store(batch: PieceBatch, found: _Found) -> None:
+            places.append(batch.targets)
+            losses[batch.targets] = found.losses.cpu().numpy()
+            if top is not None and found.ids is not None and found.log_probs is not None:
+                log_probs = found.log_probs.float().cpu().numpy()
+                _require_numbers(log_probs, batch.positions, tokens, names)
+                top.put(batch.positions, found.ids.cpu().numpy(), log_probs)
+
+        # A batch's results are asked for when the next one is under way, so that the device never
+        # waits for this loop.
+        waiting: tuple[PieceBatch, _Found] | None = None
         for numbers in plan_batches(self._lengths(pieces), self._batch_tokens):
             batch = make_batch(tokens, pieces, numbers, self.rule)
-            parts.append((batch.targets, self._forward(batch)))
+            found = self._forward(batch)
+            if waiting is not None:
+                store(*waiting)
+            waiting = batch, found
             work.num_tokens += int(batch.lengths.sum())
             work.num_places += batch.input_ids.size
             advance(int(np.sum(pieces.stop[numbers] - pieces.start[numbers])))
-        for targets, values in parts:
-            losses[targets] = values.cpu().numpy()
-        targets = np.concatenate([np.empty(0, np.int64), *(part[0] for part in parts)])
-        _require_finite(losses, tokens, targets, names)
+        if waiting is not None:
+            store(*waiting)
+        _require_finite(losses, tokens, np.concatenate(places), names)
         work.seconds = time.perf_counter() - start
-        return ScoredDocuments(losses, work)
+        return ScoredDocuments(losses, work, top)
 
     def _lengths(self, pieces: Pieces) -> NDArray[np.int64]:
         lengths: NDArray[np.int64] = pieces.stop - pieces.start
@@ -117,15 +146,27 @@ class Scorer:
                 lengths += pieces.continues == continues
         return lengths
 
-    def _forward(self, batch: PieceBatch) -> Tensor:
-        """Return the losses of a batch's targets, float32 [n], on the device."""
+    def _forward(self, batch: PieceBatch) -> _Found:
+        """Return what the model gives a batch, on the device."""
         input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
+        hidden = output.last_hidden_state.flatten(0, 1)
         places = torch.from_numpy(batch.places).to(self._device, non_blocking=True)
-        # The state before a token predicts it.
-        hidden_nh = output.last_hidden_state.flatten(0, 1)[places - 1]
         labels_n = input_ids_bl.flatten()[places]
-        return linear_cross_entropy(hidden_nh, self._layer, labels_n).losses
+        # The state before a token predicts it.
+        rule, states = self.distributions, places - 1
+        if rule is None:
+            return _Found(linear_cross_entropy(hidden[states], self._layer, labels_n).losses)
+        ends = torch.from_numpy(batch.ends).to(self._device, non_blocking=True)
+        labels = torch.cat([labels_n, torch.zeros_like(ends)])  # nothing comes after a document
+        losses, ids, log_probs = score_with_likeliest(
+            hidden[torch.cat([states, ends])],
+            self._layer,
+            labels,
+            rule.top_k,
+            vocab_size=rule.vocab_size,
+        )
+        return _Found(losses[: len(places)], ids, log_probs)
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))
@@ -142,12 +183,21 @@ class Scorer:
             )
 
 
+class _Found(NamedTuple):
+    """What a model gives n tokens, and e documents' ends after them; tensors on its device."""
+
+    losses: Tensor
+    ids: Tensor | None = None
+    log_probs: Tensor | None = None
+
+
 def load_scorer(
     source: str,
     rule: ContextRule,
     *,
     dtype: str,
     settings: TransformersSettings = DEFAULTS,
+    distributions: DistributionRule | None = None,
 ) -> Scorer:
     """Load a teacher to score with.
 
@@ -159,6 +209,7 @@ def load_scorer(
         rule: with which context.
         dtype: "float32", "bfloat16" or "float16".
         settings: where it runs, and how; its number of threads is this process's from now on.
+        distributions: which of its likeliest tokens it gives, too; None: losses only.
 
     Raises:
         ValueError: a model that can't be scored with.
@@ -174,7 +225,7 @@ def load_scorer(
     model = load_language_model(
         source, dtype=wanted, device=device, attention=attention, packed=False
     )
-    return Scorer(model, rule, batch_tokens=settings.batch_tokens)
+    return Scorer(model, rule, batch_tokens=settings.batch_tokens, distributions=distributions)
 
 
 def default_device() -> str:
@@ -192,10 +243,30 @@ def _require_finite(
     if not len(bad):
         return
     place = int(bad.min())
-    document = int(np.searchsorted(tokens.starts, place, "right")) - 1
-    name = json.dumps(names[document]) if names else str(document)
+    document, name = _document_at(place, tokens.starts, names)
     raise NonFiniteLossError(
         f"the teacher's loss of token {place - tokens.starts[document]} of document {name} is "
-        f"{losses[place]}, and {len(bad) - 1} more are like it: its dtype is too narrow (try "
-        "--dtype float32), or its weights are damaged"
+        f"{losses[place]}, and {len(bad) - 1} more are like it: {_NOT_FINITE}"
     )
+
+
+def _require_numbers(
+    log_probs: NDArray[np.float32],
+    positions: NDArray[np.int64],
+    tokens: DocumentTokens,
+    names: Sequence[str],
+) -> None:
+    bad = positions[np.isnan(log_probs).any(axis=1)]
+    if len(bad):
+        place = int(bad.min())
+        document, name = _document_at(place, tokens.position_starts, names)
+        raise NonFiniteLossError(
+            f"what the teacher expects after {place - tokens.position_starts[document]} tokens of "
+            f"document {name} is nan: {_NOT_FINITE}"
+        )
+
+
+def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) -> tuple[int, str]:
+    """Return a document's number, and its name for people."""
+    document = int(np.searchsorted(starts, place, "right")) - 1
+    return document, json.dumps(names[document]) if names else str(document)

@@ -1,0 +1,160 @@
+"""The likeliest next tokens, found in the walk over the vocabulary that also gives the losses.
+
+As in `pipeline.guidance.cross_entropy` the vocabulary comes in chunks, and no more than one chunk
+of logits is held. A token's likeliest so far are compared with a chunk only where the chunk holds a
+larger logit, so that most chunks cost little.
+
+Shapes: hidden [..., H]; inside, n tokens, v rows of the vocabulary, K likeliest tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipeline.guidance.cross_entropy import (
+    _MIN_EXPONENT,
+    _chunk_rows,
+    _matmul,
+    _operand,
+    _row_chunks,
+    _widen,
+    wide_products,
+)
+from pipeline.guidance.output_layer import OutputLayer, to_logits
+
+_TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
+
+
+@torch.no_grad()
+def likeliest_tokens(
+    hidden: Tensor, output_layer: OutputLayer, top_k: int, *, vocab_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what a model finds likeliest to come next, without gradient.
+
+    Args:
+        hidden: float [..., H], the states that enter the output layer.
+        output_layer: with its scale and cap.
+        top_k: K, how many tokens.
+        vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
+            layer in any case. None: all rows.
+
+    Returns:
+        int64 [..., K], token ids, likeliest first, equally likely ones by rising id; and fp32
+        (fp64 for fp64 inputs) [..., K], their log-probabilities, nats.
+
+    Raises:
+        ValueError: more tokens than there are.
+
+    Example:
+        >>> likeliest_tokens(torch.ones(1, 1), OutputLayer(torch.tensor([[0.0], [9.0], [0.0]])), 2)
+        (tensor([[1, 0]]), tensor([[-2.4676e-04, -9.0002e+00]]))
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    ids, log_probs, _ = _walk(flat, output_layer, top_k, vocab_size)
+    shape = *hidden.shape[:-1], top_k
+    return ids.view(shape), log_probs.view(shape)
+
+
+@torch.no_grad()
+def score_with_likeliest(
+    hidden: Tensor,
+    output_layer: OutputLayer,
+    labels: Tensor,
+    top_k: int,
+    *,
+    vocab_size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return losses of labels and, of the same walk, the likeliest tokens; without gradient.
+
+    Args:
+        hidden: float [n, H], as in `likeliest_tokens`.
+        output_layer: with its scale and cap.
+        labels: int64 [n].
+        top_k: K, how many tokens.
+        vocab_size: as in `likeliest_tokens`.
+
+    Returns:
+        fp32 [n], `-log softmax(logits)[label]` in nats, and what `likeliest_tokens` returns.
+
+    Raises:
+        ValueError: more tokens than there are.
+    """
+    ids, log_probs, log_normaliser = _walk(hidden, output_layer, top_k, vocab_size)
+    products = (_widen(hidden) * _widen(output_layer.weight[labels])).sum(-1)
+    label_logits = to_logits(products, output_layer.scale, output_layer.cap)
+    return (log_normaliser - label_logits).clamp_min_(0.0), ids, log_probs
+
+
+def _walk(
+    hidden_nh: Tensor, layer: OutputLayer, top_k: int, vocab_size: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids [n, K], log-probabilities [n, K] and log normalisers [n]."""
+    num_rows = layer.vocab_size
+    num_ids = min(num_rows, vocab_size or num_rows)
+    if not 1 <= top_k <= num_ids:
+        raise ValueError(f"the likeliest {top_k} tokens of {num_ids}: ask for 1 to {num_ids}")
+    with torch.autocast(hidden_nh.device.type, enabled=False):
+        states = _operand(hidden_nh)
+        maximum = _widen(hidden_nh).new_full((len(states),), torch.finfo(torch.float32).min)
+        total, top = torch.zeros_like(maximum), _RunningTop(maximum, top_k)
+        for chunk in _row_chunks(num_rows, _chunk_rows(len(states), states.device)):
+            products_nv = _matmul(states, layer.weight[chunk].T)
+            logits_nv = to_logits(products_nv, layer.scale, layer.cap)
+            largest = logits_nv.amax(-1)
+            if chunk.start < num_ids:
+                top.add(logits_nv[:, : num_ids - chunk.start], chunk.start, largest)
+            new_maximum = torch.maximum(maximum, largest)
+            exponents_nv = logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(_MIN_EXPONENT)
+            total = torch.exp(maximum - new_maximum) * total + exponents_nv.exp_().sum(-1)
+            maximum = new_maximum
+        top.tell_apart(hidden_nh, layer, num_ids)
+    log_normaliser = maximum + total.log()
+    log_probs = (top.values - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
+    return top.ids, log_probs, log_normaliser
+
+
+class _RunningTop:
+    """The largest K logits of what has been seen, equal ones by rising id.
+
+    torch leaves open which of equal values `topk` returns. Within a chunk it is asked for one more
+    than K: where that equals the last one, the tokens of this value are looked at again at the end,
+    if the value is among the largest by then.
+    """
+
+    def __init__(self, like_n: Tensor, top_k: int) -> None:
+        self.values = like_n.new_full((len(like_n), top_k), -torch.inf)
+        self.ids = torch.full_like(self.values, -1, dtype=torch.int64)
+        self._tied = like_n.new_full((len(like_n),), -torch.inf)
+
+    def add(self, logits_nv: Tensor, start: int, largest_n: Tensor) -> None:
+        """See a chunk of the vocabulary, whose first token is `start`."""
+        top_k = self.values.shape[1]
+        # An equal logit comes later here, so it changes nothing. NaN is let through, to be seen.
+        rows = (~(largest_n <= self.values[:, -1])).nonzero().squeeze(-1)
+        values, places = logits_nv[rows].topk(min(top_k + 1, logits_nv.shape[1]))
+        if values.shape[1] > top_k:
+            is_tied = values[:, top_k] == values[:, top_k - 1]
+            tied = values[:, top_k].masked_fill(~is_tied, -torch.inf)
+            self._tied[rows] = torch.maximum(self._tied[rows], tied)
+        places, order = places.sort(-1)
+        values = torch.cat([self.values[rows], values.gather(-1, order)], -1)
+        ids = torch.cat([self.ids[rows], places + start], -1)
+        values, order = values.sort(dim=-1, descending=True, stable=True)
+        self.values[rows] = values[:, :top_k]
+        self.ids[rows] = ids.gather(-1, order[:, :top_k])
+
+    def tell_apart(self, hidden_nh: Tensor, layer: OutputLayer, num_ids: int) -> None:
+        """Take the first of equal tokens where `topk` may have taken others."""
+        top_k = self.values.shape[1]
+        is_open = (self._tied >= self.values[:, -1]) & (self._tied > -torch.inf)
+        for rows in is_open.nonzero().squeeze(-1).split(_TOKENS_AT_ONCE):
+            products = wide_products(hidden_nh[rows], layer.weight[:num_ids])
+            logits = to_logits(products, layer.scale, layer.cap)
+            last = logits.topk(top_k).values[:, -1:]
+            is_above, is_last = logits > last, logits == last
+            room = top_k - is_above.sum(-1, keepdim=True)
+            ids = (is_above | (is_last & (is_last.cumsum(-1) <= room))).nonzero()[:, 1]
+            ids = ids.view(-1, top_k)
+            values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+            self.values[rows], self.ids[rows] = values, ids.gather(-1, order)

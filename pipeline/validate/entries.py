@@ -1,0 +1,124 @@
+"""Check stored distributions: is each what a teacher can give, and what it gives again?"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.scoring.entries import fill_entries, require_sound
+from schemas.distributions import DistributionRule, ShardEntries, largest_error
+from schemas.errors import DamagedShardError
+from schemas.sidecar import ShardLosses
+
+
+def contradicting_entries(
+    losses: ShardLosses, rule: DistributionRule | None, *, where: str
+) -> list[str]:
+    """Return what is wrong with a sidecar's entries, each on its own.
+
+    Args:
+        losses: the sidecar.
+        rule: what its score manifest says is stored.
+        where: its path.
+
+    Example:
+        >>> contradicting_entries(losses, rule, where=record.file)
+        []
+    """
+    entries = losses.entries
+    if (entries and entries.rule) != rule:
+        return [f"it holds {entries and entries.rule} where its score manifest says {rule}"]
+    try:
+        if entries is not None:
+            require_sound(entries, where=where)
+    except DamagedShardError as error:
+        return [str(error)]
+    return []
+
+
+def contradicting_places(
+    entries: ShardEntries, has_loss: NDArray[np.bool_], starts: NDArray[np.int64]
+) -> list[str]:
+    """Return whether a position lacks entries, or has some where nothing comes before it.
+
+    Args:
+        entries: of a shard.
+        has_loss: bool [M], which of its tokens have something before them.
+        starts: int64 [D + 1], where each document's tokens start.
+
+    Example:
+        >>> contradicting_places(losses.entries, ~np.isnan(losses.losses), losses.starts)
+        []
+    """
+    expected = np.ones(len(entries.counts), np.bool_)  # what follows a document always has some
+    document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    own = np.arange(len(has_loss)) + (entries.position_starts - starts)[document]
+    expected[own] = has_loss
+    bad = np.flatnonzero((entries.counts > 0) != expected)
+    if not len(bad):
+        return []
+    number = int(np.searchsorted(entries.position_starts, bad[0], "right")) - 1
+    what = "has no entries" if expected[bad[0]] else "has entries without a context"
+    place = bad[0] - entries.position_starts[number]
+    return [f"position {place} of document {number} {what}, and {len(bad) - 1} more"]
+
+
+def compare_entries(
+    again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
+) -> str:
+    """Return which entries differ by more than rounding and other batches explain, "" for none.
+
+    An entry agrees where the token has nearly the same log-probability again. One that isn't among
+    the others' is as likely as their last one, or not needed to reach the mass that is stored.
+
+    Args:
+        again: computed now.
+        stored: earlier; of the same documents.
+        documents: that are compared.
+        tolerance: nats, beyond the rounding of both.
+    """
+    num_bad, num_entries, worst = 0, 0, 0.0
+    for document in documents:
+        a, b = (_entries_of(entries, document) for entries in (again, stored))
+        for one, other in ((a, b), (b, a)):
+            off = _differences(one, other, stored.rule)
+            num_bad += int(np.count_nonzero(off > tolerance))
+            num_entries += int(np.count_nonzero(one[0] >= 0))
+            worst = max(worst, float(off.max(initial=0.0)))
+    if not num_bad:
+        return ""
+    return (
+        f"{num_bad} of {num_entries} entries of {len(documents)} documents differ when they are "
+        f"scored again, by up to {worst:.3g} nats beyond their rounding: another teacher gave "
+        "them, or they were altered; run beam_jobs.score again"
+    )
+
+
+def _entries_of(
+    entries: ShardEntries, document: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    start, stop = entries.position_starts[document : document + 2].tolist()
+    shape = stop - start, entries.rule.top_k
+    ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, where="")
+    return ids, log_probs
+
+
+def _differences(
+    one: tuple[NDArray[np.int32], NDArray[np.float32]],
+    other: tuple[NDArray[np.int32], NDArray[np.float32]],
+    rule: DistributionRule,
+) -> NDArray[np.float32]:
+    """Return by how much each entry is off in the other's eyes, beyond rounding, float32 [P, K]."""
+    (ids, log_probs), (other_ids, others) = one, other
+    found = np.full(ids.shape, np.float32(np.nan))
+    for place in range(ids.shape[1]):
+        same = ids == other_ids[:, place : place + 1]
+        found = np.where(same, others[:, place : place + 1], found)
+    # What the other left out is at most as likely as the last that it has, however many it has.
+    counts = (other_ids >= 0).sum(axis=1)
+    last = np.take_along_axis(others, np.maximum(counts - 1, 0)[:, None], axis=1)
+    with np.errstate(invalid="ignore"):  # where there is no entry
+        off = np.where(np.isnan(found), log_probs - last, np.abs(log_probs - found))
+        off = off - 2 * largest_error(log_probs, rule.log_probs)
+    return np.where(ids >= 0, np.maximum(off, 0), 0).astype(np.float32)
