@@ -28,7 +28,7 @@ from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.killing import run_killed
 from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
 
-TOP = ("--top-k", "6", "--top-mass", "0.5")
+TOP = ("--top-k", "6", "--top-mass", "0.1")
 ALONE = ("--batch-tokens", "1")
 
 
@@ -56,13 +56,13 @@ def test_losses_stay_and_entries_come_with_them(top: Path, world: Path) -> None:
     assert before.items() < {k: v.replace(str(top).encode(), str(world).encode())
                              for k, v in after.items()}.items()  # fmt: skip
     rule = scores_with(top / "data").rule.distributions
-    assert rule == DistributionRule(6, 0.5, 480, "uint8")
+    assert rule == DistributionRule(6, 0.1, 480, "uint8")
     plain = [
         decode_sidecar(data, where="") for name, data in before.items() if "safetensors" in name
     ]
     for losses, old in zip(read_sidecars(top / "data"), plain, strict=True):
         np.testing.assert_allclose(losses.losses, old.losses, rtol=2**-10, atol=1e-4)
-    assert validate_dataset(str(top / "data"), teacher=str(top / "teacher")).findings == []
+    assert validate_dataset(str(top / "data"), teacher=str(top / "teacher")).findings == ()
 
 
 def test_summary_and_dry_run_say_what_is_stored(
@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(unscored: Path, top: Path
     (left,) = (unscored / "data").glob("*teacher-*.safetensors")
     # altered entries whose sizes are right: scored again
     data = bytearray(left.read_bytes())
-    data[-1] ^= 0xFF
+    data[-1] = 0  # as likely as can be: more than those before it
     left.write_bytes(data)
     run_score(unscored, *TOP)
     assert written(unscored) == written(top)
@@ -161,7 +161,7 @@ def test_names_find_scores_with_or_without(top: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"2 teachers are named .* with distributions") as told:
         find_scores("teacher", str(copied / "data"), with_distributions=True)
     for rule in (
-        "likeliest 6 tokens up to 0.5 of the mass in uint8",
+        "likeliest 6 tokens up to 0.1 of the mass in uint8",
         "likeliest 2 tokens in uint8",
     ):
         assert rule in str(told.value)
@@ -233,7 +233,7 @@ def test_entries_are_reused_by_the_same_rule_and_losses_from_any(
         assert (root / "new" / name).read_bytes() == (root / "fresh" / name).read_bytes()
     num_reused, shown = told("--top-k", "6")
     assert num_reused == 0
-    assert re.search(r"distributions is \{.*'top_mass': 0.5.*\} there and \{.* 1.0", shown)
+    assert re.search(r"distributions is \{.*'top_mass': 0.1.*\} there and \{.* 1.0", shown)
     assert told()[0] == reused, "losses alone"
 
 
@@ -268,4 +268,4 @@ def test_a_server_fills_the_same_files(
         assert (np.abs(ours - others) <= 2 * largest_error(ours, "uint8") + 1e-4).all()
         num_compared += len(ours)
     assert num_compared > 1000
-    assert validate_dataset(str(unscored / "data"), teacher=None).findings == []
+    assert validate_dataset(str(unscored / "data"), teacher=None).findings == ()
