@@ -104,7 +104,7 @@ def test_another_student_other_ids_and_shards_cost_only_what_is_new(
     assert sum(asked) == 29 - same
     assert 7 < same < 24, "longer documents are cut elsewhere by this student"
     assert stored(old / "new") == stored(old / "fresh")
-    assert len(stored(old / "new")) == 2 + 1
+    assert len(stored(old / "new")) == 2 * 2 + 1
     assert not list((old / "new").glob(".vocag-*"))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.validate import command as validate
 from pipeline.validate.dataset import validate_dataset
+from schemas.document_scores import document_scores_name
 from schemas.sidecar import (
     decode_score_manifest,
     decode_sidecar,
@@ -38,6 +39,7 @@ def rewrite(world: Path, shard: int, change: Callable[[np.ndarray], object], **c
     change(losses)
     data = encode_sidecar(replace(scores, losses=losses))
     file.write_bytes(data)
+    (world / "data" / document_scores_name(record.file)).unlink(missing_ok=True)  # it would tell
     known = losses[~np.isnan(losses)].astype(np.float64)
     told = {"num_losses": len(known), "loss_sum": float(known.sum())} | claims
     sidecars = list(manifest.sidecars)
