@@ -55,7 +55,8 @@ def _sizes(
     rule: DistributionRule | None, entries_per_position: float | None
 ) -> tuple[float, float, int]:
     """Return the bytes that a token, a document and a shard take."""
-    of_document, of_shard = _START_BYTES + _ROW_BYTES, _HEADER_BYTES + _RECORD_BYTES + _TABLE_BYTES
+    of_document = float(_START_BYTES + _ROW_BYTES)
+    of_shard = _HEADER_BYTES + _RECORD_BYTES + _TABLE_BYTES
     if rule is None:
         return _LOSS_BYTES, of_document, of_shard
     num_entries = rule.top_k if entries_per_position is None else entries_per_position
