@@ -157,8 +157,10 @@ def scores(options: argparse.Namespace, report: Report) -> None:
     for name in conditions:
         report.say(name, f"{shards * DOCUMENTS_PER_SHARD} documents, {times.show(name)}")
     report.say("by counts by all documents", f"{times.ratio('by counts', 'all documents'):.2f} x")
-    for name in ("by two scores", "by rank"):
-        report.check(f"{name} by 'by counts'", times.ratio(name, "by counts"), most=1.2)
+    report.say("by rank by 'by counts'", f"{times.ratio('by rank', 'by counts'):.2f} x")
+    report.check(
+        "by two scores by 'by counts'", times.ratio("by two scores", "by counts"), most=1.2
+    )
 
 
 def require_all(planned: RowPlan, dataset: Dataset) -> None:
