@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 
-def to_device(
-    tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None
-) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a copy of a host's tensor; from pages that may move, the host would wait for it."""
-    if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
+    if torch.cuda.is_available():
         tensor = tensor.pin_memory()
-    return tensor.to(device, dtype, non_blocking=True)
+    return tensor.to(device, non_blocking=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import RowSegments, row_segments
 from megatron_plugin.models.places import RowShare
+from pipeline.guidance.aggregation import check_spans
 from pipeline.streaming import Rows
 
 
@@ -31,6 +32,8 @@ class MicroBatch:
         segments: the documents' bounds.
         num_quarantined: int32 [rows], tokens that the loss mask leaves out for damage.
         rows: as read, on the CPU.
+        moved: the same on the device.
+        widest_span: teacher tokens of the widest span.
         of_validation: whether they are held out.
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
             that compute no loss.
@@ -48,6 +51,8 @@ class MicroBatch:
     segments: RowSegments
     num_quarantined: Tensor
     rows: Rows
+    moved: Rows
+    widest_span: int
     of_validation: bool = False
     guidance: Tensor | None = None
     teacher_losses: Tensor | None = None
@@ -76,6 +81,9 @@ def micro_batch(
         segments=row_segments(rows["cu_seqlens"], seq_length, device, share),
         num_quarantined=moved["num_quarantined_tokens"],
         rows=rows,
+        moved=moved,
+        # Looked at here, where it takes no waiting for the device.
+        widest_span=check_spans(rows["teacher_input_ids"], rows["teacher_spans"]),
         of_validation=of_validation,
     )
 

@@ -100,8 +100,8 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
     # in nothing but their ranking.
     mapped = None
     if batch.guidance is None and rules.rule.selector != "full":
-        rows = batch.rows
-        mapped = mapped_tokens(rows["teacher_spans"], rows.teacher_has_loss).to(output.device)
+        rows = batch.moved
+        mapped = mapped_tokens(rows["teacher_spans"], rows.teacher_has_loss, checked=True)
     shared = rules.rule.scope == "group"
     selection = select_tokens(
         losses,
@@ -138,11 +138,11 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
             reported[f"vocag/{name}"] = _never_nan(value.float())
     device = result.num_tokens.device
     # Mean over the replicas of the sum over a step's micro-batches.
-    per_step = torch.tensor(1.0 / rules.num_microbatches, device=device)
+    per_step = torch.full((), 1.0 / rules.num_microbatches, device=device)
     replicas = parallel_state.get_data_parallel_world_size()
     reported["vocag/quarantined_tokens"] = _pair(batch.num_quarantined.sum(), per_step / replicas)
     if batch.waited_seconds is not None:
-        waited = torch.tensor(1000 * batch.waited_seconds, device=device)
+        waited = torch.full((), 1000 * batch.waited_seconds, device=device)
         reported["vocag/teacher_wait_ms"] = _pair(waited, per_step)
     return reported
 

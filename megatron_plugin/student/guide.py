@@ -18,7 +18,7 @@ from torch import Tensor
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import training
-from pipeline.guidance import Aggregation, NonFiniteLossError, aggregate_teacher_losses
+from pipeline.guidance import Aggregation, aggregate_teacher_losses
 
 Batches = Iterator[MicroBatch]
 
@@ -50,28 +50,49 @@ class Guide:
             NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
         """
         parts = losses.split([len(batch.tokens) for batch in batches])
+        guided = [self._taught(batch, part) for batch, part in zip(batches, parts, strict=True)]
+        # The host waits for the device once a step.
+        are_broken = torch.stack([broken.any() for *_, broken in guided]).tolist()
         waited = waited_seconds / len(batches)
         return [
-            replace(self._guided(batch, part), waited_seconds=waited)
-            for batch, part in zip(batches, parts, strict=True)
+            replace(self._guided(*each, is_broken=is_broken), waited_seconds=waited)
+            for each, is_broken in zip(guided, are_broken, strict=True)
         ]
 
     def by_stored(self, batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch guided by the losses that its rows hold."""
-        return self._guided(batch, batch.rows["teacher_losses"].to(batch.tokens.device))
+        is_broken = bool(batch.rows["teacher_losses"].isinf().any())
+        return self._guided(
+            *self._taught(batch, batch.moved["teacher_losses"]), is_broken=is_broken
+        )
 
-    def _guided(self, batch: MicroBatch, losses: Tensor) -> MicroBatch:
-        device = losses.device
-        spans = batch.rows["teacher_spans"].to(device)
-        has_loss = batch.rows.teacher_has_loss.to(device)
-        try:
-            guidance = aggregate_teacher_losses(losses, spans, self.how, teacher_loss_mask=has_loss)
-        except NonFiniteLossError:
-            batch, sound = self._without_broken(batch, losses.isinf() | (has_loss & losses.isnan()))
-            losses, has_loss = losses.masked_fill(~sound, torch.nan), has_loss & sound
-            guidance = aggregate_teacher_losses(losses, spans, self.how, teacher_loss_mask=has_loss)
+    def _guided(
+        self,
+        batch: MicroBatch,
+        losses: Tensor,
+        has_loss: Tensor,
+        broken: Tensor,
+        *,
+        is_broken: bool,
+    ) -> MicroBatch:
+        if is_broken:
+            batch, sound = self._without_broken(batch, broken)
+            has_loss &= sound
         losses = losses.masked_fill(~has_loss, torch.nan)
+        guidance = aggregate_teacher_losses(
+            losses,
+            batch.moved["teacher_spans"],
+            self.how,
+            teacher_loss_mask=has_loss,
+            widest_span=batch.widest_span,
+        )
         return replace(batch, guidance=guidance, teacher_losses=losses)
+
+    @staticmethod
+    def _taught(batch: MicroBatch, losses: Tensor) -> tuple[MicroBatch, Tensor, Tensor, Tensor]:
+        """Return a batch, the losses, which teacher tokens have one, and which are broken."""
+        has_loss = batch.moved.teacher_has_loss
+        return batch, losses, has_loss, losses.isinf() | (has_loss & losses.isnan())
 
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
         """Leave out the documents that hold broken losses, bool [rows, teacher_seq_length].

@@ -15,6 +15,7 @@ from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions
 from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge
+from megatron_plugin.models.copies import to_device
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.upstream import parallel_state
@@ -126,7 +127,7 @@ class GuidedBatches(Iterator[MicroBatch]):
             places = step[0].rows["teacher_input_ids"].shape[1]
             losses = torch.empty(sum(len(batch.tokens) for batch in step), places, device=device)
         else:
-            losses = pending().to(device)
+            losses = to_device(pending(), device)
         if self._group.size() > 1:
             dist.broadcast(losses, dist.get_global_rank(self._group, 0), group=self._group)
         return losses

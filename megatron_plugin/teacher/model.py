@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import build_frozen_model
+from megatron_plugin.models.copies import to_device
 from megatron_plugin.models.output_layer import score_labels
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
@@ -121,10 +122,10 @@ class Teacher:
     ) -> tuple[Tensor, Callable[..., Tensor]]:
         part, take = next(parts), self._share.take
         padding = self._num_places - self.seq_length
-        tokens = pad(part.input_ids.to(self._device, torch.int64), (0, padding))
+        tokens = pad(to_device(part.input_ids, self._device).long(), (0, padding))
         cu_seqlens = pad(part.cu_seqlens, (0, 1), value=self._num_places)
         segments = row_segments(cu_seqlens, self._num_places, self._device, self._share)
-        mask = has_context(part.cu_seqlens, self.seq_length).to(self._device)
+        mask = to_device(has_context(part.cu_seqlens, self.seq_length), self._device)
         # What each place predicts; a row's last one predicts nothing.
         labels, mask = pad(tokens[:, 1:], (0, 1)), pad(mask[:, 1:], (0, padding + 1))
         places = torch.arange(self._num_places, device=self._device).expand_as(tokens)

@@ -16,6 +16,7 @@ def aggregate_teacher_losses(
     how: Aggregation = "max",
     *,
     teacher_loss_mask: Tensor | None = None,
+    widest_span: int | None = None,
 ) -> Tensor:
     """Give each student token the Φ of the losses of the teacher tokens that cover it.
 
@@ -27,6 +28,8 @@ def aggregate_teacher_losses(
         how: Φ.
         teacher_loss_mask: bool [rows, teacher_seq_length], True where the teacher must have given a
             loss. None: every NaN is taken as a token without a loss.
+        widest_span: tokens of the widest span, where spans and losses are known to be sound: the
+            host doesn't wait for the device to look at them. None: both are checked.
 
     Returns:
         guidance, fp32 [rows, seq_length], nats; NaN = unmapped.
@@ -43,14 +46,15 @@ def aggregate_teacher_losses(
     Source: Eq. 2.
     """
     check_choice("how", how, Aggregation)
-    check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
     losses = teacher_losses.detach().float()
     expected = ~losses.isnan() if teacher_loss_mask is None else teacher_loss_mask.bool()
-    check_finite({"teacher_losses": (losses, expected | losses.isinf())})
+    if widest_span is None:
+        widest_span = check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
+        check_finite({"teacher_losses": (losses, expected | losses.isinf())})
     starts, ends = teacher_spans[..., 0].long(), teacher_spans[..., 1].long()
     counts = span_sums(expected.double(), starts, ends)
     if how == "max":
-        values = _span_maxima(losses.masked_fill(~expected, -torch.inf), starts, ends)
+        values = _span_maxima(losses.masked_fill(~expected, -torch.inf), starts, ends, widest_span)
     else:
         values = span_sums(losses.masked_fill(~expected, 0.0).double(), starts, ends)
         values = values / counts if how == "mean" else values
@@ -90,7 +94,7 @@ def span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     return prefix.gather(-1, ends) - prefix.gather(-1, starts)
 
 
-def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor, widest: int) -> Tensor:
     """Take the maximum of each span from tables of the maxima of 1, 2, 4, ... tokens.
 
     Two overlapping windows of the largest power of two that fits cover a span exactly. log2(widest)
@@ -101,7 +105,6 @@ def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     widths = ends - starts
     maxima = values.new_full(starts.shape, -torch.inf)
     window = 1
-    widest = int(widths.max()) if widths.numel() else 0
     while window <= widest:
         fits = (widths >= window) & (widths < 2 * window)
         last = values.shape[-1] - 1
@@ -115,9 +118,12 @@ def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 
 
 def check_spans(
-    teacher_losses: Tensor, teacher_spans: Tensor, teacher_loss_mask: Tensor | None
-) -> None:
+    teacher_losses: Tensor, teacher_spans: Tensor, teacher_loss_mask: Tensor | None = None
+) -> int:
     """Refuse spans that don't belong to the losses, as `aggregate_teacher_losses` takes them.
+
+    Returns:
+        Teacher tokens of the widest span.
 
     Raises:
         ValueError: shapes disagree or a span leaves the row.
@@ -146,3 +152,4 @@ def check_spans(
             f"0 <= start <= end <= {teacher_losses.shape[1]} (teacher_seq_length) must hold: the "
             "spans belong to other teacher tokens"
         )
+    return int((ends - starts).max()) if starts.numel() else 0

@@ -129,7 +129,6 @@ def _keep_top(
         _ranking(values, known, rule, totals, step, positions),
         candidates,
         rule.keep_fraction,
-        positions=positions,
         per_row=rule.scope == "row",
         group=group,
         num_candidates=totals.num_candidates,

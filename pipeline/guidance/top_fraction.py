@@ -1,9 +1,9 @@
 """The exact top fraction of a ranking, in one process or over the ranks of a process group.
 
 A radix search finds the k-th largest value by counting digits: three histograms of 2,048 bins,
-summed over the ranks, whatever the number of tokens. No values travel, nothing is sorted, and the
-result is the same for one process and for many that hold the same tokens. Ties at the threshold go
-to the smallest global positions, found by the same search.
+summed over the ranks, whatever the number of tokens. No values travel, nothing is sorted, the host
+waits for none of it, and the result is the same for one process and for many that hold the same
+tokens. Ties at the threshold go to the first tokens, row by row and rank by rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pipeline.fractions import floor_of_fraction
 
 _DIGIT_BITS = 11
 _RANKING_BITS = 33  # an fp32 value takes 32; a whole number of digits
-_POSITION_BITS = 55  # five digits
 
 
 def keep_top_fraction(
@@ -24,7 +23,6 @@ def keep_top_fraction(
     candidates: Tensor,
     fraction: float,
     *,
-    positions: Tensor,
     per_row: bool = False,
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor,
@@ -35,7 +33,6 @@ def keep_top_fraction(
         ranking: fp32 [rows, T], what is ranked by, finite for candidates.
         candidates: bool [rows, T], the tokens that compete.
         fraction: in 0..1.
-        positions: int64 [rows, T], unique and below 2**55 over the scope; the smaller wins a tie.
         per_row: count k for each row instead of over all rows.
         group: count k over the rows of all ranks of this group; every rank must call.
         num_candidates: int64 [rows, or 1], of the scope: of all ranks of the group.
@@ -45,37 +42,32 @@ def keep_top_fraction(
         each group, fp32 (one per row, or one for all), NaN where nothing is kept.
 
     Example:
-        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5, positions=index,
+        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5,
         ...                   num_candidates=mask.sum().view(1))[0]
         tensor([[ True, False]])
     """
     shape = ranking.shape
     rows = shape if per_row else (1, ranking.numel())
-    members, positions = candidates.reshape(rows), positions.reshape(rows)
+    members = candidates.reshape(rows)
     keys = _descending_keys(ranking.reshape(rows))
     num_kept = floor_of_fraction(num_candidates, fraction)
 
-    last, num_tied, num_equal = _kth_smallest(keys, members, num_kept, _RANKING_BITS, group)
+    last, num_tied = _kth_smallest(keys, members, num_kept, group)
     kept = members & (keys < last.unsqueeze(-1)) & (num_kept > 0).unsqueeze(-1)
     tied = members & (keys == last.unsqueeze(-1))
-    # `num_tied` of the tied are kept; the search by position runs only where that isn't all of
-    # them. Every rank sees the same sums, so every rank takes the same branch.
-    if bool((num_equal > num_tied).any()):
-        last_position, _, _ = _kth_smallest(positions, tied, num_tied, _POSITION_BITS, group)
-        tied &= (positions <= last_position.unsqueeze(-1)) & (num_tied > 0).unsqueeze(-1)
+    # The first `num_tied` of them, those on the ranks before this one counted.
+    numbers = tied.cumsum(-1) + _sum_before(tied.sum(-1), group).unsqueeze(-1)
+    tied &= numbers <= num_tied.unsqueeze(-1)
     threshold = _ranking_of_keys(last).masked_fill(num_kept == 0, torch.nan)
     return (kept | tied).view(shape), threshold
 
 
 def _kth_smallest(
-    keys: Tensor, members: Tensor, k: Tensor, num_bits: int, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Find each group's k-th smallest key, how many keys equal to it are among the k, and of all.
-
-    The last histogram knows how many keys are equal, so they are not counted over the ranks again.
-    """
-    prefix, remaining, equal = torch.zeros_like(k), k.clone(), torch.zeros_like(k)
-    for shift in range(num_bits - _DIGIT_BITS, -1, -_DIGIT_BITS):
+    keys: Tensor, members: Tensor, k: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Find each group's k-th smallest key, and how many keys equal to it are among the k."""
+    prefix, remaining = torch.zeros_like(k), k.clone()
+    for shift in range(_RANKING_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
         alive = members & ((keys >> (shift + _DIGIT_BITS)) == prefix.unsqueeze(-1))
         digits = (keys >> shift) & (2**_DIGIT_BITS - 1)
         counts = k.new_zeros(k.numel(), 2**_DIGIT_BITS).scatter_add_(1, digits, alive.long())
@@ -86,8 +78,7 @@ def _kth_smallest(
             digit > 0, running.gather(1, (digit - 1).clamp_min(0)[:, None])[:, 0], 0
         )
         prefix, remaining = (prefix << _DIGIT_BITS) | digit, remaining - below
-        equal = counts.gather(1, digit[:, None])[:, 0]
-    return prefix, remaining, equal
+    return prefix, remaining
 
 
 def _descending_keys(ranking: Tensor) -> Tensor:
@@ -107,3 +98,12 @@ def _sum_over(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is not None:
         dist.all_reduce(counts, group=group)
     return counts
+
+
+def _sum_before(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the sum over the ranks before this one."""
+    if group is None:
+        return torch.zeros_like(own)
+    ranks = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(ranks, own, group=group)
+    return torch.stack(ranks)[: group.rank()].sum(0)

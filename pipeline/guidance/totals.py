@@ -54,7 +54,7 @@ def sum_totals(
     counted = rows if per_row else rows.sum(-1, keepdim=True)
     num_before = num_broken.new_zeros(())
     if group is not None:
-        num_tokens = num_broken.new_tensor([candidates.numel()])
+        num_tokens = torch.full_like(num_broken.view(1), candidates.numel())
         own = torch.cat((num_broken.view(1), num_tokens, counted[:, 0]))
         ranks = [torch.empty_like(own) for _ in range(group.size())]
         dist.all_gather(ranks, own, group=group)

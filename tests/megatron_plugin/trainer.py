@@ -2,6 +2,8 @@
 
 VOCAG_TEST_DUMP: folder for the first step's gradients, the last step's weights and the last
 validation's losses. VOCAG_TEST_SCRIPT: run this file instead of our own main.
+VOCAG_TEST_WAITS: print where the host waits in the second step, of the student or the teacher, and
+the size of its largest tensor, the vocabulary's chunks being as small as they can be.
 VOCAG_TEST_CUT_BRIDGE: the teacher's end drops its connections after so many replies.
 """
 
@@ -22,6 +24,9 @@ from torch import distributed as dist
 from megatron_plugin import bridge, pretrain_gpt
 from megatron_plugin.models.weight_rules import whole_model_names
 from megatron_plugin.student import forward_step
+from megatron_plugin.teacher.model import Teacher
+from pipeline.guidance import cross_entropy
+from tests.megatron_plugin.host_waits import HostWaits
 
 
 def dump_steps(folder):
@@ -74,6 +79,24 @@ def dump_validation(folder):
     forward_step.validation_loss = validation_loss
 
 
+def print_waits(owner, name):
+    """Print each place where the host waits in the second call of a function, and how often."""
+    original, calls = getattr(owner, name), []
+
+    def counted(*given, **named):
+        calls.append(name)
+        if len(calls) != 2:
+            return original(*given, **named)
+        with HostWaits() as waits:
+            done = original(*given, **named)
+        for place, count in sorted(waits.found.items()):
+            print(f"{name} waits {count} at {place}")
+        print(f"{name} holds {waits.most_elements}")
+        return done
+
+    setattr(owner, name, counted)
+
+
 def cut_bridge(after):
     """Close the bridge's connections, as a failing network would; both worlds live on."""
     reply, replies = bridge.TeacherBridge.reply, []
@@ -95,6 +118,10 @@ def main():
     if "VOCAG_TEST_DUMP" in os.environ:
         dump_steps(Path(os.environ["VOCAG_TEST_DUMP"]))
         dump_validation(Path(os.environ["VOCAG_TEST_DUMP"]))
+    if "VOCAG_TEST_WAITS" in os.environ:
+        cross_entropy._CPU_CHUNK_ELEMENTS = 1
+        print_waits(training, "train_step")
+        print_waits(Teacher, "score")
     if "VOCAG_TEST_CUT_BRIDGE" in os.environ:
         cut_bridge(after=int(os.environ["VOCAG_TEST_CUT_BRIDGE"]))
     if "VOCAG_TEST_SCRIPT" in os.environ:

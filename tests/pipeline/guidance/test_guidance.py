@@ -54,14 +54,9 @@ def ones_like(losses):
     return torch.ones_like(losses, dtype=torch.bool)
 
 
-def top_of(ranking, fraction, *, positions):
-    return keep_top_fraction(
-        ranking,
-        ones_like(ranking),
-        fraction,
-        positions=positions,
-        num_candidates=torch.tensor([ranking.numel()]),
-    )
+def top_of(ranking, fraction):
+    count = torch.tensor([ranking.numel()])
+    return keep_top_fraction(ranking, ones_like(ranking), fraction, num_candidates=count)
 
 
 class TestAggregation:
@@ -188,7 +183,7 @@ class TestSelection:
     )
     @settings(deadline=None)
     def test_top_fraction_of_any_finite_or_infinite_score(self, scores, k):
-        kept, threshold = top_of(torch.tensor(scores), k / 30, positions=torch.arange(30)[None])
+        kept, threshold = top_of(torch.tensor(scores), k / 30)
         expected = reference.keep_top(scores.astype(np.float64), np.ones((1, 30), bool), k / 30)
         np.testing.assert_array_equal(kept, expected)
         if expected.any():
@@ -198,9 +193,8 @@ class TestSelection:
         equal = torch.full((2, 4), 2.0)
         first = select_tokens(equal, equal, loss_mask=ones_like(equal))
         assert first.kept.flatten().tolist() == [True] * 3 + [False] * 5
-        positions = torch.tensor([[7, 6, 5, 4], [3, 2, 1, 2**54]])
-        kept, _ = top_of(equal, 0.4, positions=positions)
-        assert kept.tolist() == [[False] * 4, [True, True, True, False]]
+        kept, _ = top_of(equal, 0.7)
+        assert kept.tolist() == [[True] * 4, [True, False, False, False]]
 
     @pytest.mark.parametrize(
         ("fraction", "kept"), [(0.29, 29), (0.57, 57), (0.009, 0), (0.0, 0), (1.0, 100), (1e-09, 0)]

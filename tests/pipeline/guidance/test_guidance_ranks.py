@@ -138,7 +138,7 @@ def test_a_broken_rank_stops_all_and_names_its_row(run_ranks):
 
 
 def test_what_ranks_must_know_of_each_other_goes_in_one_message(run_ranks):
-    """Then three histograms of losses, and five of positions where a tie has to be broken."""
+    """Then three histograms of losses, and how many are tied at the threshold."""
 
     def count(group):
         batch = [share_of(tensor, group.rank(), "even rows") for tensor in make_batch()]
@@ -151,7 +151,7 @@ def test_what_ranks_must_know_of_each_other_goes_in_one_message(run_ranks):
                 calls.append(group.num_messages - before)
         return calls
 
-    assert run_ranks(count) == [[4, 4, 4, 9, 9, 9]] * NUM_RANKS
+    assert run_ranks(count) == [[5] * 6] * NUM_RANKS
 
 
 def test_a_group_needs_scope_group():

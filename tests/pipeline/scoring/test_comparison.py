@@ -74,10 +74,7 @@ def test_as_many_are_kept_as_in_training(num_mapped: int) -> None:
     guidance = np.append(np.random.default_rng(0).integers(0, 9, num_mapped) / 4, np.nan)
     candidates = torch.tensor([~np.isnan(guidance)])
     ranking = -torch.tensor([np.nan_to_num(guidance)], dtype=torch.float32)
-    places = torch.arange(len(guidance))[None]
-    trained, _ = keep_top_fraction(
-        ranking, candidates, KEPT, positions=places, num_candidates=candidates.sum(-1)
-    )
+    trained, _ = keep_top_fraction(ranking, candidates, KEPT, num_candidates=candidates.sum(-1))
     assert kept_tokens(guidance).tolist() == trained[0].tolist()
 
 
