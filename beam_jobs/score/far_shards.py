@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from beam_jobs import storage
 from pipeline.scoring.engines.interface import EngineError
+from schemas.document_scores import document_scores_name
 from schemas.sidecar import SidecarRecord
 
 FAR_SHARDS_FILE = "far-shards.json"
@@ -83,7 +84,8 @@ def refuse_far_shards(
     if not far:
         return
     # Removed before it is noted: what is noted is scored anew, whenever this is killed.
-    storage.delete_files(dataset, [shard.record.file for shard in far])
+    names = [shard.record.file for shard in far]
+    storage.delete_files(dataset, [*names, *map(document_scores_name, names)])
     removed = {shard.record.shard: {"mean": shard.mean, "started": started} for shard in far}
     data = json.dumps({**noted, **removed}, indent=1).encode()
     storage.write_atomically(path, data, scratch=run_folder)
