@@ -22,6 +22,7 @@ ALLOWED = {
     "pipeline.guidance": "pipeline.fractions pipeline.selection_rule",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
+    "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
     " pipeline.compiled pipeline.remote vocag_cli",
     "pipeline.dataset.cache": "",
@@ -38,11 +39,12 @@ ALLOWED = {
     " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.remote vocag_cli",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.compiled"
+    " pipeline.distributions"
     " pipeline.guidance.checks pipeline.guidance.NonFiniteLossError"
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.models pipeline.streaming pipeline.scoring pipeline.guidance"
     " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
-    " pipeline.selection_rule vocag_cli",
+    " pipeline.selection_rule pipeline.distributions vocag_cli",
     "pipeline.transfer": "pipeline.models pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
     "pipeline.evaluation": "pipeline.models.teacher_files"

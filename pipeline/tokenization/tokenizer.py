@@ -165,6 +165,18 @@ class Tokenizer:
         """Ids of added and control tokens, by the names that the tokenizer's file gives them."""
         return self._reference.named_tokens
 
+    def keeps_text(self, text: bytes) -> bool:
+        """Return whether normalising leaves a text as it is, but for a space put before it.
+
+        True of bytes that are not UTF-8, such as a token's that ends amid a character: they are
+        never normalised alone.
+        """
+        try:
+            normalized = self._reference.normalize(text.decode()).encode()
+        except UnicodeDecodeError:
+            return True
+        return normalized in (text, b" " + text)
+
     def base_vocabulary(self) -> dict[str, bytes]:
         """Return the model's own token strings and the bytes they stand for.
 

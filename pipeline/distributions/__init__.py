@@ -1,0 +1,1 @@
+"""What a teacher expects next, in the student's vocabulary; no torch."""

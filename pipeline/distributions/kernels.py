@@ -1,0 +1,343 @@
+"""Loops that turn a teacher's next tokens into the student's, place by place."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.compiled import compiled
+from pipeline.distributions.prefixes import NONE, Tables, find_prefix, same_bytes
+
+AMID, START = 0, 1
+"""Rows of `Tables.mapped`."""
+
+LEAST_EXTENDING = 0.01
+"""Stored tokens that go on from amid a teacher token must hold this mass: with less, what is
+unstored could be most of the condition."""
+
+MOST_ENDING = 0.1
+"""A teacher token that ends exactly where the student stands says nothing of the bytes behind it;
+of what is consistent with the bytes read, it may hold less than this share."""
+
+_FREE = np.uint8(255)
+
+
+class Edges(NamedTuple):
+    """What is around texts.
+
+    Attributes:
+        student_context: ids before a segment that starts or continues a document, -1 for none.
+        student_end: id after a document, -1 for none.
+        teacher_context: as `student_context`.
+        teacher_end: as `student_end`.
+        student_skip: 1 where only the student's tokens begin with a space that isn't in the text.
+        teacher_skip: 1 where only the teacher's do.
+        always_skips: whether that does not depend on the text.
+    """
+
+    student_context: tuple[int, int]
+    student_end: int
+    teacher_context: tuple[int, int]
+    teacher_end: int
+    student_skip: int
+    teacher_skip: int
+    always_skips: bool
+
+
+class RowFields(NamedTuple):
+    """Fields of one row, as `pipeline.streaming` defines them.
+
+    Attributes:
+        input_ids: int32 [S].
+        loss_mask: float32 [S].
+        teacher_spans: int32 [S, 2].
+        teacher_input_ids: int32 [T].
+        cu_seqlens: int32 [segments + 1].
+        teacher_cu_seqlens: int32 [segments + 1].
+    """
+
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.float32]
+    teacher_spans: NDArray[np.int32]
+    teacher_input_ids: NDArray[np.int32]
+    cu_seqlens: NDArray[np.int32]
+    teacher_cu_seqlens: NDArray[np.int32]
+
+
+class Entries(NamedTuple):
+    """Next tokens of each place: of the teacher's places, or of the student's.
+
+    Attributes:
+        ids: int32 [places, K], -1 behind the last.
+        probs: float32 [places, K].
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float32]
+
+
+@compiled
+def map_places(
+    row: RowFields,
+    expected: Entries,
+    tables: Tables,
+    edges: Edges,
+    scratch: NDArray[np.uint8],
+    out: Entries,
+) -> None:
+    """Write the distribution of each label of a row, see `pipeline.distributions.mapping`."""
+    out.ids[:] = NONE
+    out.probs[:] = 0
+    for segment in range(len(row.cu_seqlens) - 1):
+        bounds = (
+            row.cu_seqlens[segment],
+            row.cu_seqlens[segment + 1],
+            row.teacher_cu_seqlens[segment],
+            row.teacher_cu_seqlens[segment + 1],
+        )
+        if bounds[1] > bounds[0] and bounds[3] > bounds[2]:
+            _map_segment(row, bounds, expected, tables, edges, scratch, out)
+
+
+@compiled
+def _map_segment(
+    row: RowFields,
+    bounds: tuple[int, int, int, int],
+    expected: Entries,
+    tables: Tables,
+    edges: Edges,
+    scratch: NDArray[np.uint8],
+    out: Entries,
+) -> None:
+    """Walk over a segment's student and teacher tokens side by side, byte by byte.
+
+    `token`, `offset` is where the walk is: at a byte of a teacher token. Where the spans say that
+    a student token starts on a teacher token (the label before ends on the one before), they are
+    believed; what was written since `anchor`, the last such place, is taken back if the walk
+    arrived elsewhere. So a segment that is cut amid a teacher token gives nothing wrong.
+    """
+    start, end, t_start, t_end = bounds
+    first = start + _is_context(row.input_ids[start], edges.student_context)
+    token = t_start + _is_context(row.teacher_input_ids[t_start], edges.teacher_context)
+    if t_end > token and row.teacher_input_ids[t_end - 1] == edges.teacher_end:
+        t_end -= 1
+    offset, before, anchor, known, confirmed = 0, NONE, start, True, False
+    last = end - 1
+    for at in range(first, end):
+        place, label = at - 1, row.input_ids[at]
+        span, stop = NONE, NONE
+        if place >= start:
+            span, stop = row.teacher_spans[place, 0], row.teacher_spans[place, 1]
+        if at == end - 1 and label == edges.student_end and span == stop >= 0:
+            last = place
+            if row.loss_mask[place] > 0 and t_end > t_start:
+                _map_boundary(tables.mapped[AMID], expected, t_end - 1, scratch, out, place)
+            break
+        here = known and (place < start or (span == token and (offset > 0 or before == NONE)))
+        if before >= 0 and span == before < stop:
+            here = known and token == span and offset == 0
+            if known and not here:
+                _take_back(out, anchor, place)
+            known, confirmed, token, offset, anchor, here = True, True, span, 0, place, True
+        mode, found = AMID, (NONE, 0)
+        if here:
+            found = _advance(row, label, 0, token, offset, t_end, tables)
+            if at == first and edges.student_skip + edges.teacher_skip:
+                mode, found = _start_of_text(row, label, token, found, t_end, tables, edges)
+        if found[0] == NONE or (place >= start and stop != found[0] + (found[1] > 0)):
+            if known:
+                _take_back(out, anchor, place)
+            known = False
+        elif place >= start and token > t_start and row.loss_mask[place] > 0:
+            if offset:
+                prefix = (row.teacher_input_ids[token], offset)
+                _map_inside(prefix, expected, token - 1, tables, scratch, out, place)
+            elif mode != NONE:
+                _map_boundary(tables.mapped[mode], expected, token - 1, scratch, out, place)
+        before = stop if span < stop else NONE
+        token, offset = found
+    if not confirmed:
+        _take_back(out, start, last)
+
+
+@compiled
+def _is_context(token_id: int, context: tuple[int, int]) -> int:
+    return 1 if token_id >= 0 and (token_id == context[0] or token_id == context[1]) else 0
+
+
+@compiled
+def _take_back(out: Entries, start: int, stop: int) -> None:
+    for place in range(start, stop):
+        out.ids[place] = NONE
+        out.probs[place] = 0
+
+
+@compiled
+def _start_of_text(
+    row: RowFields,
+    label: int,
+    token: int,
+    plain: tuple[int, int],
+    t_end: int,
+    tables: Tables,
+    edges: Edges,
+) -> tuple[int, tuple[int, int]]:
+    """Return which table a segment's first label takes, -1 for none, and where the walk goes on.
+
+    One tokenizer puts a space before a text, the other doesn't, and the segment may continue its
+    document: whichever fits is the case. Spaces fit either way, and give nothing.
+    """
+    student_bytes = tables.student_bytes[tables.student_starts[label] :]
+    teacher_bytes = tables.teacher_bytes[tables.teacher_starts[row.teacher_input_ids[token]] :]
+    own = student_bytes if edges.student_skip else teacher_bytes
+    none = (NONE, 0)
+    spaced = none
+    if token < t_end and len(own) and own[0] == 32:
+        spaced = _advance(row, label, edges.student_skip, token, edges.teacher_skip, t_end, tables)
+    if spaced[0] == NONE:
+        return (AMID if edges.always_skips else NONE), plain
+    if plain[0] == NONE:
+        return START, spaced
+    return NONE, none
+
+
+@compiled
+def _advance(
+    row: RowFields,
+    label: int,
+    skip: int,
+    token: int,
+    offset: int,
+    t_end: int,
+    tables: Tables,
+) -> tuple[int, int]:
+    """Return where a student token's bytes end among the teacher's; (-1, 0) if they differ."""
+    none = (NONE, 0)
+    if label >= len(tables.student_starts) - 1:
+        return none
+    at, end = tables.student_starts[label] + skip, tables.student_starts[label + 1]
+    if at >= end:
+        return none
+    while at < end:
+        if token >= t_end:
+            return none
+        teacher_id = row.teacher_input_ids[token]
+        if teacher_id >= len(tables.teacher_starts) - 1:
+            return none
+        place = tables.teacher_starts[teacher_id] + offset
+        stop = tables.teacher_starts[teacher_id + 1]
+        if place - offset == stop:  # one whose bytes aren't known
+            return none
+        while at < end and place < stop:
+            if tables.student_bytes[at] != tables.teacher_bytes[place]:
+                return none
+            at += 1
+            place += 1
+        offset = place - tables.teacher_starts[teacher_id]
+        if place == stop:
+            token, offset = token + 1, 0
+    return token, offset
+
+
+@compiled
+def _map_boundary(
+    mapped: NDArray[np.int32],
+    expected: Entries,
+    state: int,
+    scratch: NDArray[np.uint8],
+    out: Entries,
+    place: int,
+) -> None:
+    """Write what the teacher expects behind its place `state` for the label at `place`."""
+    count, total = 0, np.float32(0)
+    ids, probs = out.ids[place], out.probs[place]
+    for entry in range(expected.ids.shape[1]):
+        teacher_id = expected.ids[state, entry]
+        if teacher_id < 0:
+            break
+        if teacher_id >= len(mapped) or mapped[teacher_id] < 0:
+            continue
+        mass = expected.probs[state, entry]
+        count = _add(ids, probs, count, mapped[teacher_id], mass, scratch)
+        total += mass
+    # Quantised log-probabilities may add up to a little more than 1.
+    _finish(ids, probs, count, max(total, np.float32(1)), scratch)
+
+
+@compiled
+def _map_inside(
+    prefix: tuple[int, int],
+    expected: Entries,
+    state: int,
+    tables: Tables,
+    scratch: NDArray[np.uint8],
+    out: Entries,
+    place: int,
+) -> None:
+    """Write what the teacher expects behind `state`, given that it begins with some bytes.
+
+    `prefix` names them: a teacher token and how many of its bytes.
+    """
+    width = prefix[1]
+    at = tables.teacher_starts[prefix[0]]
+    given = tables.teacher_bytes[at : at + width]
+    count, extending, ending = 0, np.float32(0), np.float32(0)
+    ids, probs = out.ids[place], out.probs[place]
+    for entry in range(expected.ids.shape[1]):
+        teacher_id = expected.ids[state, entry]
+        if teacher_id < 0:
+            break
+        if teacher_id >= len(tables.teacher_starts) - 1:
+            continue
+        at, stop = tables.teacher_starts[teacher_id], tables.teacher_starts[teacher_id + 1]
+        if stop - at < width or not same_bytes(tables.teacher_bytes[at : at + width], given):
+            continue
+        mass = expected.probs[state, entry]
+        if stop - at == width:
+            ending += mass
+            continue
+        extending += mass
+        student_id = find_prefix(tables.teacher_bytes[at + width : stop], tables)
+        if student_id >= 0:
+            count = _add(ids, probs, count, student_id, mass, scratch)
+    _finish(ids, probs, count, extending, scratch)
+    if extending < LEAST_EXTENDING or ending >= MOST_ENDING * (extending + ending):
+        _take_back(out, place, place + 1)
+
+
+@compiled
+def _add(
+    ids: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    count: int,
+    token_id: int,
+    mass: float,
+    scratch: NDArray[np.uint8],
+) -> int:
+    """Add mass to a token; `scratch` says where each token is. Return how many there are."""
+    slot = scratch[token_id]
+    if slot != _FREE:
+        probs[slot] += mass
+        return count
+    scratch[token_id] = count
+    ids[count], probs[count] = token_id, mass
+    return count + 1
+
+
+@compiled
+def _finish(
+    ids: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    count: int,
+    whole: float,
+    scratch: NDArray[np.uint8],
+) -> None:
+    """Divide by `whole`, sort by falling mass, and free `scratch`."""
+    for place in range(count):
+        scratch[ids[place]] = _FREE
+        token_id, mass = ids[place], probs[place] / whole
+        before = place
+        while before > 0 and probs[before - 1] < mass:
+            ids[before], probs[before] = ids[before - 1], probs[before - 1]
+            before -= 1
+        ids[before], probs[before] = token_id, mass

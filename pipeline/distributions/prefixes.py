@@ -1,0 +1,99 @@
+"""The longest student token that some bytes begin with, found by a hash of each prefix."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.compiled import compiled
+
+NONE = -1
+_HASH_START, _HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
+
+
+class Tables(NamedTuple):
+    """Two vocabularies and how they meet.
+
+    Attributes:
+        mapped: int32 [2, V_teacher], see `VocabularyMap`.
+        student_bytes: uint8, the bytes of each student token, one after another.
+        student_starts: int64 [V_student + 1].
+        teacher_bytes: uint8, the same for the teacher.
+        teacher_starts: int64 [V_teacher + 1].
+        slots: int32 [power of 2], student ids by the hash of their bytes, -1 where free.
+    """
+
+    mapped: NDArray[np.int32]
+    student_bytes: NDArray[np.uint8]
+    student_starts: NDArray[np.int64]
+    teacher_bytes: NDArray[np.uint8]
+    teacher_starts: NDArray[np.int64]
+    slots: NDArray[np.int32]
+
+
+@compiled
+def insert_entries(
+    order: NDArray[np.int32],
+    flat: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    slots: NDArray[np.int32],
+) -> None:
+    """Fill `slots` with ids by the hash of their bytes; the first of equal ones stays."""
+    for token_id in order:
+        entry = flat[starts[token_id] : starts[token_id + 1]]
+        value = _HASH_START
+        for byte in entry:
+            value = (value ^ np.uint64(byte)) * _HASH_FACTOR
+        slot = _first_slot(value, len(slots))
+        while slots[slot] >= 0:
+            other = slots[slot]
+            if same_bytes(flat[starts[other] : starts[other + 1]], entry):
+                break
+            slot = (slot + 1) % len(slots)
+        if slots[slot] < 0:
+            slots[slot] = token_id
+
+
+@compiled
+def find_prefixes(
+    flat: NDArray[np.uint8], starts: NDArray[np.int64], tables: Tables
+) -> NDArray[np.int32]:
+    """Return `find_prefix` of each of some entries, int32 [N]."""
+    found = np.empty(len(starts) - 1, np.int32)
+    for entry in range(len(found)):
+        found[entry] = find_prefix(flat[starts[entry] : starts[entry + 1]], tables)
+    return found
+
+
+@compiled
+def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
+    """Return the student token that is the longest prefix of some bytes, -1 where none is."""
+    best, value = NONE, _HASH_START
+    for length in range(1, len(text) + 1):
+        value = (value ^ np.uint64(text[length - 1])) * _HASH_FACTOR
+        slot = _first_slot(value, len(tables.slots))
+        while tables.slots[slot] >= 0:
+            token_id = tables.slots[slot]
+            at, stop = tables.student_starts[token_id], tables.student_starts[token_id + 1]
+            if stop - at == length and same_bytes(tables.student_bytes[at:stop], text[:length]):
+                best = token_id
+                break
+            slot = (slot + 1) % len(tables.slots)
+    return best
+
+
+@compiled
+def _first_slot(value: np.uint64, num_slots: int) -> int:
+    # The high bits are mixed best; the number of slots is a power of two.
+    return np.int64((value ^ (value >> np.uint64(32))) & np.uint64(num_slots - 1))
+
+
+@compiled
+def same_bytes(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
+    """Return whether two runs of bytes are equal."""
+    differ = len(first) != len(second)
+    place = 0
+    while not differ and place < len(first):
+        differ = first[place] != second[place]
+        place += 1
+    return not differ

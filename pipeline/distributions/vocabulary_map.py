@@ -1,0 +1,184 @@
+"""Which student token each teacher token begins with: tables, made once for two tokenizers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.distributions.kernels import Edges
+from pipeline.distributions.prefixes import NONE, Tables, find_prefixes, insert_entries
+from pipeline.tokenization import Tokenizer
+from schemas.manifest import ConventionRecord
+
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+_NEUTRAL = b"a"
+"""Put around a token to see whether a normaliser keeps it: it may drop white space at the ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class VocabularyMap:
+    """How a teacher's tokens are read in a student's vocabulary.
+
+    A teacher token gives its mass to the student token that its own bytes begin with: the longest
+    prefix of its bytes that is an ordinary student token. The token that ends the teacher's
+    documents goes to the one that ends the student's. Every other special token goes nowhere,
+    and so does one that the student's normaliser would rewrite.
+
+    Attributes:
+        tables: for the kernels; `tables.mapped` int32 [2, V_teacher] holds the student's id for
+            each of the teacher's, -1 for none, amid a text and at its start, where a tokenizer
+            may put a space that isn't in the text.
+        edges: which tokens are around texts, and the spaces put before them.
+    """
+
+    tables: Tables
+    edges: Edges
+
+    @classmethod
+    def of(
+        cls,
+        student: Tokenizer,
+        teacher: Tokenizer,
+        *,
+        student_convention: ConventionRecord | None = None,
+        teacher_convention: ConventionRecord | None = None,
+    ) -> VocabularyMap:
+        """Make the tables.
+
+        Args:
+            student: the student's tokenizer.
+            teacher: the teacher's.
+            student_convention: what rows put around a student's text; None takes the tokenizer's.
+            teacher_convention: the same for the teacher.
+
+        Raises:
+            ValueError: a tokenizer whose tokens don't spell a text, such as WordPiece.
+
+        Example:
+            >>> found = VocabularyMap.of(student, teacher)  # doctest: +SKIP
+            >>> found.tables.mapped[0, teacher.find_token("Hello")]  # doctest: +SKIP
+            15496
+        """
+        own = student_convention or student.around_text
+        other = teacher_convention or teacher.around_text
+        student_entries, texts = _entries(student), _entries(teacher)
+        texts = [text if student.keeps_text(_around(text)) else b"" for text in texts]
+        student_spaces, teacher_spaces = _Spaces.of(student), _Spaces.of(teacher)
+        student_bytes, student_starts = _flatten(student_entries)
+        teacher_bytes, teacher_starts = _flatten(texts)
+        tables = Tables(
+            mapped=np.full((2, len(texts)), NONE, np.int32),
+            student_bytes=student_bytes,
+            student_starts=student_starts,
+            teacher_bytes=teacher_bytes,
+            teacher_starts=teacher_starts,
+            slots=_hash_entries(student, student_entries, student_bytes, student_starts),
+        )
+        tables.mapped[0] = _prefixes(texts, tables)
+        tables.mapped[1] = _prefixes(_at_start(texts, student_spaces, teacher_spaces), tables)
+        end = NONE if own.end_token_id is None else own.end_token_id
+        for token_id in {teacher.eos_token_id, other.end_token_id} - {None}:
+            tables.mapped[:, token_id] = end
+        differ = student_spaces.before_word != teacher_spaces.before_word
+        edges = Edges(
+            student_context=_context(own),
+            student_end=end,
+            teacher_context=_context(other),
+            teacher_end=NONE if other.end_token_id is None else other.end_token_id,
+            student_skip=int(differ and student_spaces.before_word),
+            teacher_skip=int(differ and teacher_spaces.before_word),
+            always_skips=student_spaces.always and teacher_spaces.always,
+        )
+        return cls(tables, edges)
+
+    @cached_property
+    def scratch(self) -> NDArray[np.uint8]:
+        """Room for the kernels, uint8 [V_student]; two threads must not share a map."""
+        return np.full(len(self.tables.student_starts) - 1, 255, np.uint8)
+
+
+class _Spaces(NamedTuple):
+    """Where a tokenizer puts a space before a text.
+
+    Attributes:
+        before_word: before one that begins with a letter.
+        always: before one that begins with a space exactly if before others, too.
+    """
+
+    before_word: bool
+    always: bool
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> _Spaces:
+        batch = tokenizer.tokenize_batch([_NEUTRAL, b" " + _NEUTRAL])
+        word, spaced = (
+            b"".join(map(tokenizer.token_bytes, batch.input_ids[start:stop].tolist()))
+            for start, stop in zip(batch.cu_tokens, batch.cu_tokens[1:], strict=False)
+        )
+        before_word = word == b" " + _NEUTRAL
+        return cls(before_word, (spaced == b"  " + _NEUTRAL) == before_word)
+
+
+def _entries(tokenizer: Tokenizer) -> list[bytes]:
+    entries = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+    if not any(entries):
+        raise ValueError(
+            f'the tokens of tokenizer "{tokenizer.source}" don\'t spell a text (WordPiece or '
+            "another lossy model), so nothing says which bytes a distribution is over: use stored "
+            "losses without distributions"
+        )
+    return entries
+
+
+def _flatten(entries: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    starts = np.cumsum([0, *map(len, entries)], dtype=np.int64)
+    return np.frombuffer(b"".join(entries), np.uint8), starts
+
+
+def _hash_entries(
+    tokenizer: Tokenizer,
+    entries: Sequence[bytes],
+    flat: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return ids by the hash of their bytes; of equal ones that which the tokenizer would give."""
+    names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
+    # A byte's own token is only given where no piece spells it.
+    fallback = {tokenizer.find_token(name) for name in names}
+    known = [token_id for token_id, text in enumerate(entries) if text]
+    order = np.array(sorted(known, key=lambda i: (i in fallback, i)), np.int32)
+    slots = np.full(1 << (2 * len(order)).bit_length(), NONE, np.int32)
+    insert_entries(order, flat, starts, slots)
+    return slots
+
+
+def _prefixes(texts: Sequence[bytes], tables: Tables) -> NDArray[np.int32]:
+    flat, starts = _flatten(texts)
+    return find_prefixes(flat, starts, tables)
+
+
+def _at_start(texts: Sequence[bytes], student: _Spaces, teacher: _Spaces) -> list[bytes]:
+    """Return how a student's tokens spell what a teacher's first tokens stand for."""
+    if student.before_word == teacher.before_word:
+        return list(texts)
+    if teacher.before_word:  # one without a space can't be the first
+        return [text[1:] if text.startswith(b" ") else b"" for text in texts]
+    spaced = student.always
+    return [
+        b" " + text if text and (spaced or not text.startswith(b" ")) else text for text in texts
+    ]
+
+
+def _around(text: bytes) -> bytes:
+    return _NEUTRAL + text + _NEUTRAL
+
+
+def _context(convention: ConventionRecord) -> tuple[int, int]:
+    first, continued = convention.first_token_id, convention.continued_token_id
+    return (NONE if first is None else first, NONE if continued is None else continued)

@@ -1,0 +1,194 @@
+"""Distributions in the student's vocabulary, against exhaustive sums and against offsets."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.dataset.webdataset_documents import decoded_documents
+from pipeline.distributions.mapping import map_batch, map_row
+from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.manifest import ConventionRecord
+from tests.support import tokenizer_zoo
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.mapped_distributions import (
+    ByteTokenizer,
+    label_places,
+    naive_boundary,
+    naive_inside,
+    readable_entries,
+)
+
+NOTHING = ConventionRecord(None, None, None)
+ENDED = ConventionRecord(0, 0, 0)  # id 0 is before and after every text
+
+
+def byte_vocabularies(alphabet=b"abc"):
+    """Vocabularies of all bytes of an alphabet, some longer entries, and an end token, id 0."""
+    more = st.lists(st.binary(min_size=2, max_size=4), max_size=12, unique=True)
+    spelled = more.map(lambda es: [bytes(alphabet[b % len(alphabet)] for b in e) for e in es])
+    return spelled.map(lambda es: [b"", *(bytes([b]) for b in alphabet), *es])
+
+
+def one_row(student_ids, teacher_ids, student, teacher):
+    """A row of one document between two end tokens on the student's side, one on the teacher's."""
+    s_ends = np.cumsum([len(student[i]) for i in student_ids])
+    t_ends = np.cumsum([len(teacher[i]) for i in teacher_ids])
+    spans = np.zeros((len(student_ids) + 2, 2), np.int32)
+    for place, end in enumerate(s_ends):
+        start = end - len(student[student_ids[place]])
+        spans[place] = (
+            np.searchsorted(t_ends, start, side="right") + 1,
+            np.searchsorted(t_ends, end, side="left") + 2,
+        )
+    mask = np.ones(len(spans), np.float32)
+    mask[-1] = 0
+    return {
+        "input_ids": np.array([0, *student_ids, 0], np.int32),
+        "loss_mask": mask,
+        "teacher_spans": spans,
+        "teacher_input_ids": np.array([0, *teacher_ids], np.int32),
+        "cu_seqlens": np.array([0, len(spans)], np.int32),
+        "teacher_cu_seqlens": np.array([0, len(teacher_ids) + 1], np.int32),
+    }
+
+
+def as_dict(ids, probs):
+    assert (np.diff(probs) <= 0).all()
+    assert len(set(ids[ids >= 0].tolist())) == (ids >= 0).sum()
+    assert not probs[ids < 0].any()
+    return dict(zip(ids[ids >= 0].tolist(), probs[ids >= 0].tolist(), strict=True))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    student=byte_vocabularies(),
+    teacher=byte_vocabularies(),
+    text=st.lists(st.sampled_from(b"abc"), min_size=1, max_size=24).map(bytes),
+    seed=st.integers(0, 1000),
+)
+def test_everything_stored_gives_the_exact_sums(student, teacher, text, seed):
+    rng = np.random.default_rng(seed)
+    s_tok, t_tok = ByteTokenizer(student, 0), ByteTokenizer(teacher, 0)
+    found = VocabularyMap.of(s_tok, t_tok, student_convention=ENDED, teacher_convention=ENDED)
+    s_ids, t_ids = s_tok.segment(text), t_tok.segment(text)
+    row = one_row(s_ids, t_ids, student, teacher)
+    num_states, size = len(t_ids) + 1, len(teacher)
+    probs = rng.dirichlet(np.full(size, 0.3), num_states)
+    ids = np.argsort(-probs, axis=1).astype(np.int32)
+    log_probs = np.log(np.maximum(np.take_along_axis(probs, ids, 1), 1e-30)).astype(np.float32)
+    shape = (len(row["input_ids"]), size)
+    out = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    map_row(row, ids, log_probs, found, *out)
+    byte, t_starts = 0, np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
+    everything = np.arange(size)
+    shared = set(t_starts[1:-1]) & set(np.cumsum([len(student[i]) for i in s_ids[:-1]]).tolist())
+    for place, label in enumerate([*s_ids, None]):
+        mapped = as_dict(out[0][place], out[1][place])
+        token = np.searchsorted(t_starts, byte, side="right") - 1
+        prefix = text[t_starts[token] : byte]
+        if not prefix:
+            expected = naive_boundary(student, teacher, ({0}, 0), everything, probs[token])
+            assert sum(expected.values()) == pytest.approx(1)  # every byte is a student token
+        else:
+            expected = naive_inside(student, teacher, prefix, everything, probs[token])
+        if not shared and label is not None:
+            expected = {}  # nothing confirms that the segment starts on the teacher's token
+        expected = {to: mass for to, mass in expected.items() if mass > 1e-20}
+        mapped = {to: mass for to, mass in mapped.items() if mass > 1e-20}
+        assert mapped == pytest.approx(expected, rel=1e-4)
+        byte += 0 if label is None else len(student[label])
+    assert (out[0][-1] == -1).all()
+
+
+PAIRS = [
+    ("llama_like", "qwen_like"),
+    ("qwen_like", "llama_like"),
+    ("gpt2_like", "sentencepiece_bpe"),
+    ("sentencepiece_unigram", "gpt2_like"),
+    ("unigram", "byte_incomplete"),
+    ("byte_incomplete", "nfc"),
+    ("nfc", "sentencepiece_nfkc"),
+    ("sentencepiece_nfkc", "unigram"),
+    ("lower_case", "qwen_like"),
+    ("sentencepiece_bpe", "llama_like"),
+]
+
+
+@pytest.fixture(params=PAIRS, ids="-".join)
+def zoo(request, tmp_path):
+    student, teacher = (tokenizer_zoo.load(name, fast=False) for name in request.param)
+    texts = make_texts(12) + [
+        (f"more-{n}", text) for n, text in enumerate([" led", "  two", "\nline", "é", "x" * 90])
+    ]
+    manifest = build_dataset(tmp_path / "data", texts, student=student, teacher=teacher)
+    documents = [sample["document"] for sample in decoded_documents(str(tmp_path / "data"))]
+    return SimpleNamespace(
+        student=student,
+        teacher=teacher,
+        manifest=manifest,
+        documents=documents,
+        path=str(tmp_path / "data"),
+        entries=readable_entries(student, teacher),
+    )
+
+
+def open_rows(zoo, **options):
+    return AlignedRows(StreamConfig(Reading(zoo.path, **options), seq_length=48))
+
+
+def open_map(rows, zoo):
+    return VocabularyMap.of(
+        zoo.student,
+        zoo.teacher,
+        student_convention=rows.rules.student,
+        teacher_convention=rows.rules.teacher,
+    )
+
+
+@pytest.mark.parametrize(
+    "around", [{}, {"student_bos": "none", "student_eos": "none", "teacher_context": "none"}]
+)
+def test_real_tokenizers_give_what_offsets_say(zoo, around):
+    rows = open_rows(zoo, **around)
+    vocabulary_map = open_map(rows, zoo)
+    plan, order = rows.datasets[0].plan, rows.datasets[0].order
+    rng, k = np.random.default_rng(0), 6
+    shape = (len(rows), rows.rules.teacher_seq_length, k)
+    ids = rng.integers(0, zoo.teacher.vocab_size, shape, dtype=np.int32)
+    probs = -np.sort(-rng.dirichlet(np.ones(k + 1), shape[:2]), axis=-1)[..., :k]
+    batch = rows.__getitems__(range(len(rows)))
+    out_ids, out_probs = map_batch(batch, ids, np.log(probs).astype(np.float32), vocabulary_map)
+    ends = {zoo.teacher.eos_token_id, rows.rules.teacher.end_token_id} - {None}
+    end = rows.rules.student.end_token_id
+    seen, wanted = 0, 0
+    for position in range(len(rows)):
+        written = out_ids[position, :, 0] >= 0
+        for at, document, token, state, j, boundary in label_places(
+            plan, order.row_index(0, position), zoo.documents
+        ):
+            wanted += boundary
+            if not written[at]:
+                continue
+            written[at] = False
+            found = as_dict(out_ids[position, at], out_probs[position, at])
+            entry = ids[position, state], probs[position, state]
+            to = (ends, -1 if end is None else end)
+            if boundary:
+                seen += 1
+                options = [
+                    naive_boundary(*zoo.entries, to, *entry, before=side)
+                    for side in ("", *(("student", "teacher", "unspaced") if token == 0 else ()))
+                ]
+            else:
+                spelled = zoo.teacher.token_bytes(document.teacher.input_ids[j])
+                back = int(
+                    document.teacher.byte_offsets[j, 1] - document.student.byte_offsets[token, 0]
+                )
+                options = [naive_inside(*zoo.entries, spelled[: len(spelled) - back], *entry)]
+            assert any(found == pytest.approx(each, rel=1e-4) for each in options)
+        assert not written.any()  # nothing where the offsets say nothing
+    assert seen > 0.8 * wanted

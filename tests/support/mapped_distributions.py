@@ -1,0 +1,126 @@
+"""Slow, obvious distributions for a student's labels, found by byte offsets alone."""
+
+import numpy as np
+
+from pipeline.packing.kernels import ENDS, FORCED, STARTS
+
+
+class ByteTokenizer:
+    """As much of a tokenizer as a `VocabularyMap` asks for: any entries, longest match first."""
+
+    source = "bytes"
+
+    def __init__(self, entries, eos_token_id=None):
+        self.entries, self.eos_token_id = list(entries), eos_token_id
+        self.vocab_size = len(entries)
+
+    def token_bytes(self, token_id):
+        return self.entries[token_id]
+
+    def base_vocabulary(self):
+        return {}
+
+    def keeps_text(self, text):
+        return True
+
+    def segment(self, text):
+        ids = []
+        while text:
+            ids.append(longest_prefix(self.entries, text))
+            text = text[len(self.entries[ids[-1]]) :]
+        return ids
+
+    def tokenize_batch(self, texts):
+        return type("Batch", (), {"input_ids": np.empty(0, int), "cu_tokens": [0, 0, 0]})
+
+
+def longest_prefix(entries, text):
+    """Return the first of the longest entries that a text begins with, -1 where none does."""
+    found = [(-len(e), i) for i, e in enumerate(entries) if e and text.startswith(e)]
+    return min(found)[1] if found else -1
+
+
+def readable_entries(student, teacher):
+    """Return two tokenizers' bytes by id, without those that the naive mapping must not find.
+
+    A student's byte token where a piece spells the same; a teacher's token that the student's
+    tokens would rewrite, put between two letters.
+    """
+    own = [student.token_bytes(i) for i in range(student.vocab_size)]
+    names = [student.token_name(i) for i in range(student.vocab_size)]
+    for i, name in enumerate(names):
+        if name.startswith("<0x") and own.count(own[i]) > 1:
+            own[i] = b""
+    other = [teacher.token_bytes(i) for i in range(teacher.vocab_size)]
+    other = [text if student.keeps_text(b"a" + text + b"a") else b"" for text in other]
+    return own, other
+
+
+def naive_boundary(student, teacher, ends, ids, probs, *, before=""):
+    """Return mass by student id at a boundary, from a teacher's entries.
+
+    `ends` is the teacher's end ids and the student's; `before` names the side whose tokens begin
+    with a space that isn't in the text ("unspaced": the student's, if the text doesn't either).
+    """
+    found = {}
+    for token, mass in zip(ids.tolist(), probs.tolist(), strict=True):
+        if token < 0:
+            continue
+        text = teacher[token]
+        if before == "teacher":
+            text = text[1:] if text.startswith(b" ") else b""
+        if (before == "student" and text) or (before == "unspaced" and text[:1] not in b" "):
+            text = b" " + text
+        to = ends[1] if token in ends[0] else longest_prefix(student, text)
+        if to >= 0:
+            found[to] = found.get(to, 0.0) + mass
+    return found
+
+
+def naive_inside(student, teacher, prefix, ids, probs):
+    """Return mass by student id behind bytes that teacher tokens begin with; {}: too little."""
+    found, extending, ending = {}, 0.0, 0.0
+    for token, mass in zip(ids.tolist(), probs.tolist(), strict=True):
+        if token < 0 or not teacher[token].startswith(prefix):
+            continue
+        if teacher[token] == prefix:
+            ending += mass
+            continue
+        extending += mass
+        to = longest_prefix(student, teacher[token][len(prefix) :])
+        if to >= 0:
+            found[to] = found.get(to, 0.0) + mass
+    if extending < 0.01 or ending >= 0.1 * (extending + ending):
+        return {}
+    return {to: mass / extending for to, mass in found.items()}
+
+
+def label_places(plan, number, documents):
+    """Yield what the offsets say of each label of a row of a plan.
+
+    (place, document, student token, teacher state's place, teacher token, is at its boundary);
+    the student token is None for the end of a document, the teacher token -1 where there is none.
+    """
+    place, teacher_place = 0, 0
+    start, stop = plan.row_starts[number : number + 2]
+    for name, s0, s1, t0, t1, flags in plan.segments[start:stop].tolist():
+        document = documents[name]
+        context = "first_token_id" if flags & STARTS else "continued_token_id"
+        s_first = place + (getattr(plan.rules.student, context) is not None)
+        t_first = teacher_place + (getattr(plan.rules.teacher, context) is not None)
+        starts = document.teacher.byte_offsets[:, 0].tolist()
+        ends = document.teacher.byte_offsets[:, 1].tolist()
+        for token in range(s0, s1):
+            byte = document.student.byte_offsets[token, 0]
+            over = [j for j in range(t0, t1) if starts[j] <= byte < ends[j]]
+            j = over[0] if over and not flags & FORCED else -1
+            at = s_first + token - s0 - 1
+            state = t_first + j - t0 - 1
+            if at >= place and state >= teacher_place:
+                yield at, document, token, state, j, j >= 0 and starts[j] == byte
+        place = s_first + s1 - s0
+        teacher_place = t_first + t1 - t0
+        if flags & ENDS and plan.rules.student.end_token_id is not None:
+            yield place - 1, document, None, teacher_place - 1, t1 - 1, True
+            place += 1
+        teacher_place += bool(flags & ENDS and plan.rules.teacher.end_token_id is not None)
