@@ -1,9 +1,11 @@
 """How fast rows stream, against webdataset and against read(), alone and with workers.
 
     python benchmarks/streaming.py OUTPUT [--seq-length 2048] [--only speed workers]
+    python benchmarks/streaming.py OUTPUT --only distributions --stored-losses NAME
 
-OUTPUT is a dataset made by `beam_jobs.align`; a few million tokens are enough. Times are the best
-of several rounds, rivals measured in turn in the same rounds: trust the ratios.
+OUTPUT is a dataset made by `beam_jobs.align`; a few million tokens are enough. `distributions`
+needs one that `vocag score --top-k 16` has scored. Times are the best of several rounds,
+rivals measured in turn in the same rounds: trust the ratios.
 """
 
 import argparse
@@ -14,8 +16,10 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import webdataset
@@ -24,6 +28,7 @@ from torch.utils.data import DataLoader
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.streaming.next_tokens import NextTokens
 from schemas.document import AlignedDocument
 
 BATCH = 8
@@ -31,11 +36,12 @@ BATCH = 8
 
 def main() -> None:
     """Run the benchmarks that are asked for."""
-    parts = {"speed": speed, "workers": workers}
+    parts = {"speed": speed, "workers": workers, "distributions": distributions}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset")
     parser.add_argument("--seq-length", type=int, default=2048)
-    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--only", nargs="+", choices=parts, default=["speed", "workers"])
+    parser.add_argument("--stored-losses", default="")
     options = parser.parse_args()
     for name in options.only:
         print(f"\n{name}")
@@ -104,6 +110,30 @@ def workers(options: argparse.Namespace) -> None:
             f"  {name:24} {tokens / value / 1e6:6.1f} Mtok/s   this process {main:5.0f} µs, "
             f"workers {children:5.0f} µs in all"
         )
+
+
+def distributions(options: argparse.Namespace) -> None:
+    """Compare rows without losses, with them, and with distributions of their labels."""
+    reading, seq_length = Reading(options.dataset), options.seq_length
+    stored = StreamConfig(reading, seq_length=seq_length, stored_losses=options.stored_losses)
+    plain = AlignedRows(replace(stored, stored_losses=None))
+    losses, every = AlignedRows(stored), AlignedRows(replace(stored, with_distributions=True))
+
+    def unpacked() -> None:
+        with patch.object(NextTokens, "write", lambda *_: None):
+            read_rows(every)
+
+    names = ("rows", "with losses", "with entries unpacked", "with distributions")
+    runs = (lambda: read_rows(plain), lambda: read_rows(losses), unpacked, lambda: read_rows(every))
+    seconds = best_of(dict(zip(names, runs, strict=True)))
+    before = 0.0
+    print(f"  {every.layout.top_k} entries a place, rows of {seq_length} tokens")
+    for name, value in seconds.items():
+        more = 1e6 * (value - before) / len(every)
+        print(f"  {name:24} {len(every) / value:8.0f} rows/s   {more:6.0f} µs a row more")
+        before = value
+    mapping = seconds[names[3]] - seconds[names[2]]
+    print(f"  mapping's share of the reader's time: {mapping / seconds[names[3]]:.0%}")
 
 
 def best_of(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:

@@ -108,7 +108,11 @@ class VocagOptions:
         allow_untrained_teacher: accept a teacher that predicts a probe text no better than chance
             (default: refuse).
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
-            teacher's name; "" if there is only one (default: none).
+            teacher's name; "" if there is only one; several teachers are read as one (default:
+            none).
+        teacher_weights: weights of several teachers in their mean (default: equal).
+        teacher_choice: read several teachers' mean, or for each document the teacher that finds it
+            likelier.
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
         method: what ranks the tokens (default: teacher, or full without a teacher).
         method_options: how tokens are chosen and losses divided, as in `vocag train`.
@@ -123,7 +127,9 @@ class VocagOptions:
     cache_gigabytes: int = 256
     teacher: Annotated[TeacherOptions, Option(form="prefix")] = NO_TEACHER
     allow_untrained_teacher: bool = False
-    stored_losses: Annotated[str, Option("NAME")] | None = None
+    stored_losses: Annotated[tuple[str, ...], Option("NAME")] | None = None
+    teacher_weights: tuple[float, ...] = ()
+    teacher_choice: Literal["mean", "likelier"] = "mean"
     teacher_seq_length: int | None = None
     method: Selector | None = None
     method_options: Annotated[Method, Option(without=_OTHER_METHODS_OPTIONS)] = PAPER_METHOD

@@ -108,11 +108,9 @@ class StudentData:
 
     def _validation_rows(self, held_out: OpenedRun, args: Namespace) -> AlignedRows:
         """Return rows with the same teacher's stored losses."""
-        teacher = self.training_rows(args).teacher_rule
-        config = replace(
-            self._config(held_out, args, args.eval_global_batch_size),
-            stored_losses=None if teacher is None else teacher.fingerprint,
-        )
+        own = self.training_rows(args).teacher_fingerprints or None
+        config = self._config(held_out, args, args.eval_global_batch_size)
+        config = replace(config, stored_losses=own)
         rows = AlignedRows(config, opened=held_out)
         if rows.plan.num_rows is not None:
             raise ValueError(
@@ -138,6 +136,8 @@ class StudentData:
             cache_folder=options.cache_folder,
             cache_bytes=options.cache_gigabytes << 30,
             stored_losses=options.stored_losses,
+            teacher_weights=options.teacher_weights,
+            teacher_choice=options.teacher_choice,
         )
 
     def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:

@@ -329,7 +329,7 @@ def _finish(
     ids: NDArray[np.int32],
     probs: NDArray[np.float32],
     count: int,
-    whole: float,
+    whole: np.float32,
     scratch: NDArray[np.uint8],
 ) -> None:
     """Divide by `whole`, sort by falling mass, and free `scratch`."""

@@ -85,7 +85,7 @@ def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
 @compiled
 def _first_slot(value: np.uint64, num_slots: int) -> int:
     # The high bits are mixed best; the number of slots is a power of two.
-    return np.int64((value ^ (value >> np.uint64(32))) & np.uint64(num_slots - 1))
+    return int((value ^ (value >> np.uint64(32))) & np.uint64(num_slots - 1))
 
 
 @compiled

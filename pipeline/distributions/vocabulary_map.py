@@ -6,15 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.distributions.kernels import Edges
 from pipeline.distributions.prefixes import NONE, Tables, find_prefixes, insert_entries
-from pipeline.tokenization import Tokenizer
 from schemas.manifest import ConventionRecord
+
+if TYPE_CHECKING:  # rows are read without tokenizer libraries
+    from pipeline.tokenization import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _NEUTRAL = b"a"

@@ -31,7 +31,7 @@ from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
-from schemas.sidecar import ShardLosses
+from schemas.sidecar import ShardLosses, TeacherRule
 
 _MAX_OPEN_SIDECARS = 64
 
@@ -59,6 +59,19 @@ class StoredLosses:
     def __getstate__(self) -> dict[str, object]:
         """Leave memory maps behind when a worker process gets a copy."""
         return self.__dict__ | {"_open": OrderedDict()}
+
+    @property
+    def rule(self) -> TeacherRule:
+        """What determined them."""
+        return self.scores.manifest.rule
+
+    def mean_loss(self, document_index: int) -> float:
+        """Return the mean of a document's losses, nats a token; infinite where there is none."""
+        opened, place, _ = self._find(document_index)
+        first, end = opened.starts[place : place + 2].tolist()
+        losses = opened.losses[first:end]
+        known = losses[~np.isnan(losses)]
+        return float(known.mean(dtype=np.float64)) if len(known) else float("inf")
 
     def read(self, document_index: int, start: int, stop: int) -> NDArray[np.float16]:
         """Return the losses of some teacher tokens of a document, float16 [stop - start], nats.

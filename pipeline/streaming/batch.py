@@ -8,7 +8,7 @@ import torch
 from pipeline.guidance.aggregation import has_context
 from pipeline.streaming.layout import RowLayout
 
-_FLOAT_FIELDS = ("loss_mask", "teacher_losses")
+_FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
 
 
 class Rows(Mapping[str, torch.Tensor]):
@@ -23,6 +23,11 @@ class Rows(Mapping[str, torch.Tensor]):
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
         teacher_losses: float32 [B, teacher_seq_length], nats, NaN where there is none; only where
             rows are read with `StreamConfig.stored_losses`.
+        next_token_ids: int32 [B, seq_length, top_k], the student's tokens that the teacher expects
+            in place of each label, by falling mass, -1 behind the last; only where rows are read
+            with `StreamConfig.with_distributions`.
+        next_token_probs: float32 [B, seq_length, top_k], their mass; what is left of 1 is other
+            tokens'.
         source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.
     """
 

@@ -2,6 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pipeline.packing.reading import Reading
 from pipeline.streaming.damage import OnDamage
@@ -26,7 +27,11 @@ class StreamConfig:
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
         stored_losses: losses that `beam_jobs.score` has stored: a score manifest, or the name of
-            a teacher; None leaves them out of the rows.
+            a teacher; several for several teachers; None leaves them out of the rows.
+        teacher_weights: of several teachers in their mean; none weighs all alike.
+        teacher_choice: "mean", or "likelier" for the teacher that finds a document likelier.
+        with_distributions: whether rows hold the distributions stored with these losses, too, over
+            the student's vocabulary.
     """
 
     data: Reading
@@ -41,7 +46,10 @@ class StreamConfig:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
-    stored_losses: str | None = None
+    stored_losses: str | tuple[str, ...] | None = None
+    teacher_weights: tuple[float, ...] = ()
+    teacher_choice: Literal["mean", "likelier"] = "mean"
+    with_distributions: bool = False
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -49,3 +57,7 @@ class StreamConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} is below 1")
+        if self.with_distributions and self.stored_losses is None:
+            raise ValueError(
+                "with_distributions reads what is stored beside losses: name stored_losses"
+            )

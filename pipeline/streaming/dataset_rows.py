@@ -14,11 +14,13 @@ from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.order import RowOrder, order_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
-from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
+from pipeline.scoring.combined_losses import CombinedLosses, CombinedRule, open_teachers
+from pipeline.scoring.stored_losses import StoredLosses
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
+from pipeline.streaming.next_tokens import NextTokens
 from pipeline.streaming.samples import SampleReader
 from schemas.errors import DatasetError
 from schemas.sidecar import TeacherRule
@@ -62,11 +64,21 @@ class DatasetRows:
         self.damage = DamageLog(config.on_damage, plan.with_suffix(".quarantine.jsonl"))
         cache = _shard_cache(config, dataset, self.order)
         self._reader = SampleReader(dataset, table, cache)
-        self._losses: StoredLosses | None = None
+        self._losses: StoredLosses | CombinedLosses | None = None
         if config.stored_losses is not None:
-            self._losses = open_stored_losses(
-                config.stored_losses, dataset, self.plan, cache=cache, where=where
+            self._losses = open_teachers(
+                config.stored_losses,
+                dataset,
+                self.plan,
+                weights=config.teacher_weights,
+                choice=config.teacher_choice,
+                cache=cache,
+                where=where,
+                with_distributions=config.with_distributions,
             )
+        self._next_tokens: NextTokens | None = None
+        if self._losses is not None and config.with_distributions:
+            self._next_tokens = NextTokens(self._losses, dataset, rules)
         self._prefetched = (-1, -1)
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         for shard, error in dataset.find_damage().items():
@@ -75,9 +87,14 @@ class DatasetRows:
             self._reader.give_up(shard, error)
 
     @property
-    def teacher_rule(self) -> TeacherRule | None:
+    def teacher_rule(self) -> TeacherRule | CombinedRule | None:
         """What determined the stored losses that rows hold; None where they hold none."""
-        return None if self._losses is None else self._losses.scores.manifest.rule
+        return None if self._losses is None else self._losses.rule
+
+    @property
+    def top_k(self) -> int:
+        """Entries of a label's distribution; 0 where rows hold none."""
+        return 0 if self._next_tokens is None else self._next_tokens.top_k
 
     def write_row(
         self, row: NDArray[int32], layout: RowLayout, epoch: int, epoch_position: int
@@ -100,10 +117,14 @@ class DatasetRows:
         if self._losses is not None:
             first = layout.starts["teacher_losses"]
             row[first : first + layout.teacher_seq_length].view(float32).fill(nan)
+        if self._next_tokens is not None:
+            self._next_tokens.begin_row()
         for segment in self.plan.segments[start:stop].tolist():
             at, num_masked = self._fill_segment(row, layout, at, segment)
             num_quarantined += num_masked
         finish_row(row, layout.kernel_starts, at, num_quarantined)
+        if self._next_tokens is not None:
+            self._next_tokens.write(row, layout)
 
     def leave_out(
         self, epoch: int, epoch_position: int, segment: int, what: str, *, step: int
@@ -164,6 +185,10 @@ class DatasetRows:
                 end = layout.starts["teacher_losses"] + stop[TEACHER]
                 losses = row[end - (t_stop - t_start) : end].view(float32)
                 losses[:] = self._losses.read(document_index, t_start, t_stop)
+            if self._next_tokens is not None:
+                places = at[TEACHER], stop[TEACHER]
+                ends = bool(flags & ENDS)
+                self._next_tokens.read(document_index, (t_start, t_stop), places, ends=ends)
         return (*stop, at[SEGMENT] + 1), num_masked
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:

@@ -36,6 +36,7 @@ class RowLayout:
         teacher_seq_length: teacher tokens per row.
         max_segments: the most segments in a row.
         with_losses: whether rows hold stored losses of their teacher tokens.
+        top_k: entries of a label's distribution, 0 where rows hold none.
         sources: names of a mixture's datasets; where there are any, a row says which it is from.
     """
 
@@ -43,6 +44,7 @@ class RowLayout:
     teacher_seq_length: int
     max_segments: int
     with_losses: bool = False
+    top_k: int = 0
     sources: tuple[str, ...] = ()
 
     @cached_property
@@ -65,6 +67,9 @@ class RowLayout:
         }
         # Last, so that the kernels' fields stand where they always do.
         shapes |= {"teacher_losses": teacher} if self.with_losses else {}
+        if self.top_k:
+            entries = (self.seq_length, self.top_k)
+            shapes |= {"next_token_ids": entries, "next_token_probs": entries}
         return shapes | ({"source": ()} if self.sources else {})
 
     @cached_property

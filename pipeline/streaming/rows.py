@@ -31,12 +31,14 @@ a row of 6 student and 6 teacher tokens:
   text's first token where the convention has none.
 - With `StreamConfig.stored_losses` a row also holds `teacher_losses`, which `beam_jobs.score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
+- With `StreamConfig.with_distributions` a row also holds `next_token_ids` and `next_token_probs`:
+  what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
+  `pipeline.distributions.mapping` says.
 - `cu_seqlens` are segment bounds, the padding last as a segment of its own; the array is filled up
   with the row's length, which makes empty segments.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from numpy import int32
@@ -49,6 +51,7 @@ from pipeline.packing.mixture_plan import MixturePlan, Source, plan_mixture
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.state import StreamState
+from pipeline.scoring.combined_losses import CombinedRule, rules_of, without_where
 from pipeline.streaming.batch import Rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.dataset_rows import DatasetRows
@@ -121,6 +124,7 @@ class AlignedRows(TorchDataset[Rows]):
             self.rules.teacher_seq_length,
             max(rows.plan.max_segments for rows in self.datasets),
             with_losses=config.stored_losses is not None,
+            top_k=max(rows.top_k for rows in self.datasets),
             sources=mixture.names,
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
@@ -166,9 +170,15 @@ class AlignedRows(TorchDataset[Rows]):
         return sum(source.num_rows for source in self.plan.sources)
 
     @property
-    def teacher_rule(self) -> TeacherRule | None:
+    def teacher_rule(self) -> TeacherRule | CombinedRule | None:
         """What determined the stored losses that rows hold; None where they hold none."""
         return self.datasets[0].teacher_rule
+
+    @property
+    def teacher_fingerprints(self) -> tuple[str, ...]:
+        """Of each teacher whose stored losses rows hold."""
+        rule = self.teacher_rule
+        return () if rule is None else tuple(own.fingerprint for own in rules_of(rule))
 
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""
@@ -278,7 +288,7 @@ def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> N
         if first is None or rule is None:
             continue
         # Which documents it has scored is another thing in each dataset.
-        if replace(rule, where="") != replace(first, where=""):
+        if without_where(rule) != without_where(first):
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
                 f'"{mixture.datasets[0].name}" are of two teachers or conventions '

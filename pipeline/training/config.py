@@ -29,7 +29,10 @@ class TrainConfig:
         random_init: use only the student's configuration.
         teacher: folder, repository or .gguf file; for rho1 the reference model.
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
-            teacher's name; "" if there is only one.
+            teacher's name; "" if there is only one; several teachers are read as one.
+        teacher_weights: weights of several teachers in their mean (default: equal).
+        teacher_choice: read several teachers' mean, or for each document the teacher that finds it
+            likelier.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
@@ -62,7 +65,9 @@ class TrainConfig:
     output: Annotated[Path, Option("FOLDER")]
     random_init: bool = False
     teacher: ModelSource | None = None
-    stored_losses: Annotated[str, Option("NAME")] | None = None
+    stored_losses: Annotated[tuple[str, ...], Option("NAME")] | None = None
+    teacher_weights: tuple[float, ...] = ()
+    teacher_choice: Literal["mean", "likelier"] = "mean"
     heldout: Annotated[tuple[str, ...], Option("DATASET")] = ()
     seq_length: int = 512
     teacher_seq_length: int | None = None
@@ -139,6 +144,8 @@ class TrainConfig:
             global_batch_size=self.global_batch_size,
             num_epochs=self.num_epochs,
             stored_losses=self.stored_losses,
+            teacher_weights=self.teacher_weights,
+            teacher_choice=self.teacher_choice,
         )
 
     def _check_teacher(self) -> None:

@@ -74,7 +74,7 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize("name", ["", "teachers/large"])
 def test_stored_losses_take_a_teachers_place(name):
     read = options("--vocag-stored-losses", name, "--vocag-teacher-seq-length", "9")
-    assert (read.stored_losses, read.teacher, read.teacher_seq_length) == (name, NO_TEACHER, 9)
+    assert (read.stored_losses, read.teacher, read.teacher_seq_length) == ((name,), NO_TEACHER, 9)
     assert read.rule.selector == "teacher"
 
 

@@ -1,16 +1,18 @@
 """Distributions in the student's vocabulary, against exhaustive sums and against offsets."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.mapping import map_batch, map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, dataset_rows
 from schemas.manifest import ConventionRecord
 from tests.support import tokenizer_zoo
 from tests.support.datasets import build_dataset, make_texts
@@ -192,3 +194,80 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
             assert any(found == pytest.approx(each, rel=1e-4) for each in options)
         assert not written.any()  # nothing where the offsets say nothing
     assert seen > 0.8 * wanted
+
+
+class SeededLosses:
+    """Stored losses whose entries at a position are drawn by document and position."""
+
+    def __init__(self, vocab_size, top_k=5):
+        self.rule = SimpleNamespace(distributions=SimpleNamespace(top_k=top_k))
+        self.vocab_size = vocab_size
+
+    def entries(self, document, position):
+        rng = np.random.default_rng([document, position])
+        top_k = self.rule.distributions.top_k
+        ids = rng.choice(self.vocab_size, top_k, replace=False).astype(np.int32)
+        probs = -np.sort(-rng.dirichlet(np.ones(top_k + 1)))[:top_k]
+        ids[rng.integers(1, top_k + 1) :] = -1
+        return ids, np.where(ids < 0, 0, probs)
+
+    def read(self, document_index, start, stop):
+        return np.zeros(stop - start, np.float16)
+
+    def read_entries(self, document_index, start, stop, *, ids, log_probs):
+        for place, position in enumerate(range(start, stop)):
+            own, probs = self.entries(document_index, position)
+            ids[place] = own
+            with np.errstate(divide="ignore"):
+                log_probs[place] = np.log(probs)
+
+
+@pytest.mark.parametrize(
+    "around", [{}, {"student_bos": "none", "student_eos": "none", "teacher_context": "none"}]
+)
+def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around):
+    student, teacher = (tokenizer_zoo.load(n, fast=False) for n in ("qwen_like", "byte_incomplete"))
+    build_dataset(tmp_path, make_texts(12), student=student, teacher=teacher)
+    documents = [sample["document"] for sample in decoded_documents(str(tmp_path))]
+    losses = SeededLosses(teacher.vocab_size)
+    monkeypatch.setattr(dataset_rows, "open_teachers", lambda *_, **__: losses)
+    data = Reading(str(tmp_path), **around)
+    config = StreamConfig(data, seq_length=48, stored_losses="t", with_distributions=True)
+    rows = AlignedRows(config)
+    batch = rows.__getitems__(range(len(rows)))
+    assert batch["next_token_ids"].shape == (len(rows), 48, 5)
+    plain = AlignedRows(replace(config, with_distributions=False))
+    for name, values in plain.__getitems__(range(len(rows))).items():
+        assert torch.equal(batch[name].nan_to_num(), values.nan_to_num())
+    entries = readable_entries(student, teacher)
+    ends = {teacher.eos_token_id} - {None}
+    end = rows.rules.student.end_token_id
+    number = {document.document_id: place for place, document in enumerate(documents)}
+    seen = 0
+    for position in range(len(rows)):
+        ids, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
+        row = rows.datasets[0].order.row_index(0, position)
+        for at, document, _, _, j, boundary in label_places(rows.datasets[0].plan, row, documents):
+            token = j if j >= 0 else None
+            if ids[at, 0] < 0 or not boundary:
+                continue
+            is_end = batch["teacher_spans"][position, at].eq(0).all()
+            state = len(document.teacher) if is_end else token
+            stored = losses.entries(number[document.document_id], state)
+            to = (ends, -1 if end is None else end)
+            assert as_dict(ids[at], probs[at]) == pytest.approx(
+                naive_boundary(*entries, to, *stored), rel=1e-4
+            )
+            seen += 1
+    assert seen > 0.8 * int(batch["loss_mask"].sum()) - len(rows)
+
+
+def test_distributions_without_losses_are_refused():
+    with pytest.raises(ValueError, match="name stored_losses"):
+        StreamConfig(Reading("aligned"), seq_length=8, with_distributions=True)
+
+
+def test_words_without_bytes_are_refused():
+    words, bytes_ = (tokenizer_zoo.load(name, fast=False) for name in ("word_pieces", "qwen_like"))
+    with pytest.raises(ValueError, match="don't spell a text"):
+        VocabularyMap.of(words, bytes_)

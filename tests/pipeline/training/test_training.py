@@ -550,7 +550,7 @@ def test_command_line_has_an_option_for_every_field(
                            "--seed", "3", "--bf16", "--exit-after", "5"])  # fmt: skip
     assert config.method == Method("chunks", num_chunks=8, seed=3)
     assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
-    assert parse_config([*needed, "--stored-losses", ""]).stored_losses == "", "the only ones"
+    assert parse_config([*needed, "--stored-losses", ""]).stored_losses == ("",), "the only ones"
     assert main([*needed, "--method", "teacher"]) == 2
     assert "--method teacher needs --teacher" in capsys.readouterr().err
 

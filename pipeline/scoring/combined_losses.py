@@ -1,0 +1,248 @@
+"""Several teachers' stored losses read as one teacher's, so that rows need not know."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.cache import ShardCache
+from pipeline.dataset.files import Dataset
+from pipeline.packing.plan import RowPlan
+from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
+from schemas.distributions import DistributionRule
+from schemas.errors import ForeignLossesError
+from schemas.sidecar import TeacherRule
+
+TeacherChoice = Literal["mean", "likelier"]
+"""How several teachers become one: their weighted mean, or of each document the one that finds it
+likelier."""
+
+_MAX_KNOWN_DOCUMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class CombinedRule:
+    """What determines the losses of several teachers.
+
+    Attributes:
+        rules: of each.
+        weights: of each in a mean; empty for a choice.
+    """
+
+    rules: tuple[TeacherRule, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits, different for other teachers or weights."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def distributions(self) -> DistributionRule | None:
+        """The rule of the teacher that has the most entries."""
+        found = [rule.distributions for rule in self.rules if rule.distributions is not None]
+        return max(found, key=lambda rule: rule.top_k, default=None)
+
+
+class CombinedLosses:
+    """Reads what several teachers have stored, as `StoredLosses` reads one's.
+
+    Attributes:
+        rule: what determines the losses.
+    """
+
+    def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
+        """Combine losses.
+
+        Args:
+            parts: each checked to be those that an online teacher would give.
+            weights: of each in the mean, adding up to 1; none reads of each document the teacher
+                whose mean loss of it is the least.
+        """
+        self._parts, self._weights = tuple(parts), tuple(weights)
+        self._chosen: OrderedDict[int, StoredLosses] = OrderedDict()
+        self.rule = CombinedRule(tuple(part.rule for part in parts), self._weights)
+
+    def read(self, document_index: int, start: int, stop: int) -> NDArray[np.floating]:
+        """Return the losses of some teacher tokens of a document, see `StoredLosses.read`."""
+        if not self._weights:
+            return self._likelier(document_index).read(document_index, start, stop)
+        total = np.zeros(stop - start, np.float32)
+        for part, weight in zip(self._parts, self._weights, strict=True):
+            total += np.float32(weight) * part.read(document_index, start, stop)
+        return total
+
+    def read_entries(
+        self,
+        document_index: int,
+        start: int,
+        stop: int,
+        *,
+        ids: NDArray[np.int32],
+        log_probs: NDArray[np.float32],
+    ) -> None:
+        """Fill in some distributions of a document, see `StoredLosses.read_entries`.
+
+        Of a mean the heaviest K tokens of the mixture. A token that one teacher's entries lack
+        counts with the others' mass alone: the rest is the mixture's residual.
+        """
+        if self._weights:
+            parts, weights = self._parts, self._weights
+        else:
+            parts, weights = (self._likelier(document_index),), (1.0,)
+        found = [_read_entries(part, document_index, start, stop) for part in parts]
+        top_k = ids.shape[1]
+        if len(found) == 1:
+            ids.fill(-1)
+            log_probs.fill(-np.inf)
+            width = found[0][0].shape[1]
+            ids[:, :width], log_probs[:, :width] = found[0]
+            return
+        every = np.concatenate([own for own, _ in found], axis=1)
+        masses = [np.exp(own) * weight for (_, own), weight in zip(found, weights, strict=True)]
+        ids[:], log_probs[:] = _heaviest(every, np.concatenate(masses, axis=1), top_k)
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Fetch all teachers' sidecars of remote shards in the background."""
+        wanted = list(shards)
+        for part in self._parts:
+            part.prefetch(wanted)
+
+    def _likelier(self, document_index: int) -> StoredLosses:
+        found = self._chosen.get(document_index)
+        if found is None:
+            found = min(self._parts, key=lambda part: part.mean_loss(document_index))
+            self._chosen[document_index] = found
+            if len(self._chosen) > _MAX_KNOWN_DOCUMENTS:
+                self._chosen.popitem(last=False)
+        return found
+
+
+def rules_of(rule: TeacherRule | CombinedRule) -> tuple[TeacherRule, ...]:
+    """Return the rule of each teacher."""
+    return rule.rules if isinstance(rule, CombinedRule) else (rule,)
+
+
+def without_where(rule: TeacherRule | CombinedRule) -> TeacherRule | CombinedRule:
+    """Return a rule without the condition that says which documents were scored."""
+    if isinstance(rule, CombinedRule):
+        return replace(rule, rules=tuple(replace(own, where="") for own in rule.rules))
+    return replace(rule, where="")
+
+
+def open_teachers(
+    sources: str | Sequence[str],
+    dataset: Dataset,
+    plan: RowPlan,
+    *,
+    weights: Sequence[float] = (),
+    choice: TeacherChoice = "mean",
+    cache: ShardCache | None = None,
+    where: str = "",
+    with_distributions: bool = False,
+) -> StoredLosses | CombinedLosses:
+    """Return the stored losses of one or several teachers, as `open_stored_losses` does.
+
+    Args:
+        sources: a source, or one for each teacher.
+        dataset: as in `open_stored_losses`.
+        plan: as there.
+        weights: of the teachers in a mean; none weighs all alike.
+        choice: how they become one.
+        cache: as in `open_stored_losses`.
+        where: as there.
+        with_distributions: as there.
+
+    Raises:
+        ForeignLossesError: a teacher is named twice. And what `open_stored_losses` raises.
+        ValueError: not a positive weight for each teacher, or weights for a choice.
+
+    Example:
+        >>> open_teachers(("1.5B", "7B"), dataset, plan, weights=(0.3, 0.7)).rule.weights
+        (0.3, 0.7)
+    """
+    names = (sources,) if isinstance(sources, str) else tuple(sources)
+    shares = check_teachers(names, weights, choice)
+    parts = [
+        open_stored_losses(
+            name, dataset, plan, cache=cache, where=where, with_distributions=with_distributions
+        )
+        for name in names
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.rule.fingerprint for part in parts}) < len(parts):
+        raise ForeignLossesError(
+            f"{' and '.join(names)} name one teacher's scores twice: name each once"
+        )
+    return CombinedLosses(parts, shares)
+
+
+def check_teachers(
+    names: Sequence[str], weights: Sequence[float], choice: TeacherChoice
+) -> tuple[float, ...]:
+    """Return the teachers' shares of a mean, adding up to 1; none for a choice.
+
+    Raises:
+        ValueError: not a positive weight for each teacher, or weights for a choice.
+
+    Example:
+        >>> check_teachers(("1.5B", "7B"), (1, 3), "mean")
+        (0.25, 0.75)
+    """
+    if choice == "likelier":
+        if weights:
+            raise ValueError("--teacher-weights are for a mean: leave them or --teacher-choice out")
+        return ()
+    given = tuple(weights) or (1.0,) * len(names)
+    if len(given) != len(names) or not all(0 < weight < np.inf for weight in given):
+        raise ValueError(
+            f"--teacher-weights {' '.join(map(str, given))} must be one positive number for each "
+            f"of the {len(names)} --stored-losses"
+        )
+    return tuple(weight / sum(given) for weight in given)
+
+
+def _read_entries(
+    part: StoredLosses, document_index: int, start: int, stop: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    rule = part.rule.distributions
+    assert rule is not None  # `open_stored_losses` was asked for some
+    shape = (stop - start, rule.top_k)
+    ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    part.read_entries(document_index, start, stop, ids=ids, log_probs=log_probs)
+    return ids, log_probs
+
+
+def _heaviest(
+    ids: NDArray[np.int32], masses: NDArray[np.float32], top_k: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the heaviest ids of each row with their log-masses, equal ids added up.
+
+    Args:
+        ids: int32 [n, M], -1 for none.
+        masses: float32 [n, M], 0 for none.
+        top_k: how many.
+    """
+    order = np.argsort(ids, axis=1, kind="stable")
+    ids = np.take_along_axis(ids, order, axis=1)
+    upto = np.cumsum(np.take_along_axis(masses, order, axis=1), axis=1, dtype=np.float64)
+    is_last = np.ones(ids.shape, np.bool_)
+    is_last[:, :-1] = ids[:, 1:] != ids[:, :-1]
+    # What was added up before an id is the sum up to the last place of the id before it.
+    before = np.maximum.accumulate(np.where(is_last, upto, 0.0), axis=1)
+    sums = np.where(is_last, upto, 0.0)
+    sums[:, 1:] -= np.where(is_last[:, 1:], before[:, :-1], 0.0)
+    sums[ids < 0] = 0.0
+    best = np.argsort(-sums, axis=1, kind="stable")[:, :top_k]
+    sums = np.take_along_axis(sums, best, axis=1)
+    with np.errstate(divide="ignore"):
+        log_masses = np.log(sums).astype(np.float32)
+    return np.where(sums > 0, np.take_along_axis(ids, best, axis=1), -1), log_masses

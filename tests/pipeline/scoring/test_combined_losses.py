@@ -1,0 +1,123 @@
+"""Several teachers read as one."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.scoring.combined_losses import CombinedLosses, check_teachers
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.errors import ForeignLossesError
+from schemas.sidecar import TeacherRule
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+from tests.support.scored_data import SEQ_LENGTH, run_score
+
+LENGTH = 7
+
+
+class Part:
+    """A teacher's stored losses of any document, drawn by a seed."""
+
+    def __init__(self, seed, top_k):
+        rng = np.random.default_rng(seed)
+        rule = TeacherRule(f"{seed:064d}", "float32", "0" * 64, {})
+        self.rule = replace(rule, distributions=SimpleNamespace(top_k=top_k))
+        self.losses = rng.random((3, LENGTH)).astype(np.float16)
+        self.ids = np.array([rng.permutation(9)[:top_k] for _ in range(LENGTH + 1)], np.int32)
+        masses = -np.sort(-rng.dirichlet(np.ones(top_k + 1), LENGTH + 1))[:, :top_k]
+        self.ids[2, 1:], masses[2, 1:] = -1, 0
+        self.masses = masses
+
+    def mean_loss(self, document):
+        return float(self.losses[document].mean(dtype=np.float64))
+
+    def read(self, document, start, stop):
+        return self.losses[document, start:stop]
+
+    def read_entries(self, document, start, stop, *, ids, log_probs):
+        ids[:] = self.ids[start:stop]
+        with np.errstate(divide="ignore"):
+            log_probs[:] = np.log(self.masses[start:stop])
+
+
+@pytest.fixture
+def parts():
+    return Part(1, 3), Part(2, 5)
+
+
+def read_all(losses, document=0):
+    ids, log_probs = np.empty((LENGTH + 1, 5), np.int32), np.empty((LENGTH + 1, 5), np.float32)
+    losses.read_entries(document, 0, LENGTH + 1, ids=ids, log_probs=log_probs)
+    return ids, np.exp(log_probs)
+
+
+def test_a_mean_adds_masses_up_and_keeps_the_heaviest(parts):
+    losses = CombinedLosses(parts, (0.3, 0.7))
+    expected = 0.3 * parts[0].losses[1, 2:5].astype(float) + 0.7 * parts[1].losses[1, 2:5]
+    assert losses.read(1, 2, 5) == pytest.approx(expected, rel=1e-3)
+    for place, (ids, masses) in enumerate(zip(*read_all(losses), strict=True)):
+        sums = {}
+        for part, weight in zip(parts, (0.3, 0.7), strict=True):
+            for token, mass in zip(part.ids[place], part.masses[place], strict=True):
+                if token >= 0:
+                    sums[int(token)] = sums.get(int(token), 0) + weight * mass
+        best = sorted(sums.items(), key=lambda item: -item[1])[:5]
+        assert ids[ids >= 0].tolist() == [token for token, _ in best]
+        assert masses[ids >= 0].tolist() == pytest.approx([mass for _, mass in best], rel=1e-5)
+
+
+def test_each_document_has_the_teacher_that_finds_it_likelier(parts):
+    losses = CombinedLosses(parts, ())
+    for document in range(3):
+        best = min(parts, key=lambda part: part.losses[document].astype(float).sum())
+        assert np.array_equal(losses.read(document, 0, LENGTH), best.losses[document])
+        ids, _ = read_all(losses, document)
+        assert np.array_equal(ids[:, : best.ids.shape[1]], best.ids)
+        assert (ids[:, best.ids.shape[1] :] == -1).all()
+
+
+def test_the_rule_has_the_most_entries(parts):
+    assert CombinedLosses(parts, (0.5, 0.5)).rule.distributions.top_k == 5
+
+
+@pytest.mark.parametrize(
+    ("weights", "choice", "message"),
+    [
+        ((1.0,), "mean", "one positive number for each of the 2"),
+        ((1.0, 0.0), "mean", "one positive number"),
+        ((1.0, float("nan")), "mean", "one positive number"),
+        ((1.0, 2.0), "likelier", "are for a mean"),
+    ],
+)
+def test_impossible_weights_are_refused(weights, choice, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_teachers(("a", "b"), weights, choice)
+
+
+def test_rows_hold_two_teachers_means(copied):
+    write_model(copied / "second", byte_level(480), seed=7)
+    run_score(copied, "--teacher", str(copied / "second"))
+    data = Reading(str(copied / "data"))
+
+    def read(*names, **options):
+        config = StreamConfig(data, seq_length=SEQ_LENGTH, stored_losses=names, **options)
+        rows = AlignedRows(config)
+        batch = rows.__getitems__(range(len(rows)))
+        return rows, batch["teacher_losses"].nan_to_num(-1)
+
+    names = "teacher", "second"
+    alone = [read(name)[1] for name in names]
+    rows, both = read(*names, teacher_weights=(1.0, 3.0))
+    assert torch.allclose(both, 0.25 * alone[0] + 0.75 * alone[1], atol=1e-2)
+    _, likelier = read(*names, teacher_choice="likelier")
+    assert ((likelier == alone[0]) | (likelier == alone[1])).all()
+    assert not torch.equal(*alone)
+    fingerprints = {rows.teacher_rule.fingerprint, read(names[0])[0].teacher_rule.fingerprint}
+    fingerprints.add(read(*names, teacher_weights=(3.0, 1.0))[0].teacher_rule.fingerprint)
+    assert len(fingerprints) == 3
+    with pytest.raises(ForeignLossesError, match="name one teacher's scores twice"):
+        read(names[0], names[0])
