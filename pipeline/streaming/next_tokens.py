@@ -42,7 +42,7 @@ class NextTokens:
         self._map = vocabulary_map(dataset, rules)
         shape = (rules.teacher_seq_length, self.top_k)
         self._ids = np.empty(shape, np.int32)
-        self._log_probs = np.empty(shape, np.float32)
+        self._log_probs = np.full(shape, -np.inf, np.float32)
 
     def begin_row(self) -> None:
         """Forget the row before."""
