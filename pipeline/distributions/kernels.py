@@ -187,18 +187,28 @@ def _start_of_text(
     One tokenizer puts a space before a text, the other doesn't, and the segment may continue its
     document: whichever fits is the case. Spaces fit either way, and give nothing.
     """
-    student_bytes = tables.student_bytes[tables.student_starts[label] :]
-    teacher_bytes = tables.teacher_bytes[tables.teacher_starts[row.teacher_input_ids[token]] :]
-    own = student_bytes if edges.student_skip else teacher_bytes
     none = (NONE, 0)
-    spaced = none
-    if token < t_end and len(own) and own[0] == 32:
+    if token >= t_end:
+        return NONE, none
+    spaced, other = none, row.teacher_input_ids[token]
+    if edges.student_skip:
+        own = _first_byte(label, tables.student_bytes, tables.student_starts)
+    else:
+        own = _first_byte(other, tables.teacher_bytes, tables.teacher_starts)
+    if own == 32:
         spaced = _advance(row, label, edges.student_skip, token, edges.teacher_skip, t_end, tables)
     if spaced[0] == NONE:
         return (AMID if edges.always_skips else NONE), plain
     if plain[0] == NONE:
         return START, spaced
     return NONE, none
+
+
+@compiled
+def _first_byte(token_id: int, flat: NDArray[np.uint8], starts: NDArray[np.int64]) -> int:
+    if token_id >= len(starts) - 1 or starts[token_id] == starts[token_id + 1]:
+        return NONE
+    return int(flat[starts[token_id]])
 
 
 @compiled
