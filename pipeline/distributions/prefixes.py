@@ -83,9 +83,9 @@ def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
 
 
 @compiled
-def _first_slot(value: np.uint64, num_slots: int) -> int:
+def _first_slot(value: np.uint64, num_slots: int) -> np.int64:
     # The high bits are mixed best; the number of slots is a power of two.
-    return int((value ^ (value >> np.uint64(32))) & np.uint64(num_slots - 1))
+    return np.int64((value ^ (value >> np.uint64(32))) & np.uint64(num_slots - 1))
 
 
 @compiled
