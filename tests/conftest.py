@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,8 +23,30 @@ settings.register_profile("tests", deadline=None, derandomize=True, print_blob=T
 settings.register_profile("search", deadline=None)  # other examples each time: for finding bugs
 settings.load_profile("tests")
 
-ENOUGH_BYTES = 3 << 29
+ENOUGH_BYTES = 5 << 28
 """What a process may hold at the end of a module, so that it stays below 2 GB in the next."""
+
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+if hasattr(_LIBC, "mallopt"):
+    # glibc keeps what was freed, in an area for each of many threads, and more once blocks were
+    # large: here two areas (M_ARENA_MAX), and blocks of 1 MiB or more go back at once
+    # (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD).
+    for option, value in ((-8, 2), (-1, 1 << 20), (-3, 1 << 20)):
+        _LIBC.mallopt(option, value)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put a file's tests of one real tokenizer side by side: each is loaded once, and forgotten."""
+    zoo = sys.modules.get("tests.support.tokenizer_zoo")
+    files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        spec = getattr(item, "callspec", None)
+        name = spec.params.get("name") if spec else None
+        real = zoo is not None and isinstance(name, str) and zoo.is_real(name)
+        return files[item.path], name if real else ""
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -59,18 +82,17 @@ def _let_go_of_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forget the tokenizers that caches hold once memory is short, and give it back.
 
     What the tests import takes 1.1 GB; the large tokenizers take 40 to 400 MB and one or two
-    seconds each, and glibc keeps what was freed: 1,050 of 1,900 MB after all were forgotten.
+    seconds each.
     """
     yield
     if psutil.Process().memory_info().rss < ENOUGH_BYTES:
         return
     own = [each for each in vars(request.module).values() if _is_cache_of(each, request.module)]
     zoo = sys.modules.get("tests.support.tokenizer_zoo")
-    for cached in (*own, *([zoo.load] if zoo else [])):
+    for cached in (*own, *([zoo.load_real] if zoo else [])):
         cached.cache_clear()
     gc.collect()
-    if sys.platform == "linux":
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+    getattr(_LIBC, "malloc_trim", int)(0)
 
 
 @pytest.fixture(autouse=True)

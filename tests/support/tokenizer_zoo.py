@@ -3,7 +3,7 @@
 import json
 from base64 import b64encode
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
@@ -74,12 +74,29 @@ def shared(name: str, *values: object) -> Any:
     return pytest.param(name, *values, marks=[needs_shared, pytest.mark.slow])
 
 
-@cache
 def load(
     name: str, *, special_strings: SpecialStrings = "plain", fast: bool = True
 ) -> VocagTokenizer:
-    """Load a tokenizer by its name here, once per process."""
+    """Load a tokenizer by its name here; a small one once per process, of the real ones two stay.
+
+    A real one takes 40 to 400 MB; the tests of one follow each other (`tests/conftest.py`).
+    """
+    loaded = load_real if is_real(name) else _load_small
+    return loaded(name, special_strings, fast)
+
+
+def is_real(name: str) -> bool:
+    """Whether a name is that of a tokenizer which isn't trained here."""
+    return name in PACKAGED or name in KNOWN or name in SHARED_NAMES
+
+
+@lru_cache(maxsize=2)
+def load_real(name: str, special_strings: SpecialStrings, fast: bool) -> VocagTokenizer:
+    """Load a tokenizer of a model."""
     return load_tokenizer(str(source(name)), special_strings=special_strings, fast=fast)
+
+
+_load_small = cache(load_real.__wrapped__)
 
 
 @cache

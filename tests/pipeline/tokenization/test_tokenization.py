@@ -2,7 +2,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_ids_are_the_library_s_own(name: str, text: str) -> None:
     assert tokenize(load(name), text).input_ids.tolist() == expected
 
 
-@cache
+@lru_cache(maxsize=1)
 def _library(name: str) -> tokenizers.Tokenizer | sentencepiece.SentencePieceProcessor:
     data = load(name).file_bytes
     if load(name).file_name == "tokenizer.model":
