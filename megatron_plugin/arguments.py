@@ -26,7 +26,7 @@ _GROUPS = {
 
 # `Method`'s own name is --vocag-method here, with another default; the rest is for methods that
 # need the teacher's distributions, which don't leave its ranks.
-_OTHER_METHODS_OPTIONS = ("name", "num_chunks", "weight")
+_OTHER_METHODS_OPTIONS = ("name", "num_chunks", "weight", *METHODS["distill"].options)
 PAPER_METHOD = Method()
 
 

@@ -64,6 +64,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def taught(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with what the teacher expects next beside its losses, 8 tokens in fp16."""
+    from tests.support.scored_data import run_score
+
+    ignored = shutil.ignore_patterns("plans", "*teacher-*")
+    root = shutil.copytree(world, tmp_path_factory.mktemp("taught") / "world", ignore=ignored)
+    run_score(root, "--top-k", "8", "--top-log-probs", "float16")
+    return root
+
+
 @pytest.fixture
 def copied(world: Path, tmp_path: Path) -> Path:
     """A world of the test's own."""

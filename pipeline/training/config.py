@@ -136,6 +136,7 @@ class TrainConfig:
         """
         from pipeline.streaming import StreamConfig
 
+        kind = kind_of(self.method)
         return StreamConfig(
             self.data,
             seq_length=self.seq_length,
@@ -146,19 +147,26 @@ class TrainConfig:
             stored_losses=self.stored_losses,
             teacher_weights=self.teacher_weights,
             teacher_choice=self.teacher_choice,
+            with_distributions=self.stored_losses is not None and kind.needs == "distributions",
         )
 
     def _check_teacher(self) -> None:
-        name, needs = self.method.name, kind_of(self.method).needs
-        if self.stored_losses is not None and needs != "losses":
-            served = " and ".join(kind.name for kind in METHODS.values() if kind.needs == "losses")
+        kind = kind_of(self.method)
+        name = kind.name
+        if self.stored_losses is not None and not kind.takes_stored:
+            served = " and ".join(other.name for other in METHODS.values() if other.takes_stored)
             raise ValueError(
                 f"--stored-losses serves --method {served}; {name} needs a --teacher, or none"
             )
+        if self.stored_losses is not None and self.method.top_k is not None:
+            raise ValueError(
+                f"--top-k {self.method.top_k} is for a running --teacher: stored distributions "
+                "have as many tokens as vocag score --top-k gave them; leave it out"
+            )
         if self.stored_losses is not None and self.teacher is not None:
             raise ValueError("--teacher and --stored-losses are given: choose one")
-        if needs != "nothing" and self.stored_losses is None and not self.teacher:
-            stored = ", or --stored-losses" if needs == "losses" else ""
+        if kind.needs != "nothing" and self.stored_losses is None and not self.teacher:
+            stored = ", or --stored-losses" if kind.takes_stored else ""
             raise ValueError(f"--method {name} needs --teacher{stored}")
 
 

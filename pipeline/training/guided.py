@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
+from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import LossResult
 from pipeline.streaming import Rows
-from pipeline.training.losses import StudentPass, losses_by_source, score_labels, student_states
+from pipeline.training.losses import StudentPass, losses_by_source, student_states
 from pipeline.training.method import Method
 from pipeline.training.methods import kind_of
 
@@ -28,6 +29,7 @@ class GuidedStudent(nn.Module):
             this one alone, whose micro-batch is then the group's.
         vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
             have rows.
+        vocabulary_map: of the dataset's tokenizers, for distill beside a running teacher.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class GuidedStudent(nn.Module):
         *,
         group: dist.ProcessGroup | None = None,
         vocab_size: int | None = None,
+        vocabulary_map: VocabularyMap | None = None,
     ) -> None:
         """Wrap a student.
 
@@ -49,6 +52,7 @@ class GuidedStudent(nn.Module):
         self.method = method or Method()
         self.group = group
         self.vocab_size = vocab_size
+        self.vocabulary_map = vocabulary_map
         kind_of(self.method)
         language_model(model)
 
@@ -73,24 +77,24 @@ class GuidedStudent(nn.Module):
             >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
         student, kind = language_model(self.model), kind_of(self.method)
-        rule, hidden = kind.rule(self.method), student_states(student, batch)
-        scores = score_labels(student, hidden, batch, with_entropy=rule.ranks_by_entropy)
+        rule = kind.rule(self.method)
         in_group = rule.scope == "group"
         given = StudentPass(
             method=self.method,
             student=student,
             teacher=teacher,
             batch=batch,
-            hidden=hidden,
-            scores=scores,
+            hidden=student_states(student, batch),
             rule=replace(rule, scope="microbatch") if in_group and self.group is None else rule,
             group=self.group if in_group else None,
             step=step,
             weight=kind.weight if self.method.weight is None else self.method.weight,
             vocab_size=self.vocab_size,
+            with_distributions=kind.needs == "distributions",
+            vocabulary_map=self.vocabulary_map,
         )
         result = kind.loss(given)
-        by_source = losses_by_source(scores.losses.detach(), batch)
+        by_source = losses_by_source(given.scores.losses.detach(), batch)
         return result._replace(metrics=result.metrics | by_source)
 
 

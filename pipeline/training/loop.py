@@ -22,10 +22,12 @@ from pipeline.guidance import LossResult, metric_values
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
+from pipeline.training.distributions import map_vocabularies
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
+from pipeline.training.methods import kind_of
 from pipeline.training.models import load_student, load_teacher, require_context
 from pipeline.training.ranks import Ranks
 
@@ -171,7 +173,14 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     optimizer = _optimizer(student, config)
     step = load_checkpoint(config, rows, student, optimizer)
     vocab_size = rows.manifest.student.vocab_size
-    guided = GuidedStudent(student, config.method, group=ranks.group, vocab_size=vocab_size)
+    online = teacher is not None and kind_of(config.method).needs == "distributions"
+    guided = GuidedStudent(
+        student,
+        config.method,
+        group=ranks.group,
+        vocab_size=vocab_size,
+        vocabulary_map=map_vocabularies(rows) if online else None,
+    )
     tokenizer = prove_tokenizer(config, rows, student) if ranks.is_first else {}
     return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer, heldout), step
 

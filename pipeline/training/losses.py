@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import (
     LossResult,
     Selection,
@@ -24,6 +26,12 @@ from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
 from pipeline.selection_rule import RANKED_BY_TEACHER
 from pipeline.streaming import Rows
+from pipeline.training.distributions import (
+    ONLINE_TOP_K,
+    LabelDistributions,
+    ask_distributions,
+    read_distributions,
+)
 from pipeline.training.method import Method
 
 
@@ -37,12 +45,13 @@ class StudentPass:
         teacher: frozen; for rho1 the reference model; None also where rows hold its losses.
         batch: rows of `pipeline.streaming`, on the models' device.
         hidden: of the student, [rows, seq_length, H], with a gradient.
-        scores: the labels' losses, with a gradient, and entropies where the rule ranks by them.
         rule: which tokens count, in a scope that `group` can serve.
         group: the processes that choose together; scope "group" only.
         step: of training; random choices are drawn anew for each.
         weight: λ of a divergence.
         vocab_size: of the tokenizer that kld's models share; their further rows are padding.
+        with_distributions: whether labels' distributions are wanted.
+        vocabulary_map: of the rows' tokenizers, where a running teacher gives distributions.
     """
 
     method: Method
@@ -50,12 +59,42 @@ class StudentPass:
     teacher: PreTrainedModel | None
     batch: Rows
     hidden: Tensor
-    scores: TokenScores
     rule: SelectionRule
     group: dist.ProcessGroup | None
     step: int
     weight: float
     vocab_size: int | None
+    with_distributions: bool = False
+    vocabulary_map: VocabularyMap | None = None
+
+    @cached_property
+    def scores(self) -> TokenScores:
+        """The labels' losses, with a gradient, and what else the method asks of the student.
+
+        Entropies where the rule ranks by them, log-probabilities where labels have distributions.
+        """
+        return score_labels(
+            self.student,
+            self.hidden,
+            self.batch,
+            with_entropy=self.rule.ranks_by_entropy,
+            entry_ids=None if self.distributions is None else self.distributions.ids,
+        )
+
+    @cached_property
+    def distributions(self) -> LabelDistributions | None:
+        """What the teacher expects in place of each label; None where the method does without.
+
+        Raises:
+            ValueError: neither the rows nor a teacher say so.
+        """
+        if not self.with_distributions:
+            return None
+        if "next_token_ids" in self.batch or self.teacher is None or self.vocabulary_map is None:
+            return read_distributions(self.batch)
+        top_k = self.method.top_k or ONLINE_TOP_K
+        layer = output_layer(self.teacher)
+        return ask_distributions(self.teacher_states, layer, self.batch, self.vocabulary_map, top_k)
 
     @property
     def running_teacher(self) -> PreTrainedModel:
@@ -63,8 +102,9 @@ class StudentPass:
         assert self.teacher is not None
         return self.teacher
 
+    @cached_property
     def teacher_states(self) -> Tensor:
-        """Return the running teacher's hidden states of its own tokens."""
+        """The running teacher's hidden states of its own tokens."""
         return _teacher_states(self.running_teacher, self.batch)
 
     @torch.no_grad()
@@ -88,7 +128,7 @@ class StudentPass:
             return None
         if "teacher_losses" in self.batch:
             return self.batch["teacher_losses"].masked_fill(~self.batch.teacher_has_loss, torch.nan)
-        return compute_teacher_losses(self.running_teacher, self.batch)
+        return _losses_of_states(self.running_teacher, self.teacher_states, self.batch)
 
     def select(self, teacher_losses: Tensor | None) -> Selection:
         """Choose the labels that count, by the losses of `teacher_losses`."""
@@ -132,8 +172,12 @@ class StudentPass:
 
 def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
+    return _losses_of_states(teacher, _teacher_states(teacher, batch), batch)
+
+
+def _losses_of_states(teacher: PreTrainedModel, states: Tensor, batch: Rows) -> Tensor:
     return score_tokens(
-        _teacher_states(teacher, batch),
+        states,
         output_layer(teacher),
         batch["teacher_input_ids"].long(),
         teacher_loss_mask=batch.teacher_has_loss,
@@ -146,7 +190,12 @@ def student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
 
 
 def score_labels(
-    model: PreTrainedModel, hidden: Tensor, batch: Rows, *, with_entropy: bool = False
+    model: PreTrainedModel,
+    hidden: Tensor,
+    batch: Rows,
+    *,
+    with_entropy: bool = False,
+    entry_ids: Tensor | None = None,
 ) -> TokenScores:
     """Return the losses of a batch's labels from a model's states of the student's tokens."""
     return linear_cross_entropy(
@@ -155,6 +204,7 @@ def score_labels(
         batch["labels"].long(),
         loss_mask=batch["loss_mask"],
         with_entropy=with_entropy,
+        entry_ids=entry_ids,
     )
 
 

@@ -1,7 +1,7 @@
 """The options of the student's loss; no torch, so that options and help need none."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pipeline.selection_rule import (
     PAPER_RULE,
@@ -11,8 +11,13 @@ from pipeline.selection_rule import (
     SelectionRule,
     Selector,
     UnmappedStrategy,
+    check_choice,
 )
 from vocag_cli.options import Option
+
+DistillTokens = Literal["all", "kept", "dropped"]
+MOST_ENTRIES = 255
+"""Next tokens of a place; what can be stored, too."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,16 @@ class Method:
         aggregation: Φ over a token's teacher losses.
         expectation: divide by the kept tokens or by all of them.
         num_chunks: of each row; methods chunks and chunks_random.
-        weight: λ of kld, uld and alm; by default 1.0 for kld (Eq. 5) and alm, 0.5 for uld (Eq. 6).
+        weight: λ of kld, uld, alm and distill; by default 1.0 for kld (Eq. 5) and alm, 0.5 for uld
+            (Eq. 6), 0.8 for distill, which gives the rest to cross entropy.
         seed: of random choices.
+        distill_tokens: where distill learns the teacher's distribution: all labels that have one,
+            or those that the paper's selection keeps, or those that it drops; the others are
+            learned by cross entropy.
+        temperature: flattens both models' distributions; method distill.
+        reverse_kl: KL(student || teacher) in place of KL(teacher || student); method distill.
+        top_k: likeliest tokens that a running teacher gives, 16 by default; stored distributions
+            have as many as were stored; method distill.
     """
 
     name: Annotated[str, Option("METHOD", form="itself")] = "teacher"
@@ -43,10 +56,19 @@ class Method:
     num_chunks: int = 32
     weight: float | None = None
     seed: int = 0
+    distill_tokens: DistillTokens = "all"
+    temperature: float = 1.0
+    reverse_kl: bool = False
+    top_k: int | None = None
 
     def __post_init__(self) -> None:
         """Check how tokens are chosen; `pipeline.training.methods` knows the names."""
         self.rule("full", PAPER_RULE.keep_fraction)
+        check_choice("distill_tokens", self.distill_tokens, DistillTokens)
+        if not self.temperature > 0:
+            raise ValueError(f"--temperature {self.temperature} must be above 0")
+        if self.top_k is not None and not 1 <= self.top_k <= MOST_ENTRIES:
+            raise ValueError(f"--top-k {self.top_k} must lie in 1..{MOST_ENTRIES}")
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
         """Return the rule by which tokens are chosen; the share is a default."""

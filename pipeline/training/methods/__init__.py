@@ -5,11 +5,16 @@ A new method is a new file with its `KINDS`, named here. A new way to rank token
 loss is asked for, so that options and help need none.
 """
 
+from dataclasses import fields
+
 from pipeline.training.method import Method
-from pipeline.training.methods import alm, chunks, kld, rho1, selection, uld
+from pipeline.training.methods import alm, chunks, distill, kld, rho1, selection, uld
 from pipeline.training.methods.kind import MethodKind
 
-_FAMILIES = (selection.KINDS, alm.KINDS, kld.KINDS, uld.KINDS, rho1.KINDS, chunks.KINDS)
+_FAMILIES = (
+    *(selection.KINDS, alm.KINDS, distill.KINDS),
+    *(kld.KINDS, uld.KINDS, rho1.KINDS, chunks.KINDS),
+)
 METHODS = {kind.name: kind for kinds in _FAMILIES for kind in kinds}
 
 
@@ -17,7 +22,7 @@ def kind_of(method: Method) -> MethodKind:
     """Return what a method is.
 
     Raises:
-        ValueError: there is none of its name.
+        ValueError: there is none of its name, or it doesn't read an option that was given.
 
     Example:
         >>> kind_of(Method("full")).needs
@@ -25,4 +30,13 @@ def kind_of(method: Method) -> MethodKind:
     """
     if method.name not in METHODS:
         raise ValueError(f"--method {method.name}: choose one of {', '.join(METHODS)}")
-    return METHODS[method.name]
+    kind = METHODS[method.name]
+    given = [each.name for each in fields(method) if getattr(method, each.name) != each.default]
+    for option in given:
+        readers = [other.name for other in METHODS.values() if option in other.options]
+        if readers and kind.name not in readers:
+            raise ValueError(
+                f"--{option.replace('_', '-')} {getattr(method, option)} is for --method "
+                f"{' and '.join(readers)}: leave it out with {kind.name}"
+            )
+    return kind

@@ -23,23 +23,30 @@ class MethodKind:
         help: what it does.
         loss: of a micro-batch; it imports what needs torch.
         selector: what the tokens (or chunks) are ranked by where the rule decides.
-        needs: of the teacher: nothing, the losses of its own tokens, which may be stored, or the
-            model itself.
+        needs: of the teacher: nothing, the losses of its own tokens, or its distributions, both of
+            which may be stored, or the model itself.
         one_vocabulary: the teacher must have the student's.
         every_token: every token of the text must have a loss, the first one among them.
         keep_fraction: share to keep where none is given.
         weight: λ of the divergence, where there is one and no other is given.
+        options: fields of `Method` that are only for this method and others that name them.
     """
 
     name: str
     help: str
     loss: Callable[[StudentPass], LossResult]
     selector: Selector = "full"
-    needs: Literal["nothing", "losses", "model"] = "nothing"
+    needs: Literal["nothing", "losses", "distributions", "model"] = "nothing"
     one_vocabulary: bool = False
     every_token: bool = False
     keep_fraction: float = PAPER_RULE.keep_fraction
     weight: float = 1.0
+    options: tuple[str, ...] = ()
+
+    @property
+    def takes_stored(self) -> bool:
+        """Whether what it needs of a teacher may have been stored."""
+        return self.needs in ("losses", "distributions")
 
     def rule(self, method: Method) -> SelectionRule:
         """Return the rule by which tokens are chosen, under these options."""

@@ -27,7 +27,7 @@ def _loss(given: StudentPass) -> LossResult:
     values = map_token_chunks(
         lambda s, t: uld_losses(own.logits(s), others.logits(t)),
         given.hidden.flatten(0, 1)[places[used]],
-        given.teacher_states().flatten(0, 1)[teacher_places[used]],
+        given.teacher_states.flatten(0, 1)[teacher_places[used]],
     )
     divergences = values.new_zeros(counted.numel()).index_copy(0, places[used], values)
     return given.with_divergences(divergences.view(counted.shape))

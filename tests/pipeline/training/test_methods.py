@@ -18,6 +18,7 @@ PAPER = {
     "student_entropy": ("student_entropy", "nothing", 0.4, 1.0),
     "teacher_loss": ("teacher_loss", "losses", 0.4, 1.0),
     "alm": ("teacher", "losses", 0.0, 1.0),
+    "distill": ("teacher", "distributions", 0.4, 0.8),
     "kld": ("full", "model", 0.4, 1.0),
     "uld": ("full", "model", 0.4, 0.5),
     "rho1": ("full", "model", 0.6, 1.0),
@@ -51,3 +52,11 @@ def test_options_of_a_method_are_checked() -> None:
         Method(keep_fraction=40)
     with pytest.raises(ValueError, match="--method best: choose one of teacher, full, random, "):
         kind_of(Method("best"))
+    with pytest.raises(
+        ValueError, match=r"--temperature 2\.0 is for --method distill: leave it out"
+    ):
+        kind_of(Method("kld", temperature=2.0))
+    with pytest.raises(ValueError, match=r"--top-k 256 must lie in 1\.\.255"):
+        Method("distill", top_k=256)
+    with pytest.raises(ValueError, match=r"--temperature 0 must be above 0"):
+        Method("distill", temperature=0)

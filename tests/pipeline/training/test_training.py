@@ -24,6 +24,7 @@ from pipeline.models.probe import UntrainedTeacherError
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
+from pipeline.training.distributions import map_vocabularies
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import learning_rate, train
@@ -313,20 +314,20 @@ def test_every_method_gives_a_loss_to_learn_from(
     kind = METHODS[name]
     data, start = ("same", "teacher_start") if kind.one_vocabulary else ("pair", "student")
     learner = load_language_model(str(world / start))
-    result = _loss(
-        Method(name, num_chunks=4), learner, teacher, _rows(world / data).__getitems__([0, 1])
-    )
+    rows = _rows(world / data)
+    more = {"vocabulary_map": map_vocabularies(rows)} if kind.needs == "distributions" else {}
+    batch = rows.__getitems__([0, 1])
+    result = _loss(Method(name, num_chunks=4), learner, teacher, batch, **more)
     result.loss_sum.backward()  # type: ignore[no-untyped-call]
     assert 0 < float(result.loss_sum.detach()) / float(result.num_tokens) < 12
     assert any(float(p.grad.abs().sum()) for p in learner.parameters() if p.grad is not None)
     kept = result.metrics.get("kept_fraction", torch.ones(2))
-    low, high = {"full": (1, 1), "kld": (1, 1), "uld": (1, 1), "alm": (0, 0.2)}.get(
-        name, (0.2, 0.7)
-    )
+    whole = dict.fromkeys(("full", "distill", "kld", "uld"), (1, 1))
+    low, high = (whole | {"alm": (0, 0.2)}).get(name, (0.2, 0.7))
     assert low <= float(kept[0] / kept[1]) <= high
     by_teacher = (kind.needs == "losses" and name != "alm") or kind.name.startswith("rho1")
     assert ("teacher_loss" in result.metrics) == by_teacher
-    assert ("divergence" in result.metrics) == (name in ("alm", "kld", "uld"))
+    assert ("divergence" in result.metrics) == (name in ("alm", "distill", "kld", "uld"))
 
 
 @pytest.mark.parametrize("name", ["kld", "uld"])

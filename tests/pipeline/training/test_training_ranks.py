@@ -42,9 +42,13 @@ def log(output: Path) -> list[dict[str, float | None]]:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(world: Path, tmp_path: Path, repository: Path) -> None:
+@pytest.mark.parametrize("method", ["random", "distill"])
+def test_two_processes_train_as_one_does(
+    taught: Path, tmp_path: Path, repository: Path, method: str
+) -> None:
     """Two processes for two steps, one for the rest, against one all the way."""
-    options = ("--method", "random")
+    world, options = taught, ["--method", method]
+    options += ["--stored-losses", ""] if method == "distill" else []
     assert main(arguments(world, tmp_path / "one", *options)) == 0
     started = torchrun(
         arguments(world, tmp_path / "two", *options, "--exit-after", "2"), repository

@@ -1,0 +1,82 @@
+"""What a teacher expects in place of each label: read with the rows, or from a running teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.distributions.mapping import map_batch
+from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.guidance.likeliest import likeliest_tokens
+from pipeline.guidance.output_layer import OutputLayer
+from pipeline.streaming import AlignedRows, Rows
+from pipeline.streaming.next_tokens import vocabulary_map
+
+ONLINE_TOP_K = 16
+
+
+@dataclass(frozen=True)
+class LabelDistributions:
+    """Distributions of the labels of a batch, over the student's vocabulary.
+
+    Attributes:
+        ids: int64 [rows, seq_length, K], by falling mass; -1 behind the last, and alone where a
+            label has no distribution.
+        probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+
+def map_vocabularies(rows: AlignedRows) -> VocabularyMap:
+    """Return how distributions over the teacher's tokens become some over the student's.
+
+    Example:
+        >>> GuidedStudent(student, Method("distill"), vocabulary_map=map_vocabularies(rows))
+    """
+    return vocabulary_map(rows.dataset, rows.rules)
+
+
+def read_distributions(batch: Rows) -> LabelDistributions:
+    """Return the distributions that rows hold.
+
+    Raises:
+        ValueError: they hold none.
+    """
+    if "next_token_ids" not in batch:
+        raise ValueError(
+            "rows hold no distributions: read them with StreamConfig(stored_losses=…, "
+            "with_distributions=True) after `vocag score DATASET --teacher … --top-k 16`, or give "
+            "a teacher and the vocabulary_map of both tokenizers"
+        )
+    return LabelDistributions(batch["next_token_ids"].long(), batch["next_token_probs"])
+
+
+@torch.no_grad()
+def ask_distributions(
+    states: Tensor, layer: OutputLayer, batch: Rows, tables: VocabularyMap, top_k: int
+) -> LabelDistributions:
+    """Return the distributions of a running teacher, as rows would hold them unrounded.
+
+    Args:
+        states: float [rows, teacher_seq_length, H], the teacher's hidden states of its tokens.
+        layer: the teacher's output layer.
+        batch: the same rows.
+        tables: of their two tokenizers.
+        top_k: entries of each.
+    """
+    vocab_size = len(tables.tables.teacher_starts) - 1
+    ids, log_probs = likeliest_tokens(states, layer, top_k, vocab_size=vocab_size)
+    fields = Rows(batch.buffer.cpu(), batch.layout)
+    found = map_batch(
+        fields,
+        ids.cpu().numpy().astype(np.int32),
+        log_probs.float().cpu().numpy(),
+        tables,
+    )
+    mapped_ids, probs = (torch.from_numpy(each).to(states.device) for each in found)
+    return LabelDistributions(mapped_ids.long(), probs)

@@ -1,0 +1,45 @@
+"""Distillation by the likeliest next tokens, stored or online, of a teacher with any vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.training.methods.kind import MethodKind
+
+if TYPE_CHECKING:
+    from pipeline.guidance import LossResult
+    from pipeline.training.losses import StudentPass
+
+
+def _loss(given: StudentPass) -> LossResult:
+    from pipeline.guidance.distributions import distilled_loss
+
+    method, known = given.method, given.distributions
+    assert known is not None
+    chosen = None
+    if method.distill_tokens != "all":
+        kept = given.select(given.teacher_losses()).kept
+        chosen = kept if method.distill_tokens == "kept" else ~kept
+    return distilled_loss(
+        given.scores,
+        known.ids,
+        known.probs,
+        loss_mask=given.batch["loss_mask"],
+        weight=given.weight,
+        chosen=chosen,
+        temperature=method.temperature,
+        reverse=method.reverse_kl,
+    )
+
+
+KINDS = (
+    MethodKind(
+        "distill",
+        "learn what else the teacher would have said (vocag score --top-k), any vocabulary",
+        _loss,
+        selector="teacher",
+        needs="distributions",
+        weight=0.8,
+        options=("distill_tokens", "temperature", "reverse_kl", "top_k"),
+    ),
+)

@@ -1,0 +1,127 @@
+"""A teacher's distributions, stored or online, as a student learns them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.guidance import LossResult, metric_values
+from pipeline.models.hf_models import load_language_model
+from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from pipeline.training.config import TrainConfig
+from pipeline.training.distributions import map_vocabularies
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.loop import train
+from pipeline.training.method import Method
+from tests.support.scored_data import SEQ_LENGTH
+
+TOP_K = 8  # of the fixture
+
+
+def open_rows(root: Path, **more: Any) -> AlignedRows:
+    return AlignedRows(StreamConfig(Reading(str(root / "data")), seq_length=SEQ_LENGTH, **more))
+
+
+def stored_rows(root: Path) -> AlignedRows:
+    return open_rows(root, stored_losses="", with_distributions=True)
+
+
+def result_of(method: Method, root: Path, batch: Rows, **more: Any) -> LossResult:
+    student = load_language_model(str(root / "student"))
+    teacher = load_language_model(str(root / "teacher")) if more else None
+    return GuidedStudent(student, method, **more)(batch, teacher=teacher)
+
+
+@pytest.mark.parametrize("tokens", ["all", "kept", "dropped"])
+def test_a_running_teacher_teaches_what_was_stored_of_it(taught: Path, tokens: Any) -> None:
+    """To the rounding of fp16, and of scores that choose tokens."""
+    method = Method("distill", distill_tokens=tokens, top_k=TOP_K, scope="row")
+    stored, online = stored_rows(taught), open_rows(taught)
+    places = [0, 1, 2, 3]
+    one = result_of(method, taught, stored.__getitems__(places))
+    batch = online.__getitems__(places)
+    two = result_of(method, taught, batch, vocabulary_map=map_vocabularies(online))
+    found, expected = metric_values(one.metrics), metric_values(two.metrics)
+    # A label at the threshold may change sides.
+    assert found == pytest.approx(expected, rel=5e-3 if tokens == "all" else 3e-2, abs=1e-4)
+    assert one.loss_sum.item() == pytest.approx(two.loss_sum.item(), rel=1e-3)
+    assert one.num_tokens == two.num_tokens
+    assert found["distribution_fraction"] > 0.2
+    share = found["taught_fraction"] / found["distribution_fraction"]
+    low, high = {"all": (1, 1), "kept": (0.2, 0.6), "dropped": (0.4, 0.8)}[tokens]
+    assert low <= share <= high
+    assert found["divergence"] > 0
+    assert 0 < found["mass_held"] < 1
+
+
+def test_kept_and_dropped_are_all(taught: Path) -> None:
+    batch = stored_rows(taught).__getitems__([0, 1])
+    sums = {}
+    for tokens in ("all", "kept", "dropped"):
+        metrics = result_of(Method("distill", distill_tokens=tokens), taught, batch).metrics
+        sums[tokens] = metrics["divergence"]
+    torch.testing.assert_close(sums["kept"] + sums["dropped"], sums["all"])
+
+
+def test_weight_0_is_plain_training(taught: Path) -> None:
+    batch = stored_rows(taught).__getitems__([0, 1])
+    plain = result_of(Method("full"), taught, batch)
+    none = result_of(Method("distill", weight=0.0), taught, batch)
+    assert none.loss_sum.item() == pytest.approx(plain.loss_sum.item(), rel=1e-6)
+
+
+def config(root: Path, output: Path, **more: Any) -> TrainConfig:
+    return TrainConfig(
+        data=Reading(str(root / "data")),
+        student=str(root / "student"),
+        output=output,
+        **{
+            "seq_length": SEQ_LENGTH, "global_batch_size": 4, "micro_batch_size": 2,
+            "num_steps": 4, "warmup_steps": 1, "learning_rate": 1e-3, "method": Method("distill"),
+            "stored_losses": ("",), **more,
+        },
+    )  # fmt: skip
+
+
+def test_a_run_by_stored_distributions_learns_them_and_goes_on(
+    taught: Path, tmp_path: Path
+) -> None:
+    """Accumulated or at once, in one go or in two."""
+    logs = {}
+    runs: dict[str, dict[str, Any]] = {
+        "whole": {},
+        "accumulated": {"micro_batch_size": 1},
+        "halves": {},
+    }
+    for name, changes in runs.items():
+        run = config(taught, tmp_path / name, **changes)
+        if name == "halves":
+            train(replace(run, exit_after=2))
+        train(run)
+        lines = (tmp_path / name / "log.jsonl").read_text("utf-8").splitlines()
+        logs[name] = [json.loads(line) for line in lines]
+        for line in logs[name]:
+            del line["seconds"]
+    assert logs["halves"] == logs["whole"]
+    assert len(logs["whole"]) == 4
+    for line in logs["whole"]:
+        share = line["taught_fraction"]
+        taught_loss = 0.8 * line["divergence"] + 0.2 * line["student_loss_taught"]
+        whole = share * taught_loss + (1 - share) * line["student_loss_untaught"]
+        assert line["loss"] == pytest.approx(whole, rel=1e-5)
+    assert logs["accumulated"][0] == pytest.approx(logs["whole"][0], rel=1e-4)
+
+
+def test_what_can_t_be_learned_is_refused(world: Path, taught: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--top-k"):
+        train(config(world, tmp_path))
+    batch = open_rows(world).__getitems__([0])
+    with pytest.raises(ValueError, match="rows hold no distributions"):
+        result_of(Method("distill"), world, batch)
+    with pytest.raises(ValueError, match="--top-k 4 is for a running --teacher"):
+        config(world, tmp_path, method=Method("distill", top_k=4))
+    with pytest.raises(ValueError, match="--method distill needs --teacher, or --stored-losses"):
+        config(world, tmp_path, stored_losses=None)
