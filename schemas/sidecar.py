@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from schemas.distributions import DistributionRule, EntriesRecord, ShardEntries, decode_entries
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import EntriesRecord, ShardEntries, decode_entries
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 from schemas.records import (
     Count,

@@ -15,7 +15,7 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.scoring.contexts import ContextRule
-from schemas.distributions import DistributionRule
+from schemas.distribution_rule import DistributionRule
 from schemas.manifest import ShardRecord
 from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name, sidecar_name
 

@@ -47,8 +47,8 @@ def likeliest_tokens(
         ValueError: more tokens than there are.
 
     Example:
-        >>> likeliest_tokens(torch.ones(1, 1), OutputLayer(torch.tensor([[0.0], [9.0], [0.0]])), 2)
-        (tensor([[1, 0]]), tensor([[-2.4676e-04, -9.0002e+00]]))
+        >>> likeliest_tokens(torch.ones(1, 1), OutputLayer(torch.tensor([[0.0], [0.0]])), 1)
+        (tensor([[0]]), tensor([[-0.6931]]))
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     ids, log_probs, _ = _walk(flat, output_layer, top_k, vocab_size)

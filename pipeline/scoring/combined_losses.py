@@ -16,7 +16,7 @@ from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
-from schemas.distributions import DistributionRule
+from schemas.distribution_rule import DistributionRule
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
 

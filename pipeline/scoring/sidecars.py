@@ -13,7 +13,8 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.selection import ChosenDocuments, Kept
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.entries import require_sound
-from schemas.distributions import DistributionRule, TopTokens, position_starts
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import TopTokens, position_starts
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
 from schemas.index import ShardIndex

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.scoring.entries import fill_entries, require_sound
-from schemas.distributions import DistributionRule, ShardEntries, largest_error
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import ShardEntries, largest_error
 from schemas.errors import DamagedShardError
 from schemas.sidecar import ShardLosses
 

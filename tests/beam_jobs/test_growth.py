@@ -78,7 +78,7 @@ def test_only_what_is_new_is_scored(
     command = [str(folder), "--teacher", str(tmp_path / "teacher"), "--seq-length", "64"]
     command += ["--dtype", "float32", "--allow-untrained-teacher"]
     assert score(command) == 0
-    before = {path: path.read_bytes() for path in folder.glob("*.teacher-*")}
+    before = {path: path.read_bytes() for path in folder.glob("*.teacher-*.safetensors")}
     config = StreamConfig(Reading(str(folder)), seq_length=64, stored_losses="teacher")
     rows = AlignedRows(config)
     whole = rows.__getitems__(range(len(rows))).buffer

@@ -20,7 +20,8 @@ from pipeline.packing.rules import PackingRules
 from pipeline.scoring.engines.settings import TopSettings
 from pipeline.scoring.stored_losses import open_stored_losses
 from pipeline.validate.dataset import validate_dataset
-from schemas.distributions import DistributionRule, largest_error, stored_values
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import largest_error, stored_values
 from schemas.errors import DatasetError, ForeignLossesError
 from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar
 from tests.support.completions_server import MODEL, CompletionsServer, serve

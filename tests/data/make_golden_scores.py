@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.distributions import DistributionRule, TopTokens
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import TopTokens
 from schemas.sidecar import (
     ScoreManifest,
     ShardLosses,

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from pipeline.scoring.entries import fill_entries, require_sound
-from schemas.distributions import (
-    DistributionRule,
-    TopTokens,
-    position_starts,
-    stored_values,
-    to_stored,
-)
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import TopTokens, position_starts, stored_values, to_stored
 from schemas.errors import DamagedShardError
 from schemas.sidecar import ShardLosses, decode_sidecar, encode_sidecar
 from tests.data.make_golden_scores import DISTRIBUTIONS, FOLDER, golden_scores

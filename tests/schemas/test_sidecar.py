@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from schemas.distributions import DistributionRule
+from schemas.distribution_rule import DistributionRule
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 from schemas.sidecar import (
     LARGEST_LOSS,

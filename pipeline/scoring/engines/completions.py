@@ -15,7 +15,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from pipeline.scoring.engines.interface import EngineError
-from schemas.distributions import LARGEST_MASS, DistributionRule
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import LARGEST_MASS
 
 # Of a log-probability above 0: what rounding a softmax may leave.
 _ROUNDING = 1e-4

@@ -17,7 +17,7 @@ from pipeline.scoring.engines.completions import (
 )
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.interface import EngineError
-from schemas.distributions import DistributionRule
+from schemas.distribution_rule import DistributionRule
 
 # Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,
 # or another quantization of it, differs by tenths and more.

@@ -41,7 +41,8 @@ from pipeline.scoring.engines.interface import (
 )
 from pipeline.scoring.engines.settings import ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
-from schemas.distributions import DistributionRule, TopTokens
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import TopTokens
 
 logger = logging.getLogger(__name__)
 

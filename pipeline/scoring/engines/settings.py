@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from schemas.distributions import MOST_ENTRIES, DistributionRule
+from schemas.distribution_rule import MOST_ENTRIES, DistributionRule
 from vocag_cli.options import Option
 
 

@@ -37,7 +37,8 @@ from pipeline.scoring.engines.batches import PieceBatch, make_batch, plan_batche
 from pipeline.scoring.engines.interface import ScoredDocuments, Work
 from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
-from schemas.distributions import DistributionRule, TopTokens
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import TopTokens
 
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DEFAULTS = TransformersSettings()

@@ -182,7 +182,7 @@ def test_the_trainer_wants_one_source_of_losses(
     assert "choose one" in capsys.readouterr().err
     assert train_main([*common, "--method", "kld", "--stored-losses", "t"]) == 2
     assert (
-        "--stored-losses serves --method teacher and teacher_loss and alm and chunks; kld"
+        "serves --method teacher and teacher_loss and alm and distill and chunks; kld"
         in capsys.readouterr().err
     )
 

@@ -1,0 +1,51 @@
+"""What of a teacher's distributions is stored; no numpy, which options and help do without."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+MOST_ENTRIES = 255
+_BYTES = {"uint8": 1, "float16": 2}
+
+
+@dataclass(frozen=True)
+class DistributionRule:
+    """What of a teacher's distributions is stored.
+
+    Attributes:
+        top_k: entries of a position at most.
+        top_mass: fewer where the likeliest hold this mass.
+        vocab_size: of the dataset's teacher tokenizer; tokens beyond it have no entries.
+        log_probs: how log-probabilities are stored; "uint8" code c is -20 (c / 255)² nats.
+    """
+
+    top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
+    top_mass: Annotated[float, Meta(gt=0, le=1)]
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 31)]
+    log_probs: Literal["uint8", "float16"]
+
+    @property
+    def id_bits(self) -> int:
+        """Bits of a stored id.
+
+        Example:
+            >>> DistributionRule(16, 1.0, 49152, "uint8").id_bits
+            16
+        """
+        return max(1, (self.vocab_size - 1).bit_length())
+
+    def describe(self) -> str:
+        """Return the rule in words.
+
+        Example:
+            >>> DistributionRule(32, 0.9, 49152, "uint8").describe()
+            'the likeliest 32 tokens up to 0.9 of the mass in uint8'
+        """
+        mass = f" up to {self.top_mass:g} of the mass" if self.top_mass < 1 else ""
+        return f"the likeliest {self.top_k} tokens{mass} in {self.log_probs}"
+
+    @property
+    def entry_bytes(self) -> float:
+        """Bytes that an entry takes."""
+        return self.id_bits / 8 + _BYTES[self.log_probs]
