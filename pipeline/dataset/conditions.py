@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vocag_cli import install
 
-_PLACE = "place in the index"
+_VALUE = "value"
 _BEFORE = "SELECT ("
 _TWO_PARTS = 2
 _ALONE: dict[str, str | bool | int | float | list[str]] = {
@@ -82,8 +82,7 @@ class ConditionQuery:
             if pa.types.is_struct(entry.type)
             for own in entry.type
         }
-        places = pa.array(np.arange(len(table)))
-        self._relation = database.connection.from_arrow(table.append_column(_PLACE, places))
+        self._relation = database.connection.from_arrow(table)
 
     def require_condition(self, where: str) -> frozenset[str]:
         """Check a condition; return the table's columns that it names.
@@ -128,20 +127,21 @@ class ConditionQuery:
             if part["class"] == "COLUMN_REF" and len(part["column_names"]) == _TWO_PARTS
         )
 
-    def filter(self, where: str) -> NDArray[np.int64]:
-        """Return the rows that a checked condition is true of, int64, ascending.
+    def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return of which rows a checked condition is true, and of which it is null, bool [N] each.
 
         Raises:
             WhereError: a row's value can't be converted, or is out of range.
         """
         try:
-            found = self._relation.filter(self._duckdb.SQLExpression(where))
-            places: NDArray[np.int64] = found.project(f'"{_PLACE}"').fetchnumpy()[_PLACE]
+            found = self._relation.project(self._duckdb.SQLExpression(f"({where}\n)").alias(_VALUE))
+            values = np.ma.asarray(found.fetchnumpy()[_VALUE])
         except self._duckdb.Error as error:
             raise WhereError(
                 f"where {where}: {_first_line(error)}; try_cast makes null of what it can't convert"
             ) from error
-        return places
+        null = np.ma.getmaskarray(values)
+        return values.filled(False).astype(np.bool_), null
 
     def _require_stable(self, where: str) -> frozenset[str]:
         """Check every part of a condition, macros' included; return the columns that it names."""

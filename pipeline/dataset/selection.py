@@ -133,7 +133,9 @@ class ChosenDocuments:
             return index, None
         kept = np.ones(len(index), np.bool_)
         kept[removed] = False
-        return index, self._match(shard_index, index, kept, database) if self.where else kept
+        if self.where:
+            kept = self._match(shard_index, index, kept, database)
+        return index, None if kept.all() else kept
 
     @property
     def _needed(self) -> tuple[list[str], bool]:
@@ -154,14 +156,11 @@ class ChosenDocuments:
         table = _table(self.dataset.manifest, index)
         for named in self.scores:
             table = named.add_to(table, named.read(shard_index, index))
-        query = ConditionQuery(table, database)
-        matching = np.zeros(len(index), np.bool_)
-        matching[query.filter(self.where)] = True
-        partial = [named for named in self.scores if named.is_partial]
-        if partial:
-            undecided = query.filter(f"({self.where}\n) is null")
-            for named in partial:
-                named.require_scored(self.where, undecided[read[undecided]], shard_index, index)
+        matching, undecided = ConditionQuery(table, database).decide(self.where)
+        for named in self.scores:
+            if named.is_partial:
+                places = np.flatnonzero(undecided & read)
+                named.require_scored(self.where, places, shard_index, index)
         return matching & read
 
 
