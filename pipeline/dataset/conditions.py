@@ -135,12 +135,14 @@ class ConditionQuery:
         """
         try:
             found = self._relation.project(self._duckdb.SQLExpression(f"({where}\n)").alias(_VALUE))
-            values = np.ma.asarray(found.fetchnumpy()[_VALUE])
+            values = found.fetchnumpy()[_VALUE]  # masked if any is null
         except self._duckdb.Error as error:
             raise WhereError(
                 f"where {where}: {_first_line(error)}; try_cast makes null of what it can't convert"
             ) from error
-        null = np.ma.getmaskarray(values)
+        if not isinstance(values, np.ma.MaskedArray):
+            return values.astype(np.bool_), np.zeros(len(values), np.bool_)
+        null: NDArray[np.bool_] = np.zeros(len(values), np.bool_) | values.mask
         return values.filled(False).astype(np.bool_), null
 
     def _require_stable(self, where: str) -> frozenset[str]:
