@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pipeline.packing.reading import Reading
 from pipeline.selection_rule import SelectionRule, Selector
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS
+from pipeline.training.method import ONLINE_TOP_K, Method
+from pipeline.training.methods import METHODS, kind_of
 from pipeline.training.methods.kind import MethodKind
 from vocag_cli import options
 from vocag_cli.options import ModelSource, Option
@@ -24,9 +24,8 @@ _GROUPS = {
     "vocag_method": "vocag: guidance",
 }
 
-# `Method`'s own name is --vocag-method here, with another default; the rest is for methods that
-# need the teacher's distributions, which don't leave its ranks.
-_OTHER_METHODS_OPTIONS = ("name", "num_chunks", "weight", *METHODS["distill"].options)
+# `Method`'s own name is --vocag-method here, with another default; chunks aren't made here.
+_OTHER_METHODS_OPTIONS = ("name", "num_chunks")
 PAPER_METHOD = Method()
 
 
@@ -114,7 +113,7 @@ class VocagOptions:
         teacher_choice: read several teachers' mean, or for each document the teacher that finds it
             likelier.
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
-        method: what ranks the tokens (default: teacher, or full without a teacher).
+        method: what ranks the tokens, or distill (default: teacher, or full without a teacher).
         method_options: how tokens are chosen and losses divided, as in `vocag train`.
     """
 
@@ -131,7 +130,7 @@ class VocagOptions:
     teacher_weights: tuple[float, ...] = ()
     teacher_choice: Literal["mean", "likelier"] = "mean"
     teacher_seq_length: int | None = None
-    method: Selector | None = None
+    method: Selector | Literal["distill"] | None = None
     method_options: Annotated[Method, Option(without=_OTHER_METHODS_OPTIONS)] = PAPER_METHOD
 
     @property
@@ -140,9 +139,37 @@ class VocagOptions:
         return METHODS[self.method or ("teacher" if self._has_losses else "full")]
 
     @property
+    def chosen_method(self) -> Method:
+        """How the loss is made, with the name and the weight that hold."""
+        given, kind = self.method_options, self.kind
+        weight = kind.weight if given.weight is None else given.weight
+        return replace(given, name=kind.name, weight=weight)
+
+    @property
     def rule(self) -> SelectionRule:
         """Which student tokens count."""
         return self.kind.rule(self.method_options)
+
+    @property
+    def reads_distributions(self) -> bool:
+        """Whether rows hold the teacher's distributions."""
+        return self.stored_losses is not None and self.kind.needs == "distributions"
+
+    @property
+    def online_top_k(self) -> int:
+        """Next tokens that a running teacher answers with; 0: none are wanted."""
+        wanted = bool(self.teacher.name) and self.kind.needs == "distributions"
+        return (self.method_options.top_k or ONLINE_TOP_K) if wanted else 0
+
+    @property
+    def guidance(self) -> dict[str, Any]:
+        """What a run goes on with alone."""
+        method = self.chosen_method
+        own = {"aggregation": method.aggregation, "expectation": method.expectation}
+        if self.kind.needs == "distributions":
+            names = ("name", "weight", *self.kind.options)
+            own |= {name: getattr(method, name) for name in names} | {"top_k": self.online_top_k}
+        return own | asdict(self.rule)
 
     def __post_init__(self) -> None:
         """Check what concerns more than the teacher alone; find the user's home."""
@@ -158,6 +185,7 @@ class VocagOptions:
                 "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "
                 "student's parallelism: leave out its own tensor, pipeline and expert parallelism"
             )
+        self._require_read_options()
         if self.kind.needs != "nothing" and not self._has_losses:
             raise ArgumentError(
                 f"--vocag-method {self.kind.name} needs --vocag-teacher or --vocag-stored-losses; "
@@ -167,6 +195,24 @@ class VocagOptions:
     @property
     def _has_losses(self) -> bool:
         return bool(self.teacher.name) or self.stored_losses is not None
+
+    def _require_read_options(self) -> None:
+        """Refuse what the method doesn't read."""
+        try:
+            kind_of(replace(self.method_options, name=self.kind.name))
+        except ValueError as error:
+            raise ArgumentError(str(error).replace("--", "--vocag-")) from error
+        given = self.method_options
+        if given.weight is not None and self.kind.needs != "distributions":
+            raise ArgumentError(
+                f"--vocag-weight {given.weight} is for --vocag-method distill: leave it out with "
+                f"{self.kind.name}"
+            )
+        if given.top_k is not None and self.stored_losses is not None:
+            raise ArgumentError(
+                f"--vocag-top-k {given.top_k} is for a running --vocag-teacher: stored "
+                "distributions have as many tokens as vocag score --top-k gave them; leave it out"
+            )
 
     def _require_no_teacher_options(self) -> None:
         """Refuse what only a running teacher reads: it would be left out without a word."""

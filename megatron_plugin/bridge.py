@@ -3,11 +3,12 @@
 One process of each student replica (last pipeline stage, first rank of those that share rows or
 layers), its leader, talks to the leader of each teacher replica that serves it, over a connection
 of their own. A request holds the teacher's side of some rows, the reply one float per teacher
-token. Requests and replies of a pair keep their order.
+token, and 2 K where the K likeliest next tokens are wanted. Requests and replies of a pair keep
+their order.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
-    reply     float32 [rows, places], nats; NaN for a token without context
+    reply     float32 [rows, places, 1 + 2 K], see `TeacherAnswer`
 
 Tensor- and context-parallel ranks of a student pass the same message on among them.
 """
@@ -62,6 +63,35 @@ class TeacherRows:
         size = len(self) // num_parts
         rows = slice(part * size, (part + 1) * size)
         return TeacherRows(self.input_ids[rows], self.cu_seqlens[rows])
+
+
+@dataclass(frozen=True)
+class TeacherAnswer:
+    """What a teacher says of some rows, as one tensor.
+
+    Attributes:
+        values: float32 [rows, teacher_seq_length, 1 + 2 K].
+    """
+
+    values: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """Of each token, float32 [rows, teacher_seq_length], nats; NaN: without context."""
+        return self.values[..., 0]
+
+    @property
+    def next_ids(self) -> Tensor:
+        """What is expected after each token, float32 [rows, teacher_seq_length, K], whole numbers.
+
+        Vocabularies are far below 2^24, up to which every number is exact.
+        """
+        return self.values[..., 1 : 1 + self.values.shape[-1] // 2]
+
+    @property
+    def next_log_probs(self) -> Tensor:
+        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats."""
+        return self.values[..., 1 + self.values.shape[-1] // 2 :]
 
 
 @dataclass(frozen=True)
@@ -125,10 +155,17 @@ class StudentBridge:
     """The student's end: asks ahead, takes replies in the order of the requests."""
 
     def __init__(
-        self, store: dist.Store, pairing: Pairing, *, replica: int, timeout: timedelta
+        self,
+        store: dist.Store,
+        pairing: Pairing,
+        *,
+        replica: int,
+        timeout: timedelta,
+        top_k: int = 0,
     ) -> None:
         """Connect; returns when every teacher replica that serves this one has."""
         self._timeout = timeout
+        self._num_values = 1 + 2 * top_k
         self._replica = replica
         self._served_by = pairing.teachers_of(replica)
         with self._peer("waited to connect to"):
@@ -142,11 +179,10 @@ class StudentBridge:
         names = f"teacher replica {', '.join(map(str, self._served_by))}"
         return _peer("the teacher", f"student replica {self._replica} {what} {names};")
 
-    def request(self, rows: TeacherRows) -> Callable[[], Tensor]:
-        """Ask for losses; return at once what waits for them.
+    def request(self, rows: TeacherRows) -> Callable[[], TeacherAnswer]:
+        """Ask what the teacher says; return at once what waits for it.
 
-        They are float32 [rows, teacher_seq_length], in nats; waiting for a teacher that is gone or
-        silent for too long raises `BridgeError`.
+        Waiting for a teacher that is gone or silent for too long raises `BridgeError`.
         """
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
@@ -158,14 +194,14 @@ class StudentBridge:
             with self._peer("asked"):
                 self._sends.append((link.send(header, _HEADER), header))
                 self._sends.append((link.send(payload, _REQUEST), payload))
-                reply = torch.empty(num_rows, places)
+                reply = torch.empty(num_rows, places, self._num_values)
                 replies.append((link.receive(reply, _REPLY), reply))
 
-        def wait() -> Tensor:
+        def wait() -> TeacherAnswer:
             with self._peer(f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"):
                 for work, _ in replies:
                     work.wait(self._timeout)
-            return torch.cat([losses for _, losses in replies])
+            return TeacherAnswer(torch.cat([values for _, values in replies]))
 
         return wait
 
@@ -212,9 +248,9 @@ class TeacherBridge:
         return requests
 
     def reply(self, replies: Sequence[Tensor]) -> None:
-        """Answer the requests that `receive` gave, in their order, each with its rows' losses."""
-        for student, losses in zip(self._asking, replies, strict=True):
-            message = losses.contiguous().cpu()
+        """Answer the requests that `receive` gave, in their order, each with its rows' values."""
+        for student, values in zip(self._asking, replies, strict=True):
+            message = values.contiguous().cpu()
             with _peer("the student", f"the teacher answered student replica {student};"):
                 self._links[student].send(message, _REPLY).wait(IDLE_TIMEOUT)
 

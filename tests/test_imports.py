@@ -84,7 +84,8 @@ ALLOWED = {
     "megatron_plugin.student": "megatron_plugin.teacher megatron_plugin.models pipeline.models"
     " megatron_plugin.checks megatron_plugin.bridge megatron_plugin.worlds"
     " megatron_plugin.upstream megatron_plugin.arguments"
-    " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
+    " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance pipeline.distributions"
+    " pipeline.training.method pipeline.training.distributions",
 }
 NEVER_IMPORTED = {"tests", "benchmarks", "examples"}
 OWNERS = {

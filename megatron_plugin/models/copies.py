@@ -8,6 +8,6 @@ from torch import Tensor
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a copy of a host's tensor; from pages that may move, the host would wait for it."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -1,7 +1,7 @@
 """Losses from a model's last hidden states, without logits of the whole vocabulary.
 
 Dimensions: o places of a row that ranks of a tensor-parallel group hold together, b rows, h hidden
-size.
+size, k chosen tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from megatron_plugin.upstream import (
     parallel_state,
 )
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
+from pipeline.guidance.likeliest import score_with_likeliest
+from pipeline.guidance.output_layer import OutputLayer
+from pipeline.guidance.vocabulary_share import VocabularyShare
 
 
 def score_labels(
@@ -28,6 +31,7 @@ def score_labels(
     vocab_size: int,
     loss_mask_ob: Tensor | None = None,
     with_entropy: bool = False,
+    entry_ids_obk: Tensor | None = None,
 ) -> TokenScores:
     """Return what a model says of labels; an output processor of GPTModel calls it.
 
@@ -40,17 +44,13 @@ def score_labels(
             those of the exported model.
         loss_mask_ob: as in `linear_cross_entropy`.
         with_entropy: as there.
+        entry_ids_obk: as there.
 
     Returns:
         fp32 [o, b], the same on all ranks of the group; NaN for labels outside the vocabulary.
     """
 
-    def score(hidden: Tensor, weight: Tensor | None) -> TokenScores:
-        assert isinstance(weight, Tensor)
-        if output_layer.sequence_parallel:  # gradients are added up, and each rank gets its part
-            hidden = gather_from_sequence_parallel_region(hidden)
-        else:
-            hidden = copy_to_tensor_model_parallel_region(hidden)
+    def score(hidden: Tensor, weight: Tensor) -> TokenScores:
         return linear_cross_entropy(
             hidden,
             weight,
@@ -58,28 +58,76 @@ def score_labels(
             loss_mask=loss_mask_ob,
             vocab_size=vocab_size,
             with_entropy=with_entropy,
+            entry_ids=entry_ids_obk,
             group=parallel_state.get_tensor_model_parallel_group(),
             check_labels=False,
         )
 
-    weight = output_layer.weight if output_weight is None else output_weight
-    return _with_hooks(output_layer, score)(hidden_states, weight)
+    return _with_hooks(hidden_states, output_layer, output_weight, score)
 
 
-def _with_hooks(
-    module: torch.nn.Module, forward: Callable[..., TokenScores]
-) -> Callable[..., TokenScores]:
-    """Return a function in place of a module's own, inside its hooks.
+def score_next_tokens(
+    hidden_states: Tensor,
+    output_layer: torch.nn.Module,
+    output_weight: Tensor | None,
+    labels_ob: Tensor,
+    top_k: int,
+    *,
+    vocab_size: int,
+    num_ids: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a frozen model's losses of labels, and its likeliest tokens; see `score_labels`.
+
+    Args:
+        hidden_states: as there.
+        output_layer: as there.
+        output_weight: as there.
+        labels_ob: as there.
+        top_k: K, likeliest tokens.
+        vocab_size: as there.
+        num_ids: of the tokenizer, of which they are; None: all.
+
+    Returns:
+        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities.
+    """
+
+    def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        group = parallel_state.get_tensor_model_parallel_group()
+        share = VocabularyShare.of(len(weight), vocab_size, group)
+        losses, ids, log_probs = score_with_likeliest(
+            hidden.flatten(0, 1),
+            OutputLayer(weight),
+            labels_ob.reshape(-1),
+            top_k,
+            vocab_size=num_ids,
+            share=share,
+        )
+        shape = *labels_ob.shape, top_k
+        return losses.view(labels_ob.shape), ids.view(shape), log_probs.view(shape)
+
+    return _with_hooks(hidden_states, output_layer, output_weight, score)
+
+
+def _with_hooks[Found](
+    hidden_states: Tensor,
+    output_layer: torch.nn.Module,
+    output_weight: Tensor | None,
+    score: Callable[[Tensor, Tensor], Found],
+) -> Found:
+    """Return what a function makes of whole states and the layer's weight, inside its hooks.
 
     A hook waits for weights that --overlap-param-gather still brings.
     """
 
-    def call(*given: Tensor | None) -> TokenScores:
-        module.forward = forward
-        try:
-            scores: TokenScores = module(*given)
-        finally:
-            del module.forward
-        return scores
+    def forward(hidden: Tensor, weight: Tensor) -> Found:
+        if output_layer.sequence_parallel:  # gradients are added up, and each rank gets its part
+            return score(gather_from_sequence_parallel_region(hidden), weight)
+        return score(copy_to_tensor_model_parallel_region(hidden), weight)
 
-    return call
+    output_layer.forward = forward
+    try:
+        weight = output_layer.weight if output_weight is None else output_weight
+        found: Found = output_layer(hidden_states, weight)
+    finally:
+        del output_layer.forward
+    return found

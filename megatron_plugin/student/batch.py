@@ -15,6 +15,7 @@ from megatron_plugin.models.attention import RowSegments, row_segments
 from megatron_plugin.models.places import RowShare
 from pipeline.guidance.aggregation import check_spans
 from pipeline.streaming import Rows
+from pipeline.training.distributions import LabelDistributions
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class MicroBatch:
             that compute no loss.
         teacher_losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss: what
             guidance was made of; None where that is None.
+        next_tokens: labels' distributions, of whole rows; None where the method does without.
         waited_seconds: that the student stood still for its teacher; None without a running one.
     """
 
@@ -56,6 +58,7 @@ class MicroBatch:
     of_validation: bool = False
     guidance: Tensor | None = None
     teacher_losses: Tensor | None = None
+    next_tokens: LabelDistributions | None = None
     waited_seconds: float | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -16,9 +17,11 @@ from megatron_plugin.student.batch import MicroBatch, micro_batch
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.requests import GuidedBatches
 from megatron_plugin.upstream import parallel_state
+from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
+from pipeline.training.distributions import map_vocabularies
 
 # Two global batches: one that is scored while one is computed, and one in hand.
 _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
@@ -39,7 +42,12 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
-        self.guide = Guide(options.method_options.aggregation, self._leave_out)
+        self.guide = Guide(
+            options.method_options.aggregation,
+            self._leave_out,
+            options.online_top_k,
+            lambda: self._vocabulary_map,
+        )
 
     def open_held_out(self, args: Namespace) -> None:
         """Open what is validated on, if anything is.
@@ -138,7 +146,13 @@ class StudentData:
             stored_losses=options.stored_losses,
             teacher_weights=options.teacher_weights,
             teacher_choice=options.teacher_choice,
+            with_distributions=options.reads_distributions,
         )
+
+    @cached_property
+    def _vocabulary_map(self) -> VocabularyMap:
+        assert self._training is not None, "who asks has read rows"
+        return map_vocabularies(self._training)
 
     def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:
         """See `AlignedRows.leave_out`."""

@@ -18,14 +18,17 @@ from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.upstream import parallel_state
 from pipeline.guidance import (
-    Expectation,
     LossResult,
     Selection,
     SelectionRule,
     guided_loss,
     select_tokens,
 )
+from pipeline.guidance.cross_entropy import TokenScores
+from pipeline.guidance.distributions import distilled_loss
 from pipeline.guidance.loss import mapped_tokens
+from pipeline.training.distributions import LabelDistributions
+from pipeline.training.method import Method
 
 _NO_TOKENS = 1e-9
 
@@ -39,13 +42,13 @@ class StepRules:
 
     Attributes:
         rule: which student tokens count.
-        expectation: what the sum is divided by.
+        method: its options, with the name and the weight that hold.
         vocab_size: tokens of the student, without the padding of its embedding.
         num_microbatches: of a training step.
     """
 
     rule: SelectionRule
-    expectation: Expectation
+    method: Method
     vocab_size: int
     num_microbatches: int
 
@@ -61,7 +64,7 @@ def run_forward_step(
         None,
         labels=batch.labels,
         packed_seq_params=batch.segments,
-        output_processor=partial(_token_losses, rules.vocab_size, rules.rule.ranks_by_entropy),
+        output_processor=partial(_token_scores, rules, batch.next_tokens),
     )
     loss = training_loss if model.training else validation_loss
     return losses, partial(loss, rules, batch)
@@ -73,26 +76,49 @@ def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Report
     Args:
         rules: how.
         batch: with guidance where there is a teacher.
-        output: fp32 [b, s] losses, or [2, b, s] losses and entropies; of this rank's places only
-            where context-parallel ranks share rows.
+        output: as `_token_scores` returns it; of this rank's places only where context-parallel
+            ranks share rows.
     """
-    result = _select(rules, batch, output)
+    result = _result(rules, batch, output)
     return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)
 
 
 def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
     """Return the plain loss of a micro-batch, and the guided loss beside it."""
-    result = _select(rules, batch, output)
+    result = _result(rules, batch, output)
     reported = {"lm loss": result.metrics["student_loss"].float()}
     if rules.rule.selector != "full":
         reported["guided loss"] = _pair(result.loss_sum.detach(), result.num_tokens)
     return result.loss_sum, result.num_tokens.int(), reported
 
 
-def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
-    """Choose among all places of the rows; sum the losses of this rank's own."""
+def _result(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
+    """Sum the losses of this rank's places."""
+    method, known = rules.method, batch.next_tokens
+    if known is None:
+        own_losses = output[0] if rules.rule.ranks_by_entropy else output
+        selection = _own_part(_select(rules, batch, output))
+        return guided_loss(own_losses, selection, expectation=method.expectation)
+    take, chosen = own_share().take, None
+    if method.distill_tokens != "all":
+        kept = take(_select(rules, batch, output[0]).kept)
+        chosen = kept if method.distill_tokens == "kept" else ~kept
+    assert method.weight is not None
+    return distilled_loss(
+        TokenScores(output[0], None, output[1:].movedim(0, -1)),
+        take(known.ids),
+        take(known.probs),
+        loss_mask=take(batch.loss_mask),
+        weight=method.weight,
+        chosen=chosen,
+        temperature=method.temperature,
+        reverse=method.reverse_kl,
+    )
+
+
+def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> Selection:
+    """Choose among all places of the rows, by this rank's losses, or losses and entropies."""
     with_entropy = rules.rule.ranks_by_entropy
-    own_losses = output[0] if with_entropy else output
     sharing_rows = parallel_state.get_context_parallel_group()
     whole = gather_places(output.detach().movedim(-1, 0), sharing_rows).movedim(0, -1)
     losses, entropies = (whole[0], whole[1]) if with_entropy else (whole, None)
@@ -103,7 +129,7 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
         rows = batch.moved
         mapped = mapped_tokens(rows["teacher_spans"], rows.teacher_has_loss, checked=True)
     shared = rules.rule.scope == "group"
-    selection = select_tokens(
+    return select_tokens(
         losses,
         batch.guidance,
         loss_mask=batch.loss_mask,
@@ -114,7 +140,6 @@ def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
         student_entropies=entropies,
         step=batch.number,
     )
-    return guided_loss(own_losses, _own_part(selection), expectation=rules.expectation)
 
 
 def _own_part(selection: Selection) -> Selection:
@@ -147,9 +172,9 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     return reported
 
 
-def _token_losses(
-    vocab_size: int,
-    with_entropy: bool,
+def _token_scores(
+    rules: StepRules,
+    next_tokens: LabelDistributions | None,
     *,
     hidden_states: Tensor,
     output_layer: torch.nn.Module,
@@ -157,22 +182,27 @@ def _token_losses(
     labels: Tensor,
     **_: Any,
 ) -> Tensor:
-    """Return fp32 [b, s] losses, or [2, b, s] losses and entropies.
+    """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
 
-    GPTModel calls it in place of its own last lines.
+    Where tokens are ranked by entropies [2, b, s], losses and entropies; with next tokens
+    [1 + K, b, s], losses and their log-probabilities.
     """
+    entry_ids = None if next_tokens is None else own_share().take(next_tokens.ids)
     scores = score_labels(
         hidden_states,
         output_layer,
         output_weight,
         labels.transpose(0, 1),
-        vocab_size=vocab_size,
-        with_entropy=with_entropy,
+        vocab_size=rules.vocab_size,
+        with_entropy=rules.rule.ranks_by_entropy,
+        entry_ids_obk=None if entry_ids is None else entry_ids.transpose(0, 1),
     )
     losses = scores.losses.transpose(0, 1)
-    if scores.entropies is None:
+    if scores.entropies is not None:
+        return torch.stack((losses, scores.entropies.transpose(0, 1)))
+    if scores.entry_log_probs is None:
         return losses
-    return torch.stack((losses, scores.entropies.transpose(0, 1)))
+    return torch.cat((losses.unsqueeze(0), scores.entry_log_probs.permute(2, 1, 0)))
 
 
 def _never_nan(pair: Tensor) -> Tensor:

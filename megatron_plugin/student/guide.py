@@ -12,13 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from megatron_plugin.bridge import TeacherAnswer
+from megatron_plugin.models.copies import to_device
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import training
+from pipeline.distributions.mapping import map_batch
+from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import Aggregation, aggregate_teacher_losses
+from pipeline.training.distributions import LabelDistributions, read_distributions
 
 Batches = Iterator[MicroBatch]
 
@@ -31,26 +37,60 @@ class Guide:
         how: Φ.
         leave_out: for a batch, a row of it, a segment of the row and what is wrong: raises, or
             lists the segment's document; see `AlignedRows.leave_out`.
+        top_k: next tokens that a running teacher answers with, 0 without distributions.
+        vocabulary_map: returns what makes them the student's.
     """
 
     how: Aggregation
     leave_out: Callable[[MicroBatch, int, int, str], None]
+    top_k: int = 0
+    vocabulary_map: Callable[[], VocabularyMap] | None = None
 
-    def by_teacher(
-        self, batches: list[MicroBatch], losses: Tensor, *, waited_seconds: float
-    ) -> list[MicroBatch]:
-        """Return micro-batches guided by a teacher's losses of all their rows.
+    def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
+        """Return a teacher's answer in the student's vocabulary, as `by_teacher` takes it.
 
         Args:
             batches: as `teacher_rows` took them.
-            losses: fp32 [rows of all, teacher_seq_length], nats, on the device.
+            answer: for all their rows.
+        """
+        if self.vocabulary_map is None or not self.top_k:
+            return answer.losses
+        host = TeacherAnswer(answer.values.cpu())
+        sizes = [len(batch.tokens) for batch in batches]
+        asked = zip(
+            batches, host.next_ids.split(sizes), host.next_log_probs.split(sizes), strict=True
+        )
+        mapped = [
+            map_batch(batch.rows, ids.int().numpy(), log_probs.numpy(), self.vocabulary_map())
+            for batch, ids, log_probs in asked
+        ]
+        ids, probs = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
+        both = (torch.from_numpy(each).flatten(1) for each in (ids, probs))
+        return torch.cat((host.losses, *both), 1)
+
+    def num_values(self, batch: MicroBatch) -> int:
+        """Return how many values `read_answer` gives for a row."""
+        labels = 2 * self.top_k * batch.rows["labels"].shape[1]
+        return batch.rows["teacher_input_ids"].shape[1] + labels
+
+    def by_teacher(
+        self, batches: list[MicroBatch], values: Tensor, *, waited_seconds: float
+    ) -> list[MicroBatch]:
+        """Return micro-batches guided by what a teacher says of all their rows.
+
+        Args:
+            batches: as `teacher_rows` took them.
+            values: fp32 [rows of all, teacher_seq_length + 2 * seq_length * top_k], on the device:
+                losses in nats, each label's next tokens, whole numbers, and their probabilities.
             waited_seconds: that the student stood still for them.
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
         """
-        parts = losses.split([len(batch.tokens) for batch in batches])
-        guided = [self._taught(batch, part) for batch, part in zip(batches, parts, strict=True)]
+        parts = values.split([len(batch.tokens) for batch in batches])
+        guided = [
+            self._examined(*self._unpacked(*each)) for each in zip(batches, parts, strict=True)
+        ]
         # The host waits for the device once a step.
         are_broken = torch.stack([broken.any() for *_, broken in guided]).tolist()
         waited = waited_seconds / len(batches)
@@ -62,8 +102,10 @@ class Guide:
     def by_stored(self, batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch guided by the losses that its rows hold."""
         is_broken = bool(batch.rows["teacher_losses"].isinf().any())
+        if "next_token_ids" in batch.moved:
+            batch = replace(batch, next_tokens=read_distributions(batch.moved))
         return self._guided(
-            *self._taught(batch, batch.moved["teacher_losses"]), is_broken=is_broken
+            *self._examined(batch, batch.moved["teacher_losses"]), is_broken=is_broken
         )
 
     def _guided(
@@ -88,8 +130,18 @@ class Guide:
         )
         return replace(batch, guidance=guidance, teacher_losses=losses)
 
+    def _unpacked(self, batch: MicroBatch, values: Tensor) -> tuple[MicroBatch, Tensor]:
+        """Return a batch with its next tokens, if there are any, and its losses."""
+        places = batch.rows["teacher_input_ids"].shape[1]
+        losses, others = values[:, :places], values[:, places:]
+        if not self.top_k:
+            return batch, losses
+        shape = 2, batch.rows["labels"].shape[1], self.top_k
+        ids, probs = others.unflatten(1, shape).unbind(1)
+        return replace(batch, next_tokens=LabelDistributions(ids.long(), probs)), losses
+
     @staticmethod
-    def _taught(batch: MicroBatch, losses: Tensor) -> tuple[MicroBatch, Tensor, Tensor, Tensor]:
+    def _examined(batch: MicroBatch, losses: Tensor) -> tuple[MicroBatch, Tensor, Tensor, Tensor]:
         """Return a batch, the losses, which teacher tokens have one, and which are broken."""
         has_loss = batch.moved.teacher_has_loss
         return batch, losses, has_loss, losses.isinf() | (has_loss & losses.isnan())
@@ -134,10 +186,11 @@ def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
             # Megatron's iterators have `__next__` alone.
             batches = [next(data_iterator) for _ in range(num_microbatches)]
             start = time.perf_counter()
-            losses = teacher.score(teacher_rows(batches))
-            if losses is not None:
+            answer = teacher.score(teacher_rows(batches))
+            if answer is not None:
+                values = to_device(guide.read_answer(batches, answer), batches[0].tokens.device)
                 waited = time.perf_counter() - start
-                batches = guide.by_teacher(batches, losses, waited_seconds=waited)
+                batches = guide.by_teacher(batches, values, waited_seconds=waited)
             return schedule(
                 data_iterator=iter(batches), num_microbatches=num_microbatches, **others
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions
-from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge
+from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge, TeacherAnswer
 from megatron_plugin.models.copies import to_device
 from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.student.guide import Guide
@@ -24,13 +24,16 @@ from megatron_plugin.upstream import parallel_state
 _PATIENCE = 0.8
 
 
-def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> StudentBridge | None:
+def connect(
+    teacher: TeacherOptions, args: Namespace, store: dist.Store, *, top_k: int
+) -> StudentBridge | None:
     """Connect the leaders with the teacher; all ranks call, and wait until they are.
 
     Args:
         teacher: in a world of its own.
         args: Megatron's.
         store: what both worlds see.
+        top_k: next tokens that the teacher answers with.
 
     Returns:
         The bridge of a replica's leader, which asks; None on the other ranks.
@@ -47,6 +50,7 @@ def connect(teacher: TeacherOptions, args: Namespace, store: dist.Store) -> Stud
             Pairing(len(replicas), teacher.num_replicas),
             replica=replica,
             timeout=timedelta(minutes=_PATIENCE * args.distributed_timeout_minutes),
+            top_k=top_k,
         )
         store.set(f"connected/{replica}", "")
     # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.
@@ -87,7 +91,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         self._guide = guide
         self._group = group
         self._lookahead = lookahead
-        self._asked: deque[tuple[list[MicroBatch], Callable[[], Tensor] | None]] = deque()
+        self._asked: deque[tuple[list[MicroBatch], Callable[[], TeacherAnswer] | None]] = deque()
         self._ready: deque[MicroBatch] = deque()
 
     def __next__(self) -> MicroBatch:
@@ -98,11 +102,11 @@ class GuidedBatches(Iterator[MicroBatch]):
                 raise StopIteration
             step, pending = self._asked.popleft()
             start = time.perf_counter()
-            losses = self._receive(step, pending)
+            values = self._receive(step, pending)
             waited = time.perf_counter() - start
             # Before this step is computed, so that the teacher has work while it is.
             self._ask(self._lookahead)
-            self._ready.extend(self._guide.by_teacher(step, losses, waited_seconds=waited))
+            self._ready.extend(self._guide.by_teacher(step, values, waited_seconds=waited))
         return self._ready.popleft()
 
     def drain(self) -> None:
@@ -120,14 +124,16 @@ class GuidedBatches(Iterator[MicroBatch]):
             pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
             self._asked.append((step, pending))
 
-    def _receive(self, step: list[MicroBatch], pending: Callable[[], Tensor] | None) -> Tensor:
-        """Return the losses of a step's rows, on all ranks of the group."""
+    def _receive(
+        self, step: list[MicroBatch], pending: Callable[[], TeacherAnswer] | None
+    ) -> Tensor:
+        """Return what the teacher says of a step's rows, on all ranks of the group."""
         device = step[0].tokens.device
         if pending is None:
-            places = step[0].rows["teacher_input_ids"].shape[1]
-            losses = torch.empty(sum(len(batch.tokens) for batch in step), places, device=device)
+            num_rows = sum(len(batch.tokens) for batch in step)
+            values = torch.empty(num_rows, self._guide.num_values(step[0]), device=device)
         else:
-            losses = to_device(pending(), device)
+            values = to_device(self._guide.read_answer(step, pending()), device)
         if self._group.size() > 1:
-            dist.broadcast(losses, dist.get_global_rank(self._group, 0), group=self._group)
-        return losses
+            dist.broadcast(values, dist.get_global_rank(self._group, 0), group=self._group)
+        return values

@@ -111,7 +111,7 @@ class StudentRun:
             logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(
             rule=options.rule,
-            expectation=options.method_options.expectation,
+            method=options.chosen_method,
             vocab_size=vocab_size,
             num_microbatches=checks.num_microbatches(args),
         )
@@ -165,11 +165,7 @@ class StudentRun:
         identity = RunIdentity(
             stream=asdict(rows.state(0)),
             teacher=self._teacher_fingerprint(rows),
-            guidance={
-                "aggregation": self._options.method_options.aggregation,
-                "expectation": self._options.method_options.expectation,
-                **asdict(self._options.rule),
-            },
+            guidance=self._options.guidance,
         )
         if args.iteration:
             require_same_run(args, self._checkpoint, identity, rows)
@@ -201,6 +197,8 @@ class StudentRun:
         options = self._options
         if options.teacher.world_size:
             assert self._world.bridge_store is not None
-            self._bridge = connect(options.teacher, args, self._world.bridge_store)
+            self._bridge = connect(
+                options.teacher, args, self._world.bridge_store, top_k=options.online_top_k
+            )
         elif options.teacher.name:
             score_steps_ahead(load_teacher(options, self._opened, args), self._data.guide)

@@ -1,6 +1,6 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
-Dimensions: b rows of a micro-batch, o places of a row on this rank.
+Dimensions: b rows of a micro-batch, o places of a row on this rank, v values of a place.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from megatron_plugin.bridge import TeacherRows
+from megatron_plugin.bridge import TeacherAnswer, TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import build_frozen_model
 from megatron_plugin.models.copies import to_device
-from megatron_plugin.models.output_layer import score_labels
+from megatron_plugin.models.output_layer import score_labels, score_next_tokens
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
-from megatron_plugin.teacher.replica import all_losses, own_rows
+from megatron_plugin.teacher.replica import all_rows, own_rows
 from megatron_plugin.upstream import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,
@@ -45,8 +45,21 @@ class Teacher:
         seq_length: int,
         micro_batch_size: int,
         device: torch.device,
+        top_k: int = 0,
+        num_ids: int | None = None,
     ) -> None:
-        """Load this rank's part of the model."""
+        """Load this rank's part of the model.
+
+        Args:
+            weights: of the model.
+            dtype: of its weights, and of activations.
+            seq_length: places of a row.
+            micro_batch_size: rows per forward pass.
+            device: to compute on.
+            top_k: likeliest next tokens to answer with.
+            num_ids: of the tokenizer, of which these are; None: all rows of the output layer.
+        """
+        self._next_tokens = (top_k, num_ids)
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self._device = device
@@ -59,8 +72,10 @@ class Teacher:
         self._vocab_size = weights.shape.vocab_size
         self._model = build_frozen_model(weights, dtype, device=device)
 
-    def score(self, rows: TeacherRows) -> Tensor | None:
+    def score(self, rows: TeacherRows) -> TeacherAnswer | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
+
+        With `top_k` also what it expects behind each token, likeliest first.
 
         All micro-batches go through the pipeline in one pass, so that its stages wait only at the
         start and the end.
@@ -69,8 +84,7 @@ class Teacher:
             rows: a multiple of `micro_batch_size` of them.
 
         Returns:
-            On the last pipeline stage fp32 [rows, seq_length] losses in nats, on the device, NaN
-            for tokens without context; elsewhere None.
+            On the last pipeline stage the answer, on the device; elsewhere None.
         """
         if len(rows) % self.micro_batch_size:
             raise ValueError(
@@ -80,8 +94,8 @@ class Teacher:
         own = own_rows(rows, self.micro_batch_size)
         num_microbatches = len(own) // self.micro_batch_size
         parts = (own.share(part, num_microbatches) for part in range(num_microbatches))
-        losses = self._forward(parts, num_microbatches)
-        return all_losses(torch.cat(losses), len(rows)) if losses else None
+        values = self._forward(parts, num_microbatches)
+        return TeacherAnswer(all_rows(torch.cat(values), len(rows))) if values else None
 
     def mean_loss(self, tokens: Sequence[int]) -> float | None:
         """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
@@ -94,8 +108,8 @@ class Teacher:
         row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
         bounds = torch.tensor([0, count, self.seq_length], dtype=torch.int32)
         num_rows = self.micro_batch_size
-        losses = self.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
-        return None if losses is None else float(losses[0, :count].nanmean())
+        answer = self.score(TeacherRows(row.repeat(num_rows, 1), bounds.repeat(num_rows, 1)))
+        return None if answer is None else float(answer.losses[0, :count].nanmean())
 
     @torch.no_grad()
     def _forward(self, parts: Iterator[TeacherRows], num_microbatches: int) -> list[Tensor]:
@@ -105,7 +119,7 @@ class Teacher:
             if pipelined
             else forward_backward_no_pipelining
         )
-        losses: list[Tensor] = schedule(
+        values: list[Tensor] = schedule(
             forward_step_func=self._forward_step,
             data_iterator=parts,
             model=[self._model],
@@ -115,7 +129,7 @@ class Teacher:
             forward_only=True,
             collect_non_loss_data=True,
         )
-        return losses
+        return values
 
     def _forward_step(
         self, parts: Iterator[TeacherRows], model: torch.nn.Module
@@ -134,37 +148,50 @@ class Teacher:
             take(places),
             None,
             packed_seq_params=segments,
-            output_processor=partial(_losses_ahead, take(labels), take(mask), self._vocab_size),
+            output_processor=partial(
+                _values_ahead, take(labels), take(mask), self._vocab_size, *self._next_tokens
+            ),
         )
         return output, self._collect
 
-    def _collect(self, ahead_bs: Tensor, non_loss_data: bool = True) -> Tensor:
-        """Return fp32 [b, seq_length]: entry l is the loss of token l, which l - 1 predicts.
+    def _collect(self, ahead_bov: Tensor, non_loss_data: bool = True) -> Tensor:
+        """Return the values of `TeacherAnswer`, of which place l - 1 knows the loss of token l.
 
         Schedules ask the loss function for non-loss data, of the last stage's ranks alone.
         """
         group = parallel_state.get_context_parallel_group()
-        ahead = gather_places(ahead_bs.transpose(0, 1), group).transpose(0, 1)
-        return pad(ahead, (1, 0), value=torch.nan)[:, : self.seq_length]
+        ahead = gather_places(ahead_bov.transpose(0, 1), group).transpose(0, 1)
+        losses = pad(ahead[:, :-1, :1], (0, 0, 1, 0), value=torch.nan)
+        return torch.cat((losses, ahead[..., 1:]), -1)[:, : self.seq_length]
 
 
-def _losses_ahead(
+def _values_ahead(
     labels_bo: Tensor,
     mask_bo: Tensor,
     vocab_size: int,
+    top_k: int,
+    num_ids: int | None,
     *,
     hidden_states: Tensor,
     output_layer: torch.nn.Module,
     output_weight: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return each label's loss, fp32 [b, o], NaN where the mask says so; GPTModel calls it."""
-    scores = score_labels(
-        hidden_states,
-        output_layer,
-        output_weight,
-        labels_bo.transpose(0, 1),
-        vocab_size=vocab_size,
-        loss_mask_ob=mask_bo.transpose(0, 1),
-    )
-    return scores.losses.transpose(0, 1).masked_fill(~mask_bo, torch.nan)
+    """Return what each place says of its label and the next tokens; GPTModel calls it.
+
+    Returns:
+        fp32 [b, o, 1 + 2 K]: losses, NaN where the mask says so, next tokens' ids, and their
+        log-probabilities.
+    """
+    layer = hidden_states, output_layer, output_weight
+    labels_ob, mask_ob = labels_bo.transpose(0, 1), mask_bo.transpose(0, 1)
+    if top_k:
+        losses, *others = score_next_tokens(
+            *layer, labels_ob, top_k, vocab_size=vocab_size, num_ids=num_ids
+        )
+    else:
+        found = score_labels(*layer, labels_ob, vocab_size=vocab_size, loss_mask_ob=mask_ob)
+        losses, others = found.losses, []
+    losses = losses.masked_fill(~mask_ob, torch.nan)
+    values = torch.cat((losses.unsqueeze(-1), *(each.float() for each in others)), -1)
+    return values.transpose(0, 1).contiguous()

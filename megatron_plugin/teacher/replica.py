@@ -44,8 +44,8 @@ def own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
     return together.share(parallel_state.get_expert_model_parallel_rank(), ranks)
 
 
-def all_losses(own: Tensor, num_rows: int) -> Tensor:
-    """Return the losses of a replica's rows, [num_rows, …], of what its ranks have scored."""
+def all_rows(own: Tensor, num_rows: int) -> Tensor:
+    """Return the values of a replica's rows, [num_rows, …], of what its ranks have scored."""
     if _num_expert_ranks() == 1:
         return own
     group = parallel_state.get_expert_model_parallel_group()

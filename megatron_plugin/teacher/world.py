@@ -104,7 +104,7 @@ def _answer_requests(
             torch.cat([request.input_ids for request in requests]),
             torch.cat([request.cu_seqlens for request in requests]),
         )
-        losses = teacher.score(together)
+        answer = teacher.score(together)
         if bridge is not None:
-            assert losses is not None
-            bridge.reply(losses.split([len(request) for request in requests]))
+            assert answer is not None
+            bridge.reply(answer.values.split([len(request) for request in requests]))

@@ -139,10 +139,15 @@ def distilled_loss(
     mask = loss_mask.bool()
     known = mask & (entry_ids[..., 0] >= 0)
     taught = known if chosen is None else known & chosen
-    values = distribution_divergences(
-        scores.entry_log_probs[taught], probs[taught], temperature=temperature, reverse=reverse
-    )
-    divergences = values.new_zeros(taught.shape).masked_scatter(taught, values)
+    # Elsewhere both have nothing but a residual, so the divergence is 0. To look for the places
+    # that are taught, the host would wait for the device.
+    silent = ~taught.unsqueeze(-1)
+    divergences = distribution_divergences(
+        scores.entry_log_probs.masked_fill(silent, -torch.inf).flatten(0, -2),
+        probs.masked_fill(silent, 0.0).flatten(0, -2),
+        temperature=temperature,
+        reverse=reverse,
+    ).view(taught.shape)
     check_finite({"student_losses": (scores.losses, mask), "divergences": (divergences, taught)})
     divergence = divergences.sum()
     taught_loss = torch.where(taught, scores.losses, 0.0).sum()

@@ -9,6 +9,8 @@ Shapes: hidden [..., H]; inside, n tokens, v rows of the vocabulary, K likeliest
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from pipeline.guidance.cross_entropy import (
     wide_products,
 )
 from pipeline.guidance.output_layer import OutputLayer, to_logits
+from pipeline.guidance.vocabulary_share import VocabularyShare
 
 _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
 
@@ -51,7 +54,8 @@ def likeliest_tokens(
         (tensor([[0]]), tensor([[-0.6931]]))
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
-    ids, log_probs, _ = _walk(flat, output_layer, top_k, vocab_size)
+    ids, logits, log_normaliser = _walk(flat, output_layer, top_k, vocab_size)
+    log_probs = (logits - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
     shape = *hidden.shape[:-1], top_k
     return ids.view(shape), log_probs.view(shape)
 
@@ -64,6 +68,7 @@ def score_with_likeliest(
     top_k: int,
     *,
     vocab_size: int | None = None,
+    share: VocabularyShare | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return losses of labels and, of the same walk, the likeliest tokens; without gradient.
 
@@ -73,6 +78,8 @@ def score_with_likeliest(
         labels: int64 [n].
         top_k: K, how many tokens.
         vocab_size: as in `likeliest_tokens`.
+        share: which rows of the whole output layer this rank's are, where ranks share them; all
+            call, with the same states and labels, and get the same. Rows behind them are padding.
 
     Returns:
         fp32 [n], `-log softmax(logits)[label]` in nats, and what `likeliest_tokens` returns.
@@ -80,16 +87,48 @@ def score_with_likeliest(
     Raises:
         ValueError: more tokens than there are.
     """
-    ids, log_probs, log_normaliser = _walk(hidden, output_layer, top_k, vocab_size)
-    products = (_widen(hidden) * _widen(output_layer.weight[labels])).sum(-1)
-    label_logits = to_logits(products, output_layer.scale, output_layer.cap)
-    return (log_normaliser - label_logits).clamp_min_(0.0), ids, log_probs
+    share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
+    ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, vocab_size, share)
+    own = share.own_ids(labels)
+    products = (_widen(hidden) * _widen(output_layer.weight[own.clamp_min(0)])).sum(-1)
+    label_products = share.sum(products.where(own >= 0, 0.0))
+    label_logits = to_logits(label_products, output_layer.scale, output_layer.cap)
+    losses = (log_normaliser - label_logits).clamp_min_(0.0)
+    return losses, ids, (logits - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
+
+
+def _walk_shared(
+    hidden_nh: Tensor,
+    layer: OutputLayer,
+    top_k: int,
+    vocab_size: int | None,
+    share: VocabularyShare,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_walk` does, over the rows of all ranks."""
+    if share.group is None:
+        own = replace(layer, weight=layer.weight[: share.num_own])
+        return _walk(hidden_nh, own, top_k, vocab_size)
+    num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
+    num_own = min(max(num_ids - share.first, 0), share.num_own)
+    ids = torch.full((len(hidden_nh), top_k), -1, device=hidden_nh.device)
+    logits = _widen(hidden_nh).new_full(ids.shape, -torch.inf)
+    log_normaliser = logits.new_full((len(ids),), -torch.inf)
+    if share.num_own:
+        own = replace(layer, weight=layer.weight[: share.num_own])
+        few = min(top_k, num_own)
+        found, values, log_normaliser = _walk(hidden_nh, own, max(few, 1), max(num_own, 1))
+        ids[:, :few], logits[:, :few] = found[:, :few] + share.first, values[:, :few]
+    # Ranks, and the tokens of each, come by rising id; the sort leaves equal ones in their order.
+    ids, logits = share.gather(ids), share.gather(logits)
+    logits, order = logits.sort(dim=-1, descending=True, stable=True)
+    log_normaliser = share.gather(log_normaliser.unsqueeze(-1)).logsumexp(-1)
+    return ids.gather(-1, order)[:, :top_k], logits[:, :top_k], log_normaliser
 
 
 def _walk(
     hidden_nh: Tensor, layer: OutputLayer, top_k: int, vocab_size: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids [n, K], log-probabilities [n, K] and log normalisers [n]."""
+    """Return ids [n, K], logits [n, K] and log normalisers [n]."""
     num_rows = layer.vocab_size
     num_ids = min(num_rows, vocab_size or num_rows)
     if not 1 <= top_k <= num_ids:
@@ -109,9 +148,7 @@ def _walk(
             total = torch.exp(maximum - new_maximum) * total + exponents_nv.exp_().sum(-1)
             maximum = new_maximum
         top.tell_apart(hidden_nh, layer, num_ids)
-    log_normaliser = maximum + total.log()
-    log_probs = (top.values - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
-    return top.ids, log_probs, log_normaliser
+    return top.ids, top.values, maximum + total.log()
 
 
 class _RunningTop:

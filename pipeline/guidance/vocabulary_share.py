@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -74,3 +75,11 @@ class VocabularyShare:
         largest = own.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Return all ranks' columns [n, ranks * K], in order, of this rank's [n, K]."""
+        if self.group is None:
+            return own
+        ranks = [torch.empty_like(own) for _ in range(self.group.size())]
+        dist.all_gather(ranks, own.contiguous(), group=self.group)
+        return torch.cat(ranks, -1)

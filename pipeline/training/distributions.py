@@ -15,8 +15,6 @@ from pipeline.guidance.output_layer import OutputLayer
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.streaming.next_tokens import vocabulary_map
 
-ONLINE_TOP_K = 16
-
 
 @dataclass(frozen=True)
 class LabelDistributions:

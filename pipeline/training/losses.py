@@ -27,12 +27,11 @@ from pipeline.models.output_layer import output_layer
 from pipeline.selection_rule import RANKED_BY_TEACHER
 from pipeline.streaming import Rows
 from pipeline.training.distributions import (
-    ONLINE_TOP_K,
     LabelDistributions,
     ask_distributions,
     read_distributions,
 )
-from pipeline.training.method import Method
+from pipeline.training.method import ONLINE_TOP_K, Method
 
 
 @dataclass(frozen=True, kw_only=True)

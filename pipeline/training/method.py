@@ -16,6 +16,8 @@ from pipeline.selection_rule import (
 from vocag_cli.options import Option
 
 DistillTokens = Literal["all", "kept", "dropped"]
+ONLINE_TOP_K = 16
+"""Next tokens that a running teacher is asked for where nothing else is given."""
 MOST_ENTRIES = 255
 """Next tokens of a place; what can be stored, too."""
 

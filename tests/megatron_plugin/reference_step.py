@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, load_batches
 from pipeline.training.config import TrainConfig
+from pipeline.training.distributions import map_vocabularies
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
 from pipeline.training.method import Method
@@ -45,7 +46,11 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
         Ranks(torch.device("cpu")),
         rows,
         student,
-        GuidedStudent(student, config.method),
+        GuidedStudent(
+            student,
+            config.method,
+            vocabulary_map=map_vocabularies(rows) if chosen.name == "distill" else None,
+        ),
         None if config.teacher is None else load_language_model(config.teacher),
         Unmoved(student.parameters()),
     )

@@ -11,7 +11,14 @@ from torch import distributed as dist
 pytest.importorskip("megatron.core")
 
 from megatron_plugin import bridge as bridges
-from megatron_plugin.bridge import BridgeError, Pairing, StudentBridge, TeacherBridge, TeacherRows
+from megatron_plugin.bridge import (
+    BridgeError,
+    Pairing,
+    StudentBridge,
+    TeacherAnswer,
+    TeacherBridge,
+    TeacherRows,
+)
 from megatron_plugin.models.places import WHOLE_ROWS
 from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide
@@ -28,23 +35,32 @@ def make_rows(first, count):
     return TeacherRows(ids, torch.tensor([[0, PLACES]], dtype=torch.int32).repeat(count, 1))
 
 
+def say(rows):
+    """Return losses, one next token's id and its log-probability, which say whose they are."""
+    ids = rows.input_ids.float()
+    return torch.stack((ids, ids + 1, -ids), -1)
+
+
 def serve(store, pairing, replica):
     """Answer every request with the ids, and return how many rows came together each time."""
     bridge = TeacherBridge(store, pairing, replica=replica)
     sizes = []
     while requests := bridge.receive():
         sizes.append([len(request) for request in requests])
-        bridge.reply([request.input_ids.float() for request in requests])
+        bridge.reply([say(request) for request in requests])
     return sizes
 
 
 def ask(store, pairing, replica, num_steps):
     """Ask two steps ahead; check the order of the replies."""
-    bridge = StudentBridge(store, pairing, replica=replica, timeout=timedelta(minutes=5))
+    bridge = StudentBridge(store, pairing, replica=replica, timeout=timedelta(minutes=5), top_k=1)
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
-    for each, answer in zip(rows, pending, strict=True):
-        assert torch.equal(answer(), each.input_ids.float())
+    for each, wait in zip(rows, pending, strict=True):
+        answer = wait()
+        assert torch.equal(answer.losses, each.input_ids.float())
+        assert torch.equal(answer.next_ids, answer.losses.unsqueeze(-1) + 1)
+        assert torch.equal(answer.next_log_probs, -answer.losses.unsqueeze(-1))
     bridge.close()
 
 
@@ -98,7 +114,7 @@ class _Recorder:
 
     def wait(self):
         self.answered.append(len(self.asked))
-        return torch.zeros(self.asked[0], 64)
+        return TeacherAnswer(torch.zeros(self.asked[0], 64, 1))
 
 
 def test_steps_are_asked_ahead_and_drained(tmp_path):

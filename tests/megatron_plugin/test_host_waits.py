@@ -35,6 +35,12 @@ def test_a_step_waits_twice_a_micro_batch_and_a_teacher_never(inputs):
     assert waits(inputs, 2, vocag_teacher_world_size=1) == (2 * MICRO_BATCHES + 1, 0)
 
 
+def test_distributions_are_waited_for_twice_more(inputs):
+    """Which entries lie in which chunk of the vocabulary, forward and backward."""
+    distill = {"vocag_teacher_world_size": 1, "vocag_method": "distill", "vocag_top_k": 4}
+    assert waits(inputs, 2, **distill)[0] == 4 * MICRO_BATCHES + 1
+
+
 def test_without_a_teacher_there_is_nothing_more_to_wait_for(inputs):
     student = {"vocag_teacher": None, "vocag_method": "student_loss", "vocag_unmapped": "mean"}
     assert waits(inputs, 1, **student) == (2 * MICRO_BATCHES, 0)

@@ -14,7 +14,9 @@ import torch.distributed as dist
 
 from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
+from pipeline.guidance.vocabulary_share import VocabularyShare
 
 NUM_RANKS = 4
 ROWS, SEQ_LENGTH = 8, 32
@@ -224,3 +226,25 @@ def test_unchecked_labels_outside_the_vocabulary_give_nan(run_ranks):
         return found.losses.isnan().tolist()
 
     assert run_ranks(score) == [[False, True, True, False]] * NUM_RANKS
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 700, 6])
+def test_ranks_that_share_a_vocabulary_find_the_likeliest_tokens(run_ranks, vocab_size):
+    """Of few distinct logits, so that ranks have equal ones; not every row names a token."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randint(0, 3, (20, 4), generator=generator).double()
+    weight = torch.randint(-2, 3, (1024, 4), generator=generator).double()
+    weight[vocab_size:] = 1e4
+    labels = torch.randint(vocab_size, (20,), generator=generator)
+    num_ids = vocab_size - vocab_size // 4
+    whole = score_with_likeliest(
+        hidden, OutputLayer(weight[:vocab_size]), labels, 5, vocab_size=num_ids
+    )
+
+    def score(group):
+        own = OutputLayer(weight.chunk(NUM_RANKS)[group.rank()])
+        share = VocabularyShare.of(256, vocab_size, group)
+        return score_with_likeliest(hidden, own, labels, 5, vocab_size=num_ids, share=share)
+
+    for found in run_ranks(score):
+        torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)

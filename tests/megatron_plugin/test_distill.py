@@ -1,0 +1,75 @@
+"""The teacher's distributions in the real trainer, online and stored, as in one process."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from beam_jobs.score.command import main as score_main
+from tests.megatron_plugin.reference_step import reference_gradients
+from tests.megatron_plugin.training_job import (
+    CONTEXT,
+    PIPELINE,
+    SEQ_LENGTH,
+    TENSOR,
+    require_equal,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+
+DISTILL = {"vocag_method": "distill", "vocag_top_k": 8}
+ALIKE = {"name": "distill", "top_k": 8}
+TEACHER = {"vocag_teacher_world_size": 2}
+# Student ranks, arguments, and what the reference does alike.
+LAYOUTS = {
+    "pipeline-pipeline": (
+        4,
+        {**PIPELINE, **TEACHER, "vocag_teacher_pipeline_model_parallel_size": 2},
+        {},
+    ),
+    "tensor-tensor": (
+        4,
+        {
+            **TENSOR,
+            **TEACHER,
+            "sequence_parallel": "",
+            "vocag_teacher_tensor_model_parallel_size": 2,
+            "vocag_distill_tokens": "kept",
+            "vocag_reverse_kl": "",
+        },
+        {"distill_tokens": "kept", "reverse_kl": True},
+    ),
+    "context-colocated": (
+        4,
+        {**CONTEXT, **TENSOR, "vocag_distill_tokens": "dropped", "vocag_temperature": 2.0},
+        {"distill_tokens": "dropped", "temperature": 2.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_first_gradients_are_those_of_one_process(tmp_path, inputs, layout):
+    num_ranks, changes, alike = LAYOUTS[layout]
+    done = train(inputs, num_ranks, tmp_path, **DISTILL, **changes)
+    require_equal(tmp_path, inputs, reference_gradients(inputs, **ALIKE, **alike))
+    for name in ("divergence", "taught_fraction", "distribution_fraction", "mass_held"):
+        assert f"vocag/{name}" in done.stdout
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path, inputs, reference_gradients(inputs))
+
+
+def test_stored_distributions_are_the_online_ones_rounded(tmp_path, inputs):
+    scored = replace(inputs, data=tmp_path / "data")
+    shutil.copytree(inputs.data, scored.data)
+    arguments = [str(scored.data), "--teacher", str(inputs.teacher), "--allow-untrained-teacher"]
+    arguments += ["--seq-length", str(SEQ_LENGTH), "--teacher-seq-length", "64", "--top-k", "8"]
+    assert score_main([*arguments, "--dtype", "float32"]) == 0
+    changes = {"vocag_teacher_seq_length": 64, "vocag_teacher": None, "vocag_method": "distill"}
+    train(scored, 2, tmp_path / "dump", **changes, **PIPELINE, **{"vocag_stored_losses=": ""})
+    expected = reference_gradients(inputs, **ALIKE)
+    require_equal(tmp_path / "dump", scored, expected, rtol=0.05, atol=0.01)
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path / "dump", scored, expected)
