@@ -16,7 +16,7 @@ class ChosenEntries:
 
     Attributes:
         values: float [n, K], in the caller's order.
-        chunks: of the vocabulary.
+        chunks: of the vocabulary, as long as the first but for the last.
         bounds: entries before each chunk, and in all.
         places: int64 [entries], where each lies in the flat [n * K].
         tokens: int64 [entries], the row of the logits, 0..n-1.
@@ -40,7 +40,9 @@ class ChosenEntries:
             [1, 2, 4]
         """
         ids, places = entry_ids.flatten().sort()
-        edges = torch.tensor([0, *(chunk.stop for chunk in chunks)], device=ids.device)
+        # Made on the device, and read once: for a copy to it the host would wait, too.
+        length, end = (chunks[0].stop, chunks[-1].stop) if chunks else (0, 0)
+        edges = (torch.arange(len(chunks) + 1, device=ids.device) * length).clamp_max_(end)
         bounds = torch.searchsorted(ids, edges).tolist()
         tokens = places // max(1, entry_ids.shape[-1])
         return ChosenEntries(values, chunks, bounds, places, tokens, ids)

@@ -17,7 +17,7 @@ from pipeline.guidance.cross_entropy import TokenScores
 from pipeline.guidance.loss import LossResult
 
 MIN_RESIDUAL = 2.0**-20
-"""Least mass of a student's residual, and of a teacher's bin where the divergence is reversed."""
+"""Least mass of a residual, and of a teacher's bin where the divergence is reversed."""
 _MOST_LOG_MASS = math.log1p(-MIN_RESIDUAL)
 # Log-probability of a bin that doesn't exist; finite, so that no gradient of it is NaN.
 _NO_BIN = -1e4
@@ -46,8 +46,8 @@ def distribution_divergences(
     - Entries whose mass exceeds 1, by the rounding of stored log-probabilities, are divided by it;
       their residual is 0. 0 log 0 = 0.
     - The student's residual counts at least `MIN_RESIDUAL` (2^-20), below which fp32 can't know it;
-      its gradient is 0 there. Reversed, each of the teacher's bins counts at least as much, for
-      the divergence from an impossible token would be infinite.
+      its gradient is 0 there. The teacher's counts 0 there. Reversed, each of the teacher's bins
+      counts at least as much, for the divergence from an impossible token would be infinite.
 
     Args:
         entry_log_probs: fp32 or fp64 [n, K], log q, nats, with a gradient; -inf: no entry.
@@ -180,5 +180,7 @@ def _teacher_bins(probs: Tensor, absent: Tensor, floor: float) -> Tensor:
     """Return the log-probabilities of the same bins; -inf where one is empty and may be."""
     mass = probs.sum(-1, keepdim=True)
     entries = (probs / mass.clamp_min(1.0)).clamp_min(floor).log().masked_fill(absent, _NO_BIN)
-    residual = (1.0 - mass).clamp_min(floor).log()
+    residual = 1.0 - mass
+    # Of entries that hold all of it, rounding leaves 1e-7: at a temperature of 2 that is 3e-4.
+    residual = residual.where(residual >= MIN_RESIDUAL, floor).log()
     return torch.cat((entries, residual), -1)

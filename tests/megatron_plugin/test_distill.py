@@ -73,3 +73,5 @@ def test_stored_distributions_are_the_online_ones_rounded(tmp_path, inputs):
     require_equal(tmp_path / "dump", scored, expected, rtol=0.05, atol=0.01)
     with pytest.raises(AssertionError):
         require_equal(tmp_path / "dump", scored, expected)
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path / "dump", scored, reference_gradients(inputs), rtol=0.05, atol=0.01)

@@ -21,7 +21,8 @@ def slow_divergence(student, teacher, temperature=1.0, reverse=False):
     mass = max(1.0, sum(p for _, p in pairs))
     bins = [(q, p / mass) for q, p in pairs]
     own = max(1 - sum(q for q, _ in bins), MIN_RESIDUAL)
-    bins.append((own, max(0.0, 1 - sum(p for _, p in pairs))))
+    rest = 1 - sum(p for _, p in pairs)
+    bins.append((own, rest if rest >= MIN_RESIDUAL else 0.0))
     if reverse:
         bins = [(q, max(p, MIN_RESIDUAL)) for q, p in bins]
     if temperature != 1:
@@ -34,7 +35,8 @@ def slow_divergence(student, teacher, temperature=1.0, reverse=False):
 
 
 # Student, teacher: with a rest on both sides; equal; the whole mass; a little more than it by
-# rounding; entries of less than K; none at all; a teacher that is certain; an impossible entry.
+# rounding; entries of less than K; none at all; a teacher that is certain; an impossible entry;
+# the whole mass but for rounding.
 CASES = [
     ([0.5, 0.2, 0.01], [0.3, 0.3, 0.2]),
     ([0.5, 0.2, 0.01], [0.5, 0.2, 0.01]),
@@ -44,6 +46,7 @@ CASES = [
     ([None, None, None], [0.0, 0.0, 0.0]),
     ([0.2, 0.2, 0.2], [1.0, 0.0, 0.0]),
     ([1e-30, 0.2, 0.2], [0.5, 0.1, 1e-20]),
+    ([0.2, 0.2, 0.2], [0.7, 0.2, 0.0999999]),
 ]
 
 
