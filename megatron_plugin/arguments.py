@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pipeline.packing.reading import Reading
+from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.method import ONLINE_TOP_K, Method
 from pipeline.training.methods import METHODS, kind_of
@@ -109,7 +110,8 @@ class VocagOptions:
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
             teacher's name; "" if there is only one; several teachers are read as one (default:
             none).
-        teacher_weights: weights of several teachers in their mean (default: equal).
+        teacher_weights: positive weights of several teachers in their mean, with any sum (default:
+            equal).
         teacher_choice: read several teachers' mean, or for each document the teacher that finds it
             likelier.
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
@@ -128,7 +130,7 @@ class VocagOptions:
     allow_untrained_teacher: bool = False
     stored_losses: Annotated[tuple[str, ...], Option("NAME")] | None = None
     teacher_weights: tuple[float, ...] = ()
-    teacher_choice: Literal["mean", "likelier"] = "mean"
+    teacher_choice: TeacherChoice = "mean"
     teacher_seq_length: int | None = None
     method: Selector | Literal["distill"] | None = None
     method_options: Annotated[Method, Option(without=_OTHER_METHODS_OPTIONS)] = PAPER_METHOD
@@ -178,6 +180,7 @@ class VocagOptions:
             raise ArgumentError(
                 "--vocag-teacher and --vocag-stored-losses are given: choose one of them"
             )
+        self._check_weights()
         if not self.teacher.name:
             self._require_no_teacher_options()
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
@@ -213,6 +216,13 @@ class VocagOptions:
                 f"--vocag-top-k {given.top_k} is for a running --vocag-teacher: stored "
                 "distributions have as many tokens as vocag score --top-k gave them; leave it out"
             )
+
+    def _check_weights(self) -> None:
+        given = self.stored_losses, self.teacher_weights, self.teacher_choice
+        try:
+            check_teachers(*given, prefix="--vocag-")
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
 
     def _require_no_teacher_options(self) -> None:
         """Refuse what only a running teacher reads: it would be left out without a word."""

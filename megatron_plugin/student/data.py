@@ -21,7 +21,7 @@ from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
-from pipeline.training.distributions import map_vocabularies
+from pipeline.streaming.next_tokens import vocabulary_map
 
 # Two global batches: one that is scored while one is computed, and one in hand.
 _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
@@ -152,7 +152,7 @@ class StudentData:
     @cached_property
     def _vocabulary_map(self) -> VocabularyMap:
         assert self._training is not None, "who asks has read rows"
-        return map_vocabularies(self._training)
+        return vocabulary_map(self._training.dataset, self._training.rules)
 
     def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:
         """See `AlignedRows.leave_out`."""

@@ -11,9 +11,9 @@ from pipeline.distributions.prefixes import NONE, Tables, find_prefix, same_byte
 AMID, START = 0, 1
 """Rows of `Tables.mapped`."""
 
-LEAST_EXTENDING = 0.01
-"""Stored tokens that go on from amid a teacher token must hold this mass: with less, what is
-unstored could be most of the condition."""
+LEAST_EXTENDING = 0.05
+"""Stored tokens that go on from amid a teacher token must hold this mass: with less, much of the
+condition isn't stored. Measured: 11 % on average below 0.05, 6 % and less above."""
 
 MOST_ENDING = 0.1
 """A teacher token that ends exactly where the student stands says nothing of the bytes behind it;

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,10 @@ from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
+from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from schemas.distribution_rule import DistributionRule
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
-
-TeacherChoice = Literal["mean", "likelier"]
-"""How several teachers become one: their weighted mean, or of each document the one that finds it
-likelier."""
 
 _MAX_KNOWN_DOCUMENTS = 1 << 16
 
@@ -162,7 +158,7 @@ def open_teachers(
 
     Raises:
         ForeignLossesError: a teacher is named twice. And what `open_stored_losses` raises.
-        ValueError: not a positive weight for each teacher, or weights for a choice.
+        ValueError: what `check_teachers` raises.
 
     Example:
         >>> open_teachers(("1.5B", "7B"), dataset, plan, weights=(0.3, 0.7)).rule.weights
@@ -183,31 +179,6 @@ def open_teachers(
             f"{' and '.join(names)} name one teacher's scores twice: name each once"
         )
     return CombinedLosses(parts, shares)
-
-
-def check_teachers(
-    names: Sequence[str], weights: Sequence[float], choice: TeacherChoice
-) -> tuple[float, ...]:
-    """Return the teachers' shares of a mean, adding up to 1; none for a choice.
-
-    Raises:
-        ValueError: not a positive weight for each teacher, or weights for a choice.
-
-    Example:
-        >>> check_teachers(("1.5B", "7B"), (1, 3), "mean")
-        (0.25, 0.75)
-    """
-    if choice == "likelier":
-        if weights:
-            raise ValueError("--teacher-weights are for a mean: leave them or --teacher-choice out")
-        return ()
-    given = tuple(weights) or (1.0,) * len(names)
-    if len(given) != len(names) or not all(0 < weight < np.inf for weight in given):
-        raise ValueError(
-            f"--teacher-weights {' '.join(map(str, given))} must be one positive number for each "
-            f"of the {len(names)} --stored-losses"
-        )
-    return tuple(weight / sum(given) for weight in given)
 
 
 def _read_entries(

@@ -2,9 +2,9 @@
 
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from pipeline.packing.reading import Reading
+from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.streaming.damage import OnDamage
 
 
@@ -48,11 +48,12 @@ class StreamConfig:
     window_rows: int = 1024
     stored_losses: str | tuple[str, ...] | None = None
     teacher_weights: tuple[float, ...] = ()
-    teacher_choice: Literal["mean", "likelier"] = "mean"
+    teacher_choice: TeacherChoice = "mean"
     with_distributions: bool = False
 
     def __post_init__(self) -> None:
-        """Check the counts."""
+        """Check the counts, and what is read of which teachers."""
+        check_teachers(self.stored_losses, self.teacher_weights, self.teacher_choice)
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:

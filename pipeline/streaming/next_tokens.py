@@ -82,7 +82,15 @@ class NextTokens:
 
 
 def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
-    """Return the tables of a dataset's tokenizers, made once in a process."""
+    """Return the tables of a dataset's tokenizers, made once in a process.
+
+    Raises:
+        ValueError: a tokenizer whose tokens don't spell their text.
+
+    Example:
+        >>> tables = vocabulary_map(rows.dataset, rows.rules)  # doctest: +SKIP
+        >>> GuidedStudent(student, Method("distill"), vocabulary_map=tables)  # doctest: +SKIP
+    """
     records = dataset.manifest.student, dataset.manifest.teacher
     files = [(record.sha256, record.special_strings) for record in records]
     key = (*files, rules.student, rules.teacher)

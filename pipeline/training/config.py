@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pipeline.packing.reading import Reading
+from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.training.method import Method
 from pipeline.training.methods import METHODS, kind_of
 from vocag_cli.options import ModelSource, Option
@@ -30,7 +31,8 @@ class TrainConfig:
         teacher: folder, repository or .gguf file; for rho1 the reference model.
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
             teacher's name; "" if there is only one; several teachers are read as one.
-        teacher_weights: weights of several teachers in their mean (default: equal).
+        teacher_weights: positive weights of several teachers in their mean, with any sum
+            (default: equal).
         teacher_choice: read several teachers' mean, or for each document the teacher that finds it
             likelier.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
@@ -67,7 +69,7 @@ class TrainConfig:
     teacher: ModelSource | None = None
     stored_losses: Annotated[tuple[str, ...], Option("NAME")] | None = None
     teacher_weights: tuple[float, ...] = ()
-    teacher_choice: Literal["mean", "likelier"] = "mean"
+    teacher_choice: TeacherChoice = "mean"
     heldout: Annotated[tuple[str, ...], Option("DATASET")] = ()
     seq_length: int = 512
     teacher_seq_length: int | None = None
@@ -151,6 +153,7 @@ class TrainConfig:
         )
 
     def _check_teacher(self) -> None:
+        check_teachers(self.stored_losses, self.teacher_weights, self.teacher_choice)
         kind = kind_of(self.method)
         name = kind.name
         if self.stored_losses is not None and not kind.takes_stored:

@@ -12,8 +12,7 @@ from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.likeliest import likeliest_tokens
 from pipeline.guidance.output_layer import OutputLayer
-from pipeline.streaming import AlignedRows, Rows
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming import Rows
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,6 @@ class LabelDistributions:
 
     ids: Tensor
     probs: Tensor
-
-
-def map_vocabularies(rows: AlignedRows) -> VocabularyMap:
-    """Return how distributions over the teacher's tokens become some over the student's.
-
-    Example:
-        >>> GuidedStudent(student, Method("distill"), vocabulary_map=map_vocabularies(rows))
-    """
-    return vocabulary_map(rows.dataset, rows.rules)
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:

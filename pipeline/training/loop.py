@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import LossResult, metric_values
 from pipeline.streaming import AlignedRows, Rows, load_batches
+from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
-from pipeline.training.distributions import map_vocabularies
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
@@ -179,7 +179,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
         config.method,
         group=ranks.group,
         vocab_size=vocab_size,
-        vocabulary_map=map_vocabularies(rows) if online else None,
+        vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if online else None,
     )
     tokenizer = prove_tokenizer(config, rows, student) if ranks.is_first else {}
     return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer, heldout), step

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, load_batches
+from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.config import TrainConfig
-from pipeline.training.distributions import map_vocabularies
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
 from pipeline.training.method import Method
@@ -49,7 +49,9 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
         GuidedStudent(
             student,
             config.method,
-            vocabulary_map=map_vocabularies(rows) if chosen.name == "distill" else None,
+            vocabulary_map=vocabulary_map(rows.dataset, rows.rules)
+            if chosen.name == "distill"
+            else None,
         ),
         None if config.teacher is None else load_language_model(config.teacher),
         Unmoved(student.parameters()),

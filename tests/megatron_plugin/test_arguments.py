@@ -80,6 +80,12 @@ def test_stored_losses_take_a_teachers_place(name):
     assert read.rule.selector == "teacher"
 
 
+def test_weights_of_teachers_are_refused_at_once():
+    message = "--vocag-teacher-weights 1.0 must be one .* each of the 2 --vocag-stored-losses"
+    with pytest.raises(ArgumentError, match=message):
+        options("--vocag-stored-losses", "a", "b", "--vocag-teacher-weights", "1")
+
+
 def test_what_is_read_is_named_as_elsewhere():
     read = options("--vocag-generation", "3", "--vocag-where", "a > 1", "--vocag-student-bos", "7")
     assert read.data == Reading("data", where="a > 1", generation=3, student_bos="7")

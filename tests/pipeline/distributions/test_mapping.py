@@ -18,6 +18,7 @@ from tests.support import tokenizer_zoo
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.mapped_distributions import (
     ByteTokenizer,
+    SeededLosses,
     label_places,
     naive_boundary,
     naive_inside,
@@ -194,32 +195,6 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
             assert any(found == pytest.approx(each, rel=1e-4) for each in options)
         assert not written.any()  # nothing where the offsets say nothing
     assert seen > 0.8 * wanted
-
-
-class SeededLosses:
-    """Stored losses whose entries at a position are drawn by document and position."""
-
-    def __init__(self, vocab_size, top_k=5):
-        self.rule = SimpleNamespace(distributions=SimpleNamespace(top_k=top_k))
-        self.vocab_size = vocab_size
-
-    def entries(self, document, position):
-        rng = np.random.default_rng([document, position])
-        top_k = self.rule.distributions.top_k
-        ids = rng.choice(self.vocab_size, top_k, replace=False).astype(np.int32)
-        probs = -np.sort(-rng.dirichlet(np.ones(top_k + 1)))[:top_k]
-        ids[rng.integers(1, top_k + 1) :] = -1
-        return ids, np.where(ids < 0, 0, probs)
-
-    def read(self, document_index, start, stop):
-        return np.zeros(stop - start, np.float16)
-
-    def read_entries(self, document_index, start, stop, *, ids, log_probs):
-        for place, position in enumerate(range(start, stop)):
-            own, probs = self.entries(document_index, position)
-            ids[place] = own
-            with np.errstate(divide="ignore"):
-                log_probs[place] = np.log(probs)
 
 
 @pytest.mark.parametrize(

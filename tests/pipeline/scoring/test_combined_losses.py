@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.scoring.combined_losses import CombinedLosses, check_teachers
+from pipeline.scoring.combined_losses import CombinedLosses
+from pipeline.scoring.teacher_weights import check_teachers
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule

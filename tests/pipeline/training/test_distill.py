@@ -1,6 +1,7 @@
 """A teacher's distributions, stored or online, as a student learns them."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 from pipeline.guidance import LossResult, metric_values
 from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
-from pipeline.training.distributions import map_vocabularies
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
 from pipeline.training.method import Method
-from tests.support.scored_data import SEQ_LENGTH
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+from tests.support.scored_data import SEQ_LENGTH, run_score
 
 TOP_K = 8  # of the fixture
 
@@ -43,7 +47,9 @@ def test_a_running_teacher_teaches_what_was_stored_of_it(taught: Path, tokens: A
     places = [0, 1, 2, 3]
     one = result_of(method, taught, stored.__getitems__(places))
     batch = online.__getitems__(places)
-    two = result_of(method, taught, batch, vocabulary_map=map_vocabularies(online))
+    two = result_of(
+        method, taught, batch, vocabulary_map=vocabulary_map(online.dataset, online.rules)
+    )
     found, expected = metric_values(one.metrics), metric_values(two.metrics)
     # A label at the threshold may change sides.
     assert found == pytest.approx(expected, rel=5e-3 if tokens == "all" else 3e-2, abs=1e-4)
@@ -125,3 +131,80 @@ def test_what_can_t_be_learned_is_refused(world: Path, taught: Path, tmp_path: P
         config(world, tmp_path, method=Method("distill", top_k=4))
     with pytest.raises(ValueError, match="--method distill needs --teacher, or --stored-losses"):
         config(world, tmp_path, stored_losses=None)
+
+
+@pytest.fixture(scope="module")
+def two_teachers(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same scored by a second teacher, with fewer entries."""
+    root = shutil.copytree(taught, tmp_path_factory.mktemp("two") / "world")
+    write_model(root / "second", byte_level(480), seed=7)
+    run_score(root, "--teacher", str(root / "second"), "--top-k", "4")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "changes"),
+    [
+        (
+            ("--teacher-weights", "1", "3"),
+            {"teacher_weights": (1.0, 3.0)},
+            [
+                (("--teacher-weights", "3", "1"), "teacher_weights"),
+                (("--stored-losses", "second", "teacher"), "stored_losses"),
+            ],
+        ),
+        (
+            ("--teacher-choice", "likelier"),
+            {"teacher_choice": "likelier"},
+            [(("--teacher-choice", "mean"), "teacher_choice")],
+        ),
+    ],
+    ids=["mean", "likelier"],
+)
+def test_several_teachers_train_a_student_from_the_command_line(
+    two_teachers: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...],
+    options: dict[str, Any],
+    changes: list[tuple[tuple[str, ...], str]],
+) -> None:
+    root, names = two_teachers, ("teacher", "second")
+    command = [
+        "--data", str(root / "data"), "--student", str(root / "student"), "--output",
+        str(tmp_path), "--method", "distill", "--stored-losses", *names, "--seq-length",
+        str(SEQ_LENGTH), "--global-batch-size", "4", "--micro-batch-size", "2", "--num-steps", "2",
+        "--warmup-steps", "1", *given,
+    ]  # fmt: skip
+    assert main([*command, "--exit-after", "1"]) == 0
+    for change, name in changes:
+        assert main([*command, *change]) == 2
+        assert f"was made with {name} " in capsys.readouterr().err
+    assert main(command) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text("utf-8").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    found = {}
+    for kind, sources in {"both": names, "teacher": names[:1], "second": names[1:]}.items():
+        more = options if kind == "both" else {}
+        rows = open_rows(root, stored_losses=sources, with_distributions=True, **more)
+        loss = result_of(Method("distill"), root, rows.__getitems__([0, 1, 2, 3]))
+        found[kind] = loss.loss_sum.item() / int(loss.num_tokens)
+    assert lines[0]["loss"] == pytest.approx(found.pop("both"), rel=1e-4)
+    assert all(lines[0]["loss"] != pytest.approx(each, rel=1e-4) for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher_weights": (1.0, 2.0)}, "2.0 must be one positive number for each of the 1 "),
+        ({"stored_losses": ("a", "b"), "teacher_weights": (1.0, -2.0)}, "1.0 -2.0 must be one pos"),
+        ({"stored_losses": ("a", "b"), "teacher_weights": (1e308, 1e308)}, "add up to more than"),
+        ({"teacher_choice": "likelier", "teacher_weights": (1.0,)}, "are for a mean"),
+        ({"method": Method("full"), "stored_losses": None, "teacher_weights": (1.0,)}, "none are"),
+    ],
+)
+def test_weights_are_refused_before_anything_is_read(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"--teacher-weights .*{message}"):
+        config(tmp_path / "missing", tmp_path, **changes)

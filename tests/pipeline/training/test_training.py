@@ -22,9 +22,9 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError
 from pipeline.models.probe import UntrainedTeacherError
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
-from pipeline.training.distributions import map_vocabularies
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import learning_rate, train
@@ -315,7 +315,11 @@ def test_every_method_gives_a_loss_to_learn_from(
     data, start = ("same", "teacher_start") if kind.one_vocabulary else ("pair", "student")
     learner = load_language_model(str(world / start))
     rows = _rows(world / data)
-    more = {"vocabulary_map": map_vocabularies(rows)} if kind.needs == "distributions" else {}
+    more = (
+        {"vocabulary_map": vocabulary_map(rows.dataset, rows.rules)}
+        if kind.needs == "distributions"
+        else {}
+    )
     batch = rows.__getitems__([0, 1])
     result = _loss(Method(name, num_chunks=4), learner, teacher, batch, **more)
     result.loss_sum.backward()  # type: ignore[no-untyped-call]
