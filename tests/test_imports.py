@@ -72,7 +72,8 @@ ALLOWED = {
     " pipeline.dataset"
     " pipeline.drawing vocag_cli",
     "megatron_plugin": "vocag_cli pipeline.selection_rule pipeline.models pipeline.training.method"
-    " pipeline.training.methods megatron_plugin.models megatron_plugin.teacher"
+    " pipeline.training.methods pipeline.scoring.teacher_weights megatron_plugin.models"
+    " megatron_plugin.teacher"
     " megatron_plugin.student"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
