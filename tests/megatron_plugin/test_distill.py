@@ -66,6 +66,10 @@ def test_stored_distributions_are_the_online_ones_rounded(tmp_path, inputs):
     shutil.copytree(inputs.data, scored.data)
     arguments = [str(scored.data), "--teacher", str(inputs.teacher), "--allow-untrained-teacher"]
     arguments += ["--seq-length", str(SEQ_LENGTH), "--teacher-seq-length", "64", "--top-k", "8"]
+    arguments += [
+        "--top-log-probs",
+        "float16",
+    ]  # 8 bits may lift a place over the rule for amid a token
     assert score_main([*arguments, "--dtype", "float32"]) == 0
     changes = {"vocag_teacher_seq_length": 64, "vocag_teacher": None, "vocag_method": "distill"}
     train(scored, 2, tmp_path / "dump", **changes, **PIPELINE, **{"vocag_stored_losses=": ""})
