@@ -83,7 +83,7 @@ def measure_matmul(work: Path, size: int = 8192, repeats: int = 50) -> None:
 
 
 def print_table(work: Path, gpus: int) -> None:
-    """Print a Markdown table of all runs that left a log, beside what was predicted of them."""
+    """Print a Markdown table of all runs that left a log, next to what was predicted."""
     machine = json.loads((work / "matmul.json").read_text())
     print(f"{machine['gpu']}, measured bf16 matmul rate {machine['flops'] / 1e12:.0f} TFLOP/s\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")

@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         student: Hugging Face folder or repository; its config is read, not its weights.
-        teacher: likewise.
+        teacher: the same of the teacher.
         gpu: kind of GPU.
         gpus: GPUs of the job.
         teacher_gpus: of them for the teacher alone; 0: it is colocated.

@@ -1,4 +1,4 @@
-"""A teacher's distributions beside its losses: the likeliest next tokens of each position, packed.
+"""A teacher's distributions with its losses: the likeliest next tokens of each position, packed.
 
 A document of T tokens has T + 1 *positions*. Position l is what follows its first l tokens, so it
 goes with the loss of token l; position T is what follows the whole document. A document without

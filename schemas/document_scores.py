@@ -129,7 +129,7 @@ def decode_document_scores(
         table = file.read(columns=list(names), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DamagedShardError(
-            f"{where} is no table of this score's documents ({error}): delete it and run "
+            f"{where} is not a table of this score's documents ({error}): delete it and run "
             "beam_jobs.score again, which makes it from the losses"
         ) from error
     return {name: table.column(name).to_numpy() for name in names}

@@ -80,10 +80,10 @@ def view_vector(
         code: the dtype that it must have, such as "F16".
 
     Raises:
-        ValueError: it is no vector of that dtype; or as for `view_tensor`.
+        ValueError: it isn't a vector of that dtype; or as for `view_tensor`.
     """
     if entry["dtype"] != code or len(entry["shape"]) != 1:
-        raise ValueError(f"{entry} is no vector of {code}")
+        raise ValueError(f"{entry} is not a vector of {code}")
     return view_tensor(data, body, entry)
 
 
@@ -101,7 +101,7 @@ def vector_place(
         num_bytes: of the file.
 
     Raises:
-        ValueError, KeyError: as for `view_tensor`; or it is no vector of that length.
+        ValueError, KeyError: as for `view_tensor`; or it isn't a vector of that length.
 
     Example:
         >>> vector_place({"dtype": "U16", "shape": [3], "data_offsets": [4, 10]}, 3, 100, 110)

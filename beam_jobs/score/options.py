@@ -64,8 +64,8 @@ _GROUPS = {
 class ScoreOptions:
     """Run a frozen teacher over every document of an aligned dataset, once, and store its losses.
 
-    Each teacher token's loss stands beside the shards, in two bytes; with --top-k also what the
-    teacher expected there. Training then needs no teacher. Shards are never rewritten; several
+    Each teacher token's loss is written next to the shards, in two bytes; with --top-k also what
+    the teacher expected there. Training then needs no teacher. Shards are never rewritten; several
     teachers' losses live side by side. Run the same command again to resume.
 
     Attributes:

@@ -1,7 +1,7 @@
 """A mixture's experts in two grouped products, in place of one small MLP after the other.
 
 torch's own grouped product; Transformer Engine's, which Megatron would take, isn't needed. For a
-frozen teacher alone: there is no other backward pass than torch's, and nothing is saved.
+frozen teacher alone: the backward pass is torch's, and nothing is saved.
 """
 
 from __future__ import annotations

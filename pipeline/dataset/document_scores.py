@@ -1,6 +1,6 @@
 """Scores of documents: what a teacher's stored losses say of each, and its rank among the others.
 
-They are read from the tables beside the sidecars. Where a table is missing, as beside scores that
+They are read from the tables next to the sidecars. If a table is missing, as with scores that
 an earlier release made, the same numbers are made from the sidecar's losses.
 """
 

@@ -41,7 +41,7 @@ class NamedScores:
         return pa.StructArray.from_arrays(columns, self.columns)
 
     def add_to(self, table: pa.Table, values: pa.StructArray | None = None) -> pa.Table:
-        """Return a table with the columns beside its own, of no rows without values."""
+        """Return a table with these columns added, of no rows without values."""
         if values is None:
             values = pa.array([], pa.struct([(name, pa.float64()) for name in self.columns]))
         return table.append_column(self.scores.name, values)

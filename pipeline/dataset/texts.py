@@ -40,7 +40,13 @@ def read_texts(sources: Iterable[str], *, text_field: str = "text") -> Iterator[
 
 def _of_lines(path: Path, text_field: str) -> Iterator[SourceDocument]:
     with path.open(encoding="utf-8", newline="\n") as file:
+        blank = ""
         for number, line in enumerate(file, start=1):
+            if line == "\n":  # nothing, if no text comes behind it
+                blank = blank or f"{path}, line {number} is blank"
+                continue
+            if blank:
+                raise ValueError(f"{blank}: take it out, or write a text there")
             try:
                 record = json.loads(line)
             except ValueError:

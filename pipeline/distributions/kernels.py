@@ -19,7 +19,8 @@ MOST_ENDING = 0.1
 """A teacher token that ends exactly where the student stands says nothing of the bytes behind it;
 of what is consistent with the bytes read, it may hold less than this share."""
 
-_FREE = np.uint8(255)
+FREE = np.uint8(255)
+"""What `scratch` holds for a student token that a label's distribution doesn't have yet."""
 
 
 class Edges(NamedTuple):
@@ -326,7 +327,7 @@ def _add(
 ) -> int:
     """Add mass to a token; `scratch` says where each token is. Return how many there are."""
     slot = scratch[token_id]
-    if slot != _FREE:
+    if slot != FREE:
         probs[slot] += mass
         return count
     scratch[token_id] = count
@@ -344,7 +345,7 @@ def _finish(
 ) -> None:
     """Divide by `whole`, sort by falling mass, and free `scratch`."""
     for place in range(count):
-        scratch[ids[place]] = _FREE
+        scratch[ids[place]] = FREE
         token_id, mass = ids[place], probs[place] / whole
         before = place
         while before > 0 and probs[before - 1] < mass:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.distributions.kernels import Entries, RowFields, map_places
+from pipeline.distributions.kernels import FREE, Entries, RowFields, map_places
 from pipeline.distributions.vocabulary_map import VocabularyMap
 
 
@@ -53,7 +53,9 @@ def map_row(
     expected = Entries(ids, np.exp(log_probs))
     out = Entries(next_token_ids, next_token_probs)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
-    map_places(fields, expected, tables, edges, vocabulary_map.scratch, out)
+    # Made anew: a map is shared by threads, and a row costs fifty times as much.
+    scratch = np.full(len(tables.student_starts) - 1, FREE, np.uint8)
+    map_places(fields, expected, tables, edges, scratch, out)
 
 
 def map_batch(
@@ -62,7 +64,7 @@ def map_batch(
     log_probs: NDArray[np.float32],
     vocabulary_map: VocabularyMap,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the distributions of a batch's labels, for a teacher that runs beside the student.
+    """Return the distributions of a batch's labels, for a teacher that runs with the student.
 
     Args:
         rows: a batch of B rows in this machine's memory.

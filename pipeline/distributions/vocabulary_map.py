@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -98,11 +97,6 @@ class VocabularyMap:
             always_skips=student_spaces.always and teacher_spaces.always,
         )
         return cls(tables, edges)
-
-    @cached_property
-    def scratch(self) -> NDArray[np.uint8]:
-        """Room for the kernels, uint8 [V_student]; two threads must not share a map."""
-        return np.full(len(self.tables.student_starts) - 1, 255, np.uint8)
 
 
 class _Spaces(NamedTuple):

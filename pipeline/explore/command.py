@@ -23,7 +23,7 @@ examples:
   vocag explore preview aligned --id train/17 --html preview.html
       One document as a page for a browser.
   vocag explore scores aligned --by source --at 0.5 0.9 0.95 0.99 --html scores.html
-      What a threshold on a teacher's bits per byte keeps, and texts beside it.
+      What a threshold on a teacher's bits per byte keeps, and texts around it.
   vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256
       Rows, padding and steps per epoch, before anything is trained.
   vocag explore plan mixture.toml --seq-length 2048

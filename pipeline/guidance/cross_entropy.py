@@ -33,16 +33,15 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.guidance.chosen_entries import ChosenEntries, check_entries
 from pipeline.guidance.output_layer import OutputLayer, logit_slopes, to_logits
+from pipeline.guidance.vocabulary_chunks import (
+    MIN_EXPONENT,
+    matmul_wide,
+    row_chunks,
+    rows_at_once,
+    widen,
+    widen_once,
+)
 from pipeline.guidance.vocabulary_share import VocabularyShare
-
-# Logits held at once. On CPU a chunk of 8 MiB stays in cache (measured: 4,096 tokens by 512 rows is
-# 2.5 times faster than by 4,096); on an accelerator larger chunks keep the matrix units busy.
-_CPU_CHUNK_ELEMENTS = 2**21
-_ACCELERATOR_CHUNK_ELEMENTS = 2**25
-_MIN_CHUNK_ROWS = 128
-# Below -87.3 an fp32 exponential is subnormal, which CPUs compute eight times slower (measured) and
-# which changes no sum: exp(-87) is 1.6e-38.
-_MIN_EXPONENT = -87.0
 
 # Scale and cap of `OutputLayer`.
 _Change = tuple[float, float | None]
@@ -121,7 +120,7 @@ def linear_cross_entropy(
         if check_labels:
             check_entries(entry_ids, mask, share.vocab_size)
         flat_entries = entry_ids.masked_fill(~mask.unsqueeze(-1), -1).flatten(0, -2)
-    chunk_rows = _chunk_rows(flat_labels.numel(), hidden.device)
+    chunk_rows = rows_at_once(flat_labels.numel(), hidden.device)
     losses, entropies, entry_log_probs = _LinearCrossEntropy.apply(
         hidden.reshape(-1, hidden.shape[-1]),
         layer.weight,
@@ -190,8 +189,8 @@ def wide_products(hidden: Tensor, weight: Tensor) -> Tensor:
 
     No copy of a half-precision weight is made, only of a chunk of it.
     """
-    chunks = _row_chunks(len(weight), _chunk_rows(len(hidden), hidden.device))
-    return torch.cat([_matmul(hidden, weight[chunk].T) for chunk in chunks], dim=-1)
+    chunks = row_chunks(len(weight), rows_at_once(len(hidden), hidden.device))
+    return torch.cat([matmul_wide(hidden, weight[chunk].T) for chunk in chunks], dim=-1)
 
 
 def map_token_chunks(
@@ -240,7 +239,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels = share.own_ids(labels)
         entry_ids = None if entry_ids is None else share.own_ids(entry_ids)
         with torch.autocast(hidden.device.type, enabled=False):
-            products = (_widen(hidden) * _widen(weight[labels.clamp_min(0)])).sum(-1)
+            products = (widen(hidden) * widen(weight[labels.clamp_min(0)])).sum(-1)
             label_products = share.sum(products.where(labels >= 0, 0.0))
             label_logits = to_logits(label_products, *change)
             log_normaliser, entropies, entry_log_probs = _log_normalisers(
@@ -250,7 +249,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 entry_ids,
                 change=change,
                 share=share,
-                chunks=_row_chunks(share.num_own, chunk_rows),
+                chunks=row_chunks(share.num_own, chunk_rows),
                 with_entropy=with_entropy,
             )
         ctx.save_for_backward(hidden, weight, labels, log_normaliser, entry_ids)
@@ -281,7 +280,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_losses[used],
                 None if grad_entries is None else (entry_ids[used], grad_entries[used]),
                 change=ctx.change,
-                chunks=_row_chunks(share.num_own, chunk_rows),
+                chunks=row_chunks(share.num_own, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
             )
         grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
@@ -300,7 +299,7 @@ def _log_normalisers(
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Walk the vocabulary once: log sum exp, entropies, log-probabilities of entries."""
-    hidden = _operand(hidden)
+    hidden = widen_once(hidden)
     # Any finite start will do; a label's logit is -inf where the model excludes it.
     maximum = label_logits.clamp_min(torch.finfo(label_logits.dtype).min)
     total = torch.zeros_like(maximum)  # sum of exp(logit - maximum)
@@ -310,12 +309,12 @@ def _log_normalisers(
         unknown = maximum.new_full(entry_ids.shape, -torch.inf)
         entries = ChosenEntries.of(entry_ids, unknown, chunks)
     for number, chunk in enumerate(chunks):
-        logits_nv = to_logits(_matmul(hidden, weight[chunk].T), *change)
+        logits_nv = to_logits(matmul_wide(hidden, weight[chunk].T), *change)
         if entries is not None:
             entries.read_from(logits_nv, number)
         new_maximum = torch.maximum(maximum, logits_nv.amax(-1))
         shift = maximum - new_maximum
-        logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(_MIN_EXPONENT)
+        logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(MIN_EXPONENT)
         if with_entropy:
             exponentials_nv = logits_nv.exp()
             products = torch.linalg.vecdot(exponentials_nv, logits_nv)
@@ -356,8 +355,8 @@ def _gradients(
     grad_logits = softmax * (grad_loss - sum of grad_entries) - grad_loss at the label
     + grad_entry at each entry. Products get that times the slope of what makes logits of them.
     """
-    hidden = _operand(hidden)
-    grad_hidden = _widen(torch.zeros_like(hidden))
+    hidden = widen_once(hidden)
+    grad_hidden = widen(torch.zeros_like(hidden))
     grad_weight = torch.zeros_like(weight) if needs_weight else None
     scale, entries = grad_losses.unsqueeze(-1), None
     tokens = torch.arange(len(labels), device=labels.device)
@@ -366,10 +365,10 @@ def _gradients(
         scale = scale - entries.values.sum(-1, keepdim=True)
     for number, chunk in enumerate(chunks):
         rows = weight[chunk]
-        logits_nv = to_logits(_matmul(hidden, rows.T), *change)
+        logits_nv = to_logits(matmul_wide(hidden, rows.T), *change)
         slopes = logit_slopes(logits_nv, *change)
         log_probabilities_nv = logits_nv.sub_(log_normaliser.unsqueeze(-1))
-        grad_logits_nv = log_probabilities_nv.clamp_min_(_MIN_EXPONENT).exp_().mul_(scale)
+        grad_logits_nv = log_probabilities_nv.clamp_min_(MIN_EXPONENT).exp_().mul_(scale)
         # Of a label elsewhere 0 at some place: to look for those inside, the host would wait.
         inside = (labels >= chunk.start) & (labels < chunk.stop)
         places = (labels - chunk.start).clamp(0, len(rows) - 1)
@@ -377,43 +376,10 @@ def _gradients(
         if entries is not None:
             entries.add_to(grad_logits_nv, number)
         grad_products_nv = grad_logits_nv if change == _UNCHANGED else grad_logits_nv.mul_(slopes)
-        grad_hidden += _matmul(grad_products_nv, rows)
+        grad_hidden += matmul_wide(grad_products_nv, rows)
         if grad_weight is not None:
-            grad_weight[chunk] = _matmul(grad_products_nv.T, hidden).to(weight.dtype)
+            grad_weight[chunk] = matmul_wide(grad_products_nv.T, hidden).to(weight.dtype)
     return grad_hidden, grad_weight
-
-
-def _matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply with an fp32 result (fp64 for fp64 inputs).
-
-    torch 2.15 has a half-precision product with an fp32 result on CUDA only; elsewhere the operands
-    are widened first. A gradient of logits (fp32) is narrowed to meet half-precision weights.
-    """
-    half = next(
-        (t.dtype for t in (left, right) if t.dtype in (torch.bfloat16, torch.float16)), None
-    )
-    if left.is_cuda and half is not None:
-        return torch.mm(left.to(half), right.to(half), out_dtype=torch.float32)
-    return _widen(left) @ _widen(right)
-
-
-def _operand(hidden: Tensor) -> Tensor:
-    """Widen once what `_matmul` would widen again for every chunk."""
-    return hidden if hidden.is_cuda else _widen(hidden)
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _row_chunks(vocab_size: int, chunk_rows: int) -> list[slice]:
-    starts = range(0, vocab_size, chunk_rows)
-    return [slice(start, min(start + chunk_rows, vocab_size)) for start in starts]
-
-
-def _chunk_rows(num_tokens: int, device: torch.device) -> int:
-    elements = _CPU_CHUNK_ELEMENTS if device.type == "cpu" else _ACCELERATOR_CHUNK_ELEMENTS
-    return max(_MIN_CHUNK_ROWS, elements // max(1, num_tokens))
 
 
 def _check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) -> None:

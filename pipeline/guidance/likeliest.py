@@ -14,16 +14,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pipeline.guidance.cross_entropy import (
-    _MIN_EXPONENT,
-    _chunk_rows,
-    _matmul,
-    _operand,
-    _row_chunks,
-    _widen,
-    wide_products,
-)
+from pipeline.guidance.cross_entropy import wide_products
 from pipeline.guidance.output_layer import OutputLayer, to_logits
+from pipeline.guidance.vocabulary_chunks import (
+    MIN_EXPONENT,
+    matmul_wide,
+    row_chunks,
+    rows_at_once,
+    widen,
+    widen_once,
+)
 from pipeline.guidance.vocabulary_share import VocabularyShare
 
 _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
@@ -90,7 +90,7 @@ def score_with_likeliest(
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
     ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, vocab_size, share)
     own = share.own_ids(labels)
-    products = (_widen(hidden) * _widen(output_layer.weight[own.clamp_min(0)])).sum(-1)
+    products = (widen(hidden) * widen(output_layer.weight[own.clamp_min(0)])).sum(-1)
     label_products = share.sum(products.where(own >= 0, 0.0))
     label_logits = to_logits(label_products, output_layer.scale, output_layer.cap)
     losses = (log_normaliser - label_logits).clamp_min_(0.0)
@@ -111,7 +111,7 @@ def _walk_shared(
     num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
     num_own = min(max(num_ids - share.first, 0), share.num_own)
     ids = torch.full((len(hidden_nh), top_k), -1, device=hidden_nh.device)
-    logits = _widen(hidden_nh).new_full(ids.shape, -torch.inf)
+    logits = widen(hidden_nh).new_full(ids.shape, -torch.inf)
     log_normaliser = logits.new_full((len(ids),), -torch.inf)
     if share.num_own:
         own = replace(layer, weight=layer.weight[: share.num_own])
@@ -134,17 +134,17 @@ def _walk(
     if not 1 <= top_k <= num_ids:
         raise ValueError(f"the likeliest {top_k} tokens of {num_ids}: ask for 1 to {num_ids}")
     with torch.autocast(hidden_nh.device.type, enabled=False):
-        states = _operand(hidden_nh)
-        maximum = _widen(hidden_nh).new_full((len(states),), torch.finfo(torch.float32).min)
+        states = widen_once(hidden_nh)
+        maximum = widen(hidden_nh).new_full((len(states),), torch.finfo(torch.float32).min)
         total, top = torch.zeros_like(maximum), _RunningTop(maximum, top_k)
-        for chunk in _row_chunks(num_rows, _chunk_rows(len(states), states.device)):
-            products_nv = _matmul(states, layer.weight[chunk].T)
+        for chunk in row_chunks(num_rows, rows_at_once(len(states), states.device)):
+            products_nv = matmul_wide(states, layer.weight[chunk].T)
             logits_nv = to_logits(products_nv, layer.scale, layer.cap)
             largest = logits_nv.amax(-1)
             if chunk.start < num_ids:
                 top.add(logits_nv[:, : num_ids - chunk.start], chunk.start, largest)
             new_maximum = torch.maximum(maximum, largest)
-            exponents_nv = logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(_MIN_EXPONENT)
+            exponents_nv = logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(MIN_EXPONENT)
             total = torch.exp(maximum - new_maximum) * total + exponents_nv.exp_().sum(-1)
             maximum = new_maximum
         top.tell_apart(hidden_nh, layer, num_ids)

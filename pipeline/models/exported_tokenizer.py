@@ -24,6 +24,7 @@ from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
+    PAD_NAMES,
     Definition,
     control_tokens,
     read_template,
@@ -33,7 +34,6 @@ from pipeline.tokenization.definition import (
 from schemas.document import decode_document
 from schemas.manifest import TokenizerRecord
 
-_PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
 _MAX_PROVEN_BYTES = 8 << 20
 
 logger = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str,
     if first is not None and (bos is not None or first != eos):
         bos = first
     own = {name: token_id for token_id, name in names.items()}
-    pad = next((own[name] for name in _PAD_NAMES if name in own), eos)  # EOS is masked like it
+    pad = next((own[name] for name in PAD_NAMES if name in own), eos)  # EOS is masked like it
     ids = {"bos": bos, "eos": eos, "pad": pad}
     return {name: token_id for name, token_id in ids.items() if token_id is not None}
 

@@ -60,5 +60,5 @@ class StreamConfig:
                 raise ValueError(f"{name} {value} is below 1")
         if self.with_distributions and self.stored_losses is None:
             raise ValueError(
-                "with_distributions reads what is stored beside losses: name stored_losses"
+                "with_distributions reads what is stored with losses: name stored_losses"
             )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
@@ -14,6 +12,7 @@ from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.combined_losses import CombinedLosses
 from pipeline.scoring.stored_losses import StoredLosses
+from pipeline.streaming.batch import Rows
 from pipeline.streaming.layout import RowLayout
 
 _maps: dict[object, VocabularyMap] = {}
@@ -76,8 +75,8 @@ class NextTokens:
             row: int32 [layout.num_words], its other fields written.
             layout: of the row.
         """
-        fields = _Fields(row, layout)
-        out = fields["next_token_ids"], fields["next_token_probs"]
+        fields = Rows(torch.from_numpy(row), layout)
+        out = (fields[name].numpy() for name in ("next_token_ids", "next_token_probs"))
         map_row(fields, self._ids, self._log_probs, self._map, *out)
 
 
@@ -104,22 +103,3 @@ def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
             teacher_convention=rules.teacher,
         )
     return _maps[key]
-
-
-class _Fields(Mapping[str, NDArray[Any]]):
-    """The fields of one row as arrays over its buffer."""
-
-    def __init__(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        self._row, self._layout = row, layout
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        shape, start = self._layout.shapes[name], self._layout.starts[name]
-        words = self._row[start : start + int(np.prod(shape))]
-        is_float = name in ("loss_mask", "next_token_probs")
-        return (words.view(np.float32) if is_float else words).reshape(shape)
-
-    def __iter__(self) -> Any:
-        return iter(self._layout.shapes)
-
-    def __len__(self) -> int:
-        return len(self._layout.shapes)

@@ -15,6 +15,8 @@ Definition = dict[str, Any]
 SPACE_PIECE = "▁"
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
+PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
+"""What tokenizers call the token that fills rows."""
 # What begins a text, and what ends the same family's documents.
 _COUNTERPARTS = {
     "<|begin_of_text|>": "<|end_of_text|>",

@@ -29,7 +29,7 @@ class GuidedStudent(nn.Module):
             this one alone, whose micro-batch is then the group's.
         vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
             have rows.
-        vocabulary_map: of the dataset's tokenizers, for distill beside a running teacher.
+        vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
     """
 
     def __init__(

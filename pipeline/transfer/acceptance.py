@@ -57,7 +57,7 @@ class Acceptance:
 
     @property
     def length(self) -> float:
-        """Tokens that come out of a round, the target's own among them; 1 is no gain."""
+        """Tokens that come out of a round, the target's own among them; 1 gains nothing."""
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
 

@@ -14,7 +14,7 @@ examples:
 
 Models with one tokenizer are compared token by token. With two, the draft's text is tokenized again
 by the target's tokenizer, as in transformers' universal assisted generation. Length is how many
-tokens come out of one pass of the target, its own token among them: 1.0 is no gain."""
+tokens come out of one pass of the target, its own token among them: 1.0 gains nothing."""
 
 
 @dataclass(frozen=True)

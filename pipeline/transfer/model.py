@@ -61,7 +61,7 @@ def transfer_vocabulary(
         origins: of `pipeline.transfer.origins.find_origins`.
         multiple: of the number of rows; rows beyond the vocabulary are padding.
         bos_token_id: of the new vocabulary, for the model's configuration.
-        eos_token_id: likewise.
+        eos_token_id: the same.
 
     Raises:
         UntransferableError: something else in the model has a row a token.

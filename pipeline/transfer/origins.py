@@ -16,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.definition import PAD_NAMES
 from pipeline.transfer.pairs import TokenPairs
 
 SPECIAL, COPIED, SEEN, SEGMENTED, MEAN = range(5)
 RULES = ("special", "copied", "seen", "segmented", "mean")
 
 # By its role, what a control token is called where the tokenizer's file doesn't name the role.
-_NAMES_OF_ROLES = {
-    "unk": ("<unk>", "[UNK]", "<|unk|>"),
-    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>"),
-}
-# What stands in for a role that the old vocabulary lacks.
+_NAMES_OF_ROLES = {"unk": ("<unk>", "[UNK]", "<|unk|>"), "pad": PAD_NAMES}
+# The role whose token serves where the old vocabulary lacks one.
 _INSTEAD = {"bos": "eos", "pad": "eos", "eos": "bos"}
 # No tokenizer joins a line's end and what follows it, so what follows is segmented as amid a text.
 _BEFORE = b"\n"
@@ -83,11 +81,13 @@ def find_origins(new: Tokenizer, old: Tokenizer, pairs: TokenPairs) -> Origins:
         rules[list(free)] = rule
 
     take(SPECIAL, _special_tokens(new, old))
-    take(COPIED, _same_bytes(new, old))
+    by_bytes = _tokens_by_bytes(old)
+    take(COPIED, _same_bytes(new, by_bytes))
     seen = np.zeros(new.vocab_size, np.bool_)
     seen[pairs.new_ids] = True
     rules[seen & (rules == MEAN)] = SEEN
-    take(SEGMENTED, _segmented(new, old, np.flatnonzero(rules == MEAN).tolist()))
+    rest = np.flatnonzero(rules == MEAN).tolist()
+    take(SEGMENTED, _segmented(new, old, by_bytes, rest))
     of_seen = rules[pairs.new_ids] == SEEN
     totals = np.bincount(pairs.new_ids, pairs.weights, new.vocab_size)
     counts = np.array([len(ids) for ids in found.values()], np.int64)
@@ -128,8 +128,7 @@ def _roles(tokenizer: Tokenizer) -> dict[str, int]:
     return {role: token for role, token in found.items() if token is not None}
 
 
-def _same_bytes(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
-    ids = _tokens_by_bytes(old)
+def _same_bytes(new: Tokenizer, ids: Mapping[bytes, int]) -> dict[int, Sequence[int]]:
     return {
         token: [ids[content]]
         for token in range(new.vocab_size)
@@ -156,16 +155,17 @@ def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
     return found
 
 
-def _segmented(new: Tokenizer, old: Tokenizer, tokens: list[int]) -> dict[int, Sequence[int]]:
+def _segmented(
+    new: Tokenizer, old: Tokenizer, by_bytes: Mapping[bytes, int], tokens: list[int]
+) -> dict[int, Sequence[int]]:
     """Return the old tokens of new tokens' bytes.
 
     Bytes that are no characters are taken one by one, each by its own token.
     """
     contents = [new.token_bytes(token) for token in tokens]
-    single = _tokens_by_bytes(old)
     sources: dict[int, Sequence[int]] = {}
     for token, content, ids in zip(tokens, contents, _amid_text(old, contents), strict=True):
-        each = [single.get(bytes([byte])) for byte in content]
+        each = [by_bytes.get(bytes([byte])) for byte in content]
         sources[token] = [found for found in each if found is not None] if ids is None else ids
     return sources
 

@@ -41,7 +41,8 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
     documents = _read(options)
     held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
-    seen = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY] or documents
+    others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
+    seen = others or documents  # one text is all there is
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     # Before any hour is spent: without a tokenizer for transformers nobody can use the model.
     tokenizer = _export(new, seen, model)
@@ -65,7 +66,8 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     for rule, count in origins.counts().items():
         yield f"  {rule:<10} {format_count(count):>9}  {100 * count / new.vocab_size:5.1f} %"
     yield (
-        f"bits per byte of {format_plural(len(held_out), 'text')} that no embedding was made of: "
+        f"bits per byte of {format_plural(len(held_out), 'text')} that "
+        f"{'no embedding was' if others else 'embeddings were'} made of: "
         f"{before:.3f} before, {after:.3f} after"
     )
     yield str(tokenizer)

@@ -173,7 +173,7 @@ def test_every_cut_and_every_contradiction_is_noticed() -> None:
         ({"ids": entries.ids[1:]}, r"24 bytes of entry_ids, 10 bits each, of 20 entries"),
         ({"log_probs": entries.log_probs[1:]}, r"19 entry_log_probs and 25 bytes"),
         ({"rule": replace(RULE, top_k=3)}, r"document 0: a position has 4 entries, 3 at most"),
-        ({"rule": replace(RULE, log_probs="float16")}, r"is no vector of F16"),
+        ({"rule": replace(RULE, log_probs="float16")}, r"is not a vector of F16"),
         ({"rule": replace(RULE, top_k=256)}, r"Expected `int` <= 255"),
     ]:
         bad = replace(scores, entries=replace(entries, **change))

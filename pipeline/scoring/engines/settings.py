@@ -11,7 +11,7 @@ from vocag_cli.options import Option
 
 @dataclass(frozen=True)
 class TopSettings:
-    """What of a teacher's distributions is stored beside its losses.
+    """What of a teacher's distributions is stored with its losses.
 
     Attributes:
         top_k: also store the K likeliest next tokens at every position, in the teacher's ids, with

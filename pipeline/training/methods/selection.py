@@ -26,7 +26,12 @@ KINDS = (
     MethodKind("full", "every token: plain continual pretraining, no teacher", _loss),
     MethodKind("random", "chance: what a teacher must beat", _loss, selector="random"),
     MethodKind("student_loss", "the student's own judgement", _loss, selector="student_loss"),
-    MethodKind("student_entropy", "likewise, by its entropy", _loss, selector="student_entropy"),
+    MethodKind(
+        "student_entropy",
+        "the student's own judgement, by its entropy",
+        _loss,
+        selector="student_entropy",
+    ),
     MethodKind(
         "teacher_loss",
         "tokens that the teacher finds easiest",

@@ -26,8 +26,8 @@ def slow(logits: torch.Tensor, top_k: int, vocab_size: int) -> tuple[Any, Any]:
 
 @pytest.fixture(params=[1, 7, 128, 333, VOCAB], name="chunk")
 def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.guidance.likeliest._chunk_rows", lambda *_: request.param)
-    monkeypatch.setattr(cross_entropy, "_chunk_rows", lambda *_: request.param)
+    monkeypatch.setattr("pipeline.guidance.likeliest.rows_at_once", lambda *_: request.param)
+    monkeypatch.setattr(cross_entropy, "rows_at_once", lambda *_: request.param)
 
 
 @pytest.mark.usefixtures("chunk")

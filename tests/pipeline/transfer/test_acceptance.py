@@ -151,7 +151,7 @@ def test_a_transplanted_model_drafts_for_its_original(
          str(tmp_path / "student")]
     ) == 0  # fmt: skip
     told = capsys.readouterr().out
-    assert "bits per byte of 1 text" in told
+    assert "bits per byte of 1 text that embeddings were made of" in told
     sides = [
         Side(
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(),
