@@ -26,7 +26,7 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 	  --input $(DEMO)/corpus.jsonl --output $(DEMO)/aligned --name docstrings --keep-text \
 	  --student "$$($(BIN)/python examples/packaged_tokenizer.py mistral)" \
 	  --teacher "$$($(BIN)/python examples/packaged_tokenizer.py deepseek)"
-	$(BIN)/python -m vocag_cli validate $(DEMO)/aligned --tokenizers
+	$(BIN)/python -m vocag validate $(DEMO)/aligned --tokenizers
 	@echo "Aligned shards: $(DEMO)/aligned   Report: $(DEMO)/aligned/report.html"
 
 # SEEDS="0 1" repeats every run with another order, other weights and other random choices.
@@ -94,7 +94,7 @@ types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
 # pdoc imports what it describes, so this installs what the tests need: Beam, torch, Megatron.
 docs: $(VENV)/.installed-docs ## build the reference from the docstrings, in build/reference
 	HF_HUB_OFFLINE=1 $(BIN)/pdoc --docformat google --output-directory build/reference \
-	  schemas pipeline beam_jobs megatron_plugin vocag_cli
+	  schemas pipeline beam_jobs megatron_plugin vocag
 	@echo "Reference: build/reference/index.html"
 
 known-sweeps: $(VENV)/.installed-test ## compare the encoders on real tokenizers, for the package; when a tokenizer library is raised (minutes)

@@ -1,5 +1,5 @@
 """Apache Beam commands that make and enrich aligned datasets."""
 
-from vocag_cli import require_own_packages
+from vocag.own_packages import require_own_packages
 
 require_own_packages()  # Beam's workers import this first, and it imports `pipeline` next

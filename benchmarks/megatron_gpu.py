@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 from megatron_plugin.models.shape import read_shape
 from megatron_plugin.prediction import GPUS, Plan, describe, predict
 from pipeline.dataset.reading import read_manifest
-from vocag_cli.options import parse_options
+from vocag.options import parse_options
 
 ROWS_PER_STEP, SEQ_LENGTH, MICRO_BATCH = 64, 2048, 4
 WARM_STEPS = 3

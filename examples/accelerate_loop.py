@@ -17,10 +17,16 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from pipeline.models.hf_models import load_language_model
-from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, load_batches
-from pipeline.training.guided import GuidedStudent
-from pipeline.training.method import Method
+from vocag import (
+    AlignedRows,
+    GuidedStudent,
+    Method,
+    Reading,
+    Rows,
+    StreamConfig,
+    load_batches,
+    load_language_model,
+)
 
 
 def train(options: argparse.Namespace) -> list[float]:

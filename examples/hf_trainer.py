@@ -18,18 +18,22 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from pipeline.guidance import (
+from pipeline.guidance import metric_values
+from vocag import (
+    AlignedRows,
+    Reading,
+    Rows,
     SelectionRule,
+    StreamConfig,
     aggregate_teacher_losses,
+    collate_rows,
     guided_loss,
-    metric_values,
+    linear_cross_entropy,
+    load_language_model,
+    output_layer,
+    packed_arguments,
     select_tokens,
 )
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.models.hf_models import load_language_model
-from pipeline.models.output_layer import output_layer
-from pipeline.models.packed_attention import packed_arguments
-from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows
 
 
 @dataclass

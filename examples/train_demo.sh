@@ -48,7 +48,7 @@ done
 
 $python "$here/compare_runs.py" "${runs[@]}" --output "$demo/selectors.svg"
 # What the teacher would choose in a text that neither has seen, for the student that it guided.
-$python -m vocag_cli figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
+$python -m vocag figures kept --student "student=${runs[-1]}/model" --teacher "SmolLM2=$demo/smollm2" \
   --output "$demo/kept.html" \
   "Compute the eigenvalues of a real symmetric matrix. The matrix is first reduced to tridiagonal \
 form, then the QR algorithm finds the eigenvalues in ascending order. If the matrix is not \

@@ -15,8 +15,8 @@ from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.method import ONLINE_TOP_K, Method
 from pipeline.training.methods import METHODS, kind_of
 from pipeline.training.methods.kind import MethodKind
-from vocag_cli import options
-from vocag_cli.options import ModelSource, Option
+from vocag import options
+from vocag.options import ModelSource, Option
 
 _PREFIX = "vocag_"
 _GROUPS = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from vocag_cli.options import Option, parse_options
+from vocag.options import Option, parse_options
 
 
 @dataclass(frozen=True)

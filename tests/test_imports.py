@@ -10,33 +10,39 @@ from pathlib import Path
 
 import pytest
 
-PARTS = ("schemas", "vocag_cli", "pipeline", "beam_jobs", "megatron_plugin")
+import vocag
+
+PARTS = ("schemas", "vocag", "pipeline", "beam_jobs", "megatron_plugin")
 # What each wing may import besides itself and `schemas`; the longest name that fits a module says
 # which wing it belongs to. docs/architecture.md tells the same in words.
 ALLOWED = {
     "schemas": "",
-    "vocag_cli": "",
+    "vocag": "",
+    # The front door: what users import, by name. Nobody inside the library comes in by it.
+    "vocag.__init__": "vocag pipeline.alignment pipeline.batches pipeline.dataset"
+    " pipeline.guidance pipeline.models pipeline.selection_rule pipeline.streaming"
+    " pipeline.tokenization pipeline.training",
     "pipeline": "",
-    "pipeline.drawing": "vocag_cli",
-    "pipeline.remote": "vocag_cli",
+    "pipeline.drawing": "vocag",
+    "pipeline.remote": "vocag",
     "pipeline.guidance": "pipeline.fractions pipeline.selection_rule",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
-    " pipeline.compiled pipeline.remote vocag_cli",
+    " pipeline.compiled pipeline.remote vocag",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "pipeline.compiled",
-    "pipeline.packing.reading": "pipeline.packing vocag_cli",
+    "pipeline.packing.reading": "pipeline.packing vocag",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
     "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote",
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.guidance"
-    " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.remote vocag_cli",
+    " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.remote vocag",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.compiled"
     " pipeline.distributions"
@@ -44,34 +50,33 @@ ALLOWED = {
     " pipeline.guidance.aggregation.has_context",
     "pipeline.training": "pipeline.models pipeline.streaming pipeline.scoring pipeline.guidance"
     " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
-    " pipeline.selection_rule pipeline.distributions vocag_cli",
+    " pipeline.selection_rule pipeline.distributions vocag",
     "pipeline.transfer": "pipeline.models pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
+    " pipeline.tokenization pipeline.batches pipeline.drawing vocag",
     "pipeline.evaluation": "pipeline.models.teacher_files"
-    " pipeline.dataset pipeline.remote pipeline.drawing vocag_cli",
+    " pipeline.dataset pipeline.remote pipeline.drawing vocag",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.batches pipeline.drawing vocag_cli",
+    " pipeline.tokenization pipeline.batches pipeline.drawing vocag",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.drawing vocag_cli",
+    " pipeline.tokenization pipeline.drawing vocag",
     "pipeline.figures": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
     " pipeline.guidance pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing"
-    " vocag_cli",
-    "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote"
-    " vocag_cli",
+    " vocag",
+    "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote vocag",
     "beam_jobs.align": "beam_jobs beam_jobs.align.inputs beam_jobs.running beam_jobs.report"
     " pipeline.tokenization pipeline.alignment pipeline.dataset"
-    " pipeline.batches pipeline.compiled pipeline.drawing vocag_cli",
+    " pipeline.batches pipeline.compiled pipeline.drawing vocag",
     "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
     " pipeline.batches pipeline.compiled pipeline.drawing",
     "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing",
-    "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing vocag_cli",
+    "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing vocag",
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"
-    " pipeline.drawing vocag_cli",
+    " pipeline.drawing vocag",
     "beam_jobs.score": "beam_jobs beam_jobs.running pipeline.scoring pipeline.models"
     " pipeline.packing.opening pipeline.packing.reading pipeline.packing.rules"
     " pipeline.dataset"
-    " pipeline.drawing vocag_cli",
-    "megatron_plugin": "vocag_cli pipeline.selection_rule pipeline.models pipeline.training.method"
+    " pipeline.drawing vocag",
+    "megatron_plugin": "vocag pipeline.selection_rule pipeline.models pipeline.training.method"
     " pipeline.training.methods pipeline.scoring.teacher_weights megatron_plugin.models"
     " megatron_plugin.teacher"
     " megatron_plugin.student"
@@ -104,13 +109,14 @@ _TOKENIZERS = "tokenizers gigatoken sentencepiece"
 _FRAMEWORKS = "torch transformers apache_beam megatron"
 # What must not be loaded where some modules are imported, one after another.
 LOADS_NO = {
+    "vocag vocag.command vocag.options": f"{_FRAMEWORKS} {_TOKENIZERS} numpy pipeline schemas",
     "schemas.document schemas.index schemas.manifest schemas.errors": "tokenizers gigatoken numba"
     " pipeline",
     "pipeline.dataset.reading pipeline.scoring.contexts pipeline.packing.plan"
     " pipeline.packing.saved_plans": f"{_TOKENIZERS} torch",
     # What Beam's workers import: each module more is paid by every worker.
     "pipeline pipeline.alignment pipeline.dataset.writing pipeline.tokenization pipeline.validate"
-    " pipeline.models.probe pipeline.models.teacher_files vocag_cli.options schemas.document"
+    " pipeline.models.probe pipeline.models.teacher_files vocag.options schemas.document"
     " schemas.manifest": _FRAMEWORKS,
     "beam_jobs.align.steps": "beam_jobs.align.command torch",
     "beam_jobs.align.command": "torch transformers megatron",
@@ -163,6 +169,8 @@ def violations(path: str, source: str) -> list[str]:
             found.append(f"{path}: imports are absolute, {name} is not")
         if top == "transformers" and "Tokenizer" in name and path != TOKENIZER_PROOF:
             found.append(f"{path}: {name} changes some tokenizers; use pipeline.tokenization")
+        if top == "vocag" and name.removeprefix("vocag.") in vocag.__all__:
+            found.append(f"{path}: {name} is for users; import it from where it is written")
         if top in PICKLERS:
             found.append(f"{path}: {name} runs code from data")
         known = top in sys.stdlib_module_names | SCHEMA_LIBRARIES | {"schemas"}
@@ -262,13 +270,14 @@ def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
     [
         ("schemas/x.py", "from pipeline import shards"),
         ("schemas/x.py", "import torch"),
-        ("vocag_cli/x.py", "from pipeline.validate import command"),
+        ("vocag/x.py", "from pipeline.validate import command"),
         ("pipeline/x.py", "import beam_jobs.align"),
         ("pipeline/x.py", "def f():\n    import apache_beam as beam"),
         ("pipeline/x.py", "from tests import corpus"),
         ("pipeline/x.py", "from . import shards"),
         ("pipeline/x.py", "from transformers import AutoTokenizer"),
         ("pipeline/x.py", "import pickle"),
+        ("pipeline/training/x.py", "from vocag import load_tokenizer"),
         ("pipeline/guidance/baselines/x.py", "from gigatoken import Tokenizer"),
         ("megatron_plugin/x.py", "import apache_beam"),
         ("megatron_plugin/teacher/x.py", "from megatron.core import parallel_state"),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from vocag_cli.options import DatasetSource, Option, Rest
+from vocag.options import DatasetSource, Option, Rest
 
 EXAMPLES = """\
 examples:

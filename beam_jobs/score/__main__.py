@@ -1,7 +1,7 @@
 """`python -m beam_jobs.score`."""
 
 from beam_jobs.score.command import main
-from vocag_cli import leave
+from vocag.command import leave
 
 if __name__ == "__main__":
     leave(main())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pipeline.drawing.formatting import format_count, printable
-from vocag_cli.options import DatasetSource, Option, parse_options
+from vocag.options import DatasetSource, Option, parse_options
 
 if TYPE_CHECKING:
     from pipeline.scoring.comparison import Comparison

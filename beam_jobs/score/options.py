@@ -8,8 +8,8 @@ from beam_jobs.errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
 from pipeline.packing.reading import Reading
 from pipeline.scoring.engines.settings import ServedSettings, TopSettings, TransformersSettings
-from vocag_cli import options
-from vocag_cli.options import ModelSource, Option, Rest
+from vocag import options
+from vocag.options import ModelSource, Option, Rest
 
 Dtype = Literal["", "float32", "bfloat16", "float16"]
 EngineName = Literal["transformers", "openai"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from pipeline.dataset.files import open_dataset
+from vocag import open_dataset
 
 FORWARD, BACKWARD = 2, 4
 

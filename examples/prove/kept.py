@@ -18,14 +18,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.dataset.files import open_dataset
 from pipeline.drawing.formatting import format_table
-from pipeline.guidance import SelectionRule, aggregate_teacher_losses, select_tokens
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.models.hf_models import hidden_states, load_language_model
-from pipeline.models.output_layer import output_layer
 from pipeline.selection_rule import Selector
-from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from vocag import (
+    AlignedRows,
+    Reading,
+    Rows,
+    SelectionRule,
+    StreamConfig,
+    aggregate_teacher_losses,
+    hidden_states,
+    linear_cross_entropy,
+    load_language_model,
+    open_dataset,
+    output_layer,
+    select_tokens,
+)
 
 SELECTORS: tuple[Selector, ...] = (
     "teacher", "teacher_loss", "student_loss", "student_entropy", "random",

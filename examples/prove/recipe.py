@@ -319,7 +319,7 @@ def measure(own: Experiment, folder: Path) -> Command:
 def ask(own: Experiment, folder: Path) -> Command:
     """Ask a run's last student for solutions."""
     arguments = [
-        *("-m", "vocag_cli", "evaluate", f"last={folder / 'last' / 'model'}", "--tasks", *ASKED),
+        *("-m", "vocag", "evaluate", f"last={folder / 'last' / 'model'}", "--tasks", *ASKED),
         *("--measures", "solution", "--data", own.data, "--limit", own.scale.num_asked),
         *("--dtype", "float32", *_device(own), "--output", folder / "evaluated"),
     ]

@@ -16,12 +16,10 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
-from pipeline.alignment import align_batch
-from pipeline.batches import AlignedBatch, SourceDocument
-from pipeline.tokenization import load_tokenizer
 from pipeline.transfer.model import keep_layers, transfer_vocabulary
 from pipeline.transfer.origins import find_origins
 from pipeline.transfer.pairs import count_pairs
+from vocag import AlignedBatch, SourceDocument, align_batch, load_tokenizer
 
 END = "<|endoftext|>"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from vocag_cli import install
+from vocag.installed import install
 
 _VALUE = "value"
 _BEFORE = "SELECT ("

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from pipeline.drawing.web_page import clean
-from vocag_cli import install
+from vocag.installed import install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

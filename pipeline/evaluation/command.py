@@ -11,7 +11,7 @@ from typing import Annotated
 from pipeline.drawing.printing import print_lines
 from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.settings import Asked, Engine
-from vocag_cli.options import Folder, Option, parse_options
+from vocag.options import Folder, Option, parse_options
 
 _GROUPS = {
     "tasks": "what is measured",

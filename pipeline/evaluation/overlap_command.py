@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pipeline.drawing.printing import print_lines
 from pipeline.evaluation.sets import NINE, SETS, require_known
-from vocag_cli.options import DatasetSource, Folder, Option, parse_options
+from vocag.options import DatasetSource, Folder, Option, parse_options
 
 _EPILOG = """\
 examples:

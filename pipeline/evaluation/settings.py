@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pipeline.evaluation.sets import NINE, SETS, require_known
-from vocag_cli.options import Option
+from vocag.options import Option
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pipeline.drawing.printing import print_lines
 from pipeline.packing.reading import Reading
-from vocag_cli.options import DatasetSource, Option, parse_command
+from vocag.options import DatasetSource, Option, parse_command
 
 # What a command does is imported in its `lines`: help needs no numpy.
 

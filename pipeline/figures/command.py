@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.printing import print_lines
-from vocag_cli.options import ModelSource, Option, TokenizerSource, parse_command
+from vocag.options import ModelSource, Option, TokenizerSource, parse_command
 
 # What measures is imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pipeline.packing.mixture_file import MixedDataset, Mixture, Stage, read_mixture
-from vocag_cli.options import Condition, Option, TokenName
+from vocag.options import Condition, Option, TokenName
 
 Generation = int | Literal["latest"] | None
 

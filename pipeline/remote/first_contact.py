@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from vocag_cli import install
+from vocag.installed import install
 
 FIRST_ANSWER_SECONDS = 8.0
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pipeline.drawing.formatting import printable
 from pipeline.training.config import TrainConfig
 from pipeline.training.methods import METHODS
-from vocag_cli.options import parse_options
+from vocag.options import parse_options
 
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\

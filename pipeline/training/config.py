@@ -8,7 +8,7 @@ from pipeline.packing.reading import Reading
 from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.training.method import Method
 from pipeline.training.methods import METHODS, kind_of
-from vocag_cli.options import ModelSource, Option
+from vocag.options import ModelSource, Option
 
 if TYPE_CHECKING:
     from pipeline.streaming import StreamConfig

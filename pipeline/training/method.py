@@ -13,7 +13,7 @@ from pipeline.selection_rule import (
     UnmappedStrategy,
     check_choice,
 )
-from vocag_cli.options import Option
+from vocag.options import Option
 
 DistillTokens = Literal["all", "kept", "dropped"]
 ONLINE_TOP_K = 16

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pipeline.drawing.printing import print_lines
-from vocag_cli.options import ModelSource, Option, parse_options
+from vocag.options import ModelSource, Option, parse_options
 
 _EPILOG = """\
 examples:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pipeline.drawing.printing import print_lines
 from pipeline.transfer.options import TransferOptions
-from vocag_cli.options import parse_options
+from vocag.options import parse_options
 
 _EPILOG = """\
 examples:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from vocag_cli.options import Folder, ModelSource, Option, TokenizerSource
+from vocag.options import Folder, ModelSource, Option, TokenizerSource
 
 
 @dataclass(frozen=True)

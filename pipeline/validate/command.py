@@ -19,7 +19,7 @@ from pipeline.drawing.formatting import (
     printable,
 )
 from pipeline.validate.findings import CHECKS, Finding
-from vocag_cli.options import DatasetSource, ModelSource, parse_options
+from vocag.options import DatasetSource, ModelSource, parse_options
 
 if TYPE_CHECKING:
     from pipeline.validate.dataset import ValidationReport

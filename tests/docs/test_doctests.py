@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("schemas", "vocag_cli", "pipeline", "beam_jobs")
+PACKAGES = ("schemas", "vocag", "pipeline", "beam_jobs")
 ROOT = Path(__file__).parents[2]
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -17,7 +17,7 @@ from megatron_plugin.prediction import Plan, predict
 from tests.megatron_plugin.forked_ranks import ROOT
 from tests.megatron_plugin.models import save_model
 from tests.support.datasets import build_dataset
-from vocag_cli.options import parse_options as parse_plan
+from vocag.options import parse_options as parse_plan
 
 SCRIPT = ROOT / "benchmarks/megatron_gpu.sh"
 TRAINER = "megatron_plugin.pretrain_gpt"

@@ -36,10 +36,10 @@ def test_the_three_lines_train_in_both_worlds(inputs, tmp_path):
     checkout = os.environ.get("VOCAG_TEST_MEGATRON_NEXT")
     original = Path(checkout, "pretrain_gpt.py") if checkout else OURS
     # The user's own arguments stay known, to the teacher's ranks, too.
-    own = "lambda parser: vocag.add_arguments(add_own_arguments(parser))"
+    own = "lambda parser: plugin.add_arguments(add_own_arguments(parser))"
     script = changed(original.read_text())
     path = tmp_path / "pretrain_gpt.py"
-    path.write_text(script if checkout else script.replace("vocag.add_arguments", own))
+    path.write_text(script if checkout else script.replace("plugin.add_arguments", own))
     options = {} if checkout else {"own_argument": "3"}
     environment = {"VOCAG_TEST_SCRIPT": str(path)}
     done = train(

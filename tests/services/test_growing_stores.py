@@ -15,7 +15,7 @@ from tests.services.stores import ObjectStore, Session
 from tests.support.corpus import NOT_COMPARED, digests
 from tests.support.growing import options, write_input
 from tests.support.killing import run_killed
-from vocag_cli import COMMANDS, run_command
+from vocag.command import COMMANDS, run_command
 
 pytestmark = pytest.mark.services
 

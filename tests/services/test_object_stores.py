@@ -8,7 +8,7 @@ import pytest
 from tests.services.stores import SHARD_BYTES, ObjectStore
 from tests.support.corpus import Corpus, align_options, command_line, digests
 from tests.support.scored_data import run_score, score_arguments, sidecars, write_world
-from vocag_cli import COMMANDS
+from vocag.command import COMMANDS
 
 pytestmark = pytest.mark.services
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from schemas.distribution_rule import MOST_ENTRIES, DistributionRule
-from vocag_cli.options import Option
+from vocag.options import Option
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 import pipeline
 from pipeline import provide_kernel_cache
-from vocag_cli import COMMANDS, run_command
+from vocag.command import COMMANDS, run_command
 
 ROOT = Path(__file__).parents[2]
 SUBCOMMANDS = (
@@ -41,31 +41,31 @@ def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) ->
     package = name.split("/")[0].removesuffix(".py")
     hiding = tmp_path / name.split("/")[0]
     message = f'{hiding} hides vocag\'s own package "{package}": rename it, or'
-    done = run("-m", "vocag_cli", "validate", "data", folder=tmp_path)
+    done = run("-m", "vocag", "validate", "data", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"vocag: error: {message} run the command in another folder\n"
     path = f"{tmp_path}:{ROOT}"
-    done = run("-m", "vocag_cli", "validate", "data", folder=ROOT.parent, path=path)
+    done = run("-m", "vocag", "validate", "data", folder=ROOT.parent, path=path)
     assert done.stderr == f"vocag: error: {message} take {tmp_path} off PYTHONPATH\n"
-    for part in ("beam_jobs", "megatron_plugin"):
-        done = run("-c", f"import {part}", folder=tmp_path)
+    for line in ("import beam_jobs", "import megatron_plugin", "from vocag import align_batch"):
+        done = run("-c", line, folder=tmp_path)
         assert done.returncode == 1
         last = done.stderr.splitlines()[-1]
-        assert last.startswith(f"vocag_cli.HiddenPackageError: {message} run the"), last
+        assert last.startswith(f"vocag.own_packages.HiddenPackageError: {message} run the"), last
 
 
 @pytest.mark.slow
 def test_data_folders_of_our_packages_names_hide_nothing(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "notes.txt").write_text("no package")
-    done = run("-m", "vocag_cli", "validate", "--help", folder=tmp_path)
+    done = run("-m", "vocag", "validate", "--help", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = run("-m", "vocag_cli", "--version", folder=tmp_path)
+    done = run("-m", "vocag", "--version", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"vocag {version('vocag')}\n")
 
 
 def test_the_console_script_starts_in_the_same_module() -> None:
-    assert "\n    vocag = vocag_cli:main\n" in (ROOT / "setup.cfg").read_text()
+    assert "\n    vocag = vocag.command:main\n" in (ROOT / "setup.cfg").read_text()
 
 
 def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
@@ -91,9 +91,9 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
 
 def test_help_needs_no_large_library() -> None:
     script = (
-        "import sys, vocag_cli\n"
+        "import sys\nfrom vocag.command import run_command\n"
         f"for command in {[*COMMANDS, *SUBCOMMANDS]}:\n"
-        "    try: vocag_cli.run_command([*command.split(), '--help'])\n"
+        "    try: run_command([*command.split(), '--help'])\n"
         "    except SystemExit as end: assert end.code == 0, command\n"
         f"    loaded = {LARGE} & sys.modules.keys()\n"
         "    assert not loaded, f'{command} loads {loaded}'"

@@ -13,7 +13,7 @@ from beam_jobs.score.options import ScoreOptions
 from pipeline.explore.command import PlanOptions
 from pipeline.training.config import TrainConfig
 from pipeline.validate.command import ValidateOptions
-from vocag_cli.options import (
+from vocag.options import (
     Option,
     Rest,
     _entries,

@@ -1,13 +1,11 @@
-"""Where the `vocag` command starts: a package whose name nobody else's folder bears.
-
-A user's own `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages
-of these names. So this module imports none of them before it has looked where they would come from;
-`beam_jobs` and `megatron_plugin`, which Beam's workers and torchrun import first, ask it to look.
-"""
+"""Where the `vocag` command starts; the commands' names, and what they need."""
 
 import os
 import sys
 from importlib import import_module
+
+from vocag.installed import install, installed_version
+from vocag.own_packages import PACKAGES, HiddenPackageError, require_own_packages
 
 TYPE_CHECKING = False  # typing's own, whose import takes as long as the rest of `vocag --help`
 if TYPE_CHECKING:
@@ -44,34 +42,15 @@ GROUPS = {
 
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
-PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
-
 left_behind: "list[threading.Thread]" = []
 """Threads of a job that was left, which `leave` does not wait for."""
-
-
-class HiddenPackageError(ImportError):
-    """Something else bears the name of one of our packages, and is found first."""
-
-
-def require_own_packages() -> None:
-    """Check that our packages are those that stand beside this one.
-
-    Raises:
-        HiddenPackageError: with what hides which, and what to do.
-    """
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for name in PACKAGES:
-        found = _find(name)
-        if found is not None and os.path.dirname(found) != os.path.realpath(ours):
-            raise HiddenPackageError(_explain(name, found))
 
 
 def main(argv: list[str] | None = None) -> "NoReturn":
     """Run `vocag COMMAND …` and end the process with its status."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["--version"]:
-        print(f"vocag {_version()}")
+        print(f"vocag {installed_version()}")
         leave(0)
     name = " ".join(["vocag", *arguments[:1]])
     try:
@@ -109,16 +88,6 @@ def run_command(arguments: list[str]) -> int:
         return 2
 
 
-def install(extra: str) -> str:
-    """Return how to install an extra: from a checkout, because no package is published.
-
-    Example:
-        >>> install("hf")
-        "pip install -e '.[hf]' in the checkout"
-    """
-    return f"pip install -e '.[{extra}]' in the checkout"
-
-
 def leave(status: int, message: str = "") -> "NoReturn":
     """End this process, without waiting for the threads of a job that was left."""
     if message:
@@ -147,34 +116,3 @@ def _usage() -> str:
         lines += [f"  {name:<15} {help_text}" for name, (_, _, help_text) in commands.items()]
     last = "vocag COMMAND --help shows a command's options; vocag --version."
     return "\n".join([*lines, "", last])
-
-
-def _find(name: str) -> str | None:
-    """Return the file or folder that a package would come from, links resolved."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    # As importlib.util.find_spec, whose import takes longer than everything else here.
-    finders = iter(sys.meta_path)
-    while spec is None and (finder := next(finders, None)) is not None:
-        spec = finder.find_spec(name, None)
-    if spec is None:
-        return None  # a part that is not installed
-    places = list(spec.submodule_search_locations or [])
-    return os.path.realpath(places[0] if places else spec.origin or name)
-
-
-def _explain(name: str, found: str) -> str:
-    folder = os.path.dirname(found)
-    if folder == os.path.realpath(os.getcwd()):
-        remedy = "rename it, or run the command in another folder"
-    else:
-        remedy = f"rename it, or take {folder} off PYTHONPATH"
-    return f'{found} hides vocag\'s own package "{name}": {remedy}'
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("vocag")
-    except PackageNotFoundError:
-        return "from a checkout that is not installed"

@@ -1,0 +1,51 @@
+"""Another file of a user's that bears the name of one of our packages, found and named.
+
+A user's own `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages
+of these names. So whoever imports them first asks this module, which imports none of them: the
+`vocag` command, `import vocag`, and `beam_jobs` and `megatron_plugin`, which Beam's workers and
+torchrun start with.
+"""
+
+import os
+import sys
+
+PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
+
+
+class HiddenPackageError(ImportError):
+    """Something else bears the name of one of our packages, and is found first."""
+
+
+def require_own_packages() -> None:
+    """Check that our packages are those that stand beside this one.
+
+    Raises:
+        HiddenPackageError: with what hides which, and what to do.
+    """
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in PACKAGES:
+        found = _find(name)
+        if found is not None and os.path.dirname(found) != os.path.realpath(ours):
+            raise HiddenPackageError(_explain(name, found))
+
+
+def _find(name: str) -> str | None:
+    """Return the file or folder that a package would come from, links resolved."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    # As importlib.util.find_spec, whose import takes longer than everything else here.
+    finders = iter(sys.meta_path)
+    while spec is None and (finder := next(finders, None)) is not None:
+        spec = finder.find_spec(name, None)
+    if spec is None:
+        return None  # a part that is not installed
+    places = list(spec.submodule_search_locations or [])
+    return os.path.realpath(places[0] if places else spec.origin or name)
+
+
+def _explain(name: str, found: str) -> str:
+    folder = os.path.dirname(found)
+    if folder == os.path.realpath(os.getcwd()):
+        remedy = "rename it, or run the command in another folder"
+    else:
+        remedy = f"rename it, or take {folder} off PYTHONPATH"
+    return f'{found} hides vocag\'s own package "{name}": {remedy}'
