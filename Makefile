@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -32,6 +32,9 @@ demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine,
 # SEEDS="0 1" repeats every run with another order, other weights and other random choices.
 train-demo: $(VENV)/.installed-train-demo ## train a small student by every selector under SmolLM2-135M, compare them (25 minutes)
 	PYTHON=$(BIN)/python examples/train_demo.sh train-demo $(SEEDS)
+
+transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokenizer, heal it two ways, compare them (25 minutes)
+	PYTHON=$(BIN)/python examples/transfer_demo.sh transfer-demo
 
 # DATA=folder of GSM8K and MATH; SCALE=tiny tries the chain in minutes, SCALE=long takes ten hours;
 # UNTIL=gate stops there.
@@ -121,4 +124,4 @@ benchmark-scoring: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scoring.py --corpus $(CORPUS)
 
 clean: ## remove the environment and everything made by the demos
-	rm -rf $(VENV) $(DEMO) train-demo prove-tiny build dist *.egg-info
+	rm -rf $(VENV) $(DEMO) train-demo transfer-demo prove-tiny build dist *.egg-info

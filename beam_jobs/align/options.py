@@ -124,8 +124,9 @@ class AlignOptions:
         input: documents: files, globs, folders of Hugging Face datasets, or - for standard input;
             repeatable. Or a dataset that vocag align has made.
         output: where the dataset goes, local or in an object store.
-        student: the student's tokenizer: Hugging Face repository, folder, tokenizer.json or
-            SentencePiece model; may be left out where the input is a dataset.
+        student: the student's tokenizer: Hugging Face repository, folder, tokenizer.json,
+            SentencePiece model, or bytes: the byte values; may be left out where the input is a
+            dataset.
         teacher: the teacher's, likewise.
         where: which of a dataset's documents to read, such as "source = 'web' and score > 0.5".
         append: add the input's documents to the finished dataset in OUTPUT, as its next

@@ -88,6 +88,13 @@ QWEN = RankModel(
     ),
     normalizer="NFC",
 )
+BYTES = RankModel(
+    "bytes",
+    # Without merges it makes no difference where texts are split; this pattern has a fast path.
+    pattern=QWEN.pattern,
+    control_tokens=("<|endoftext|>", "<|pad|>"),
+)
+"""No model's: the 256 byte values, each a token."""
 
 KNOWN_RANK_FILES: Mapping[str, RankModel] = {
     "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55": LLAMA_3,

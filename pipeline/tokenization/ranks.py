@@ -23,7 +23,7 @@ from pipeline.tokenization.definition import (
     text_template,
     write_byte_level,
 )
-from pipeline.tokenization.rank_models import KNOWN_RANK_FILES, RankModel
+from pipeline.tokenization.rank_models import BYTES, KNOWN_RANK_FILES, RankModel
 
 Ranks = Mapping[bytes, int]
 
@@ -95,6 +95,11 @@ def convert_tiktoken(data: bytes) -> bytes:
             "to a tokenizer.json"
         )
     return convert_ranks(read_ranks(data), model)
+
+
+def byte_tokenizer() -> bytes:
+    """Return the `tokenizer.json` whose tokens are the byte values: id 65 is b"A"."""
+    return convert_ranks({bytes([byte]): byte for byte in range(256)}, BYTES)
 
 
 def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:

@@ -1,9 +1,9 @@
 """Find a tokenizer's file: a Hugging Face repository, a folder, or a file.
 
 Two libraries read them: `tokenizers` a `tokenizer.json`, `sentencepiece` a SentencePiece model.
-Rank files (tiktoken's, Mistral's tekken) become a `tokenizer.json` here. All are read directly: the
-loader classes of `transformers` silently change some tokenizers (its 5.x `LlamaTokenizer` discards
-the normaliser, for one).
+Rank files (tiktoken's, Mistral's tekken) and the name `bytes` become a `tokenizer.json` here. All
+are read directly: the loader classes of `transformers` silently change some tokenizers (its 5.x
+`LlamaTokenizer` discards the normaliser, for one).
 """
 
 import re
@@ -15,8 +15,10 @@ import orjson
 
 from pipeline.remote.hub import HubError, download_file
 from pipeline.tokenization.definition import Definition
+from pipeline.tokenization.rank_models import BYTES
 from pipeline.tokenization.ranks import (
     RankFileError,
+    byte_tokenizer,
     convert_tekken,
     convert_tiktoken,
     is_tekken,
@@ -62,8 +64,9 @@ def find_tokenizer(source: str) -> TokenizerFile:
 
     Args:
         source: a `tokenizer.json`, a SentencePiece model, a rank file (tiktoken's of Llama 3, Llama
-            4 or Qwen, or a tekken.json), a folder that holds one, or a Hugging Face repository,
-            `owner/name`, `name` or either with `@revision`.
+            4 or Qwen, or a tekken.json), a folder that holds one, a Hugging Face repository,
+            `owner/name`, `name` or either with `@revision`, or `bytes`: the byte values,
+            whatever files are here (a folder of that name is `./bytes`).
 
     Raises:
         TokenizerError: nothing there, or nothing that can give offsets.
@@ -72,6 +75,8 @@ def find_tokenizer(source: str) -> TokenizerFile:
         >>> find_tokenizer("models/llama2").kind  # doctest: +SKIP
         'huggingface'
     """
+    if source == BYTES.name:
+        return _converted(source, byte_tokenizer())
     path = Path(source).expanduser()
     if path.is_dir():
         return _read(source, _file_in_folder(path))
@@ -86,7 +91,7 @@ def find_tokenizer(source: str) -> TokenizerFile:
             ) from error
     raise TokenizerError(
         f'tokenizer "{source}": no such file or folder, and no Hugging Face repository name '
-        "(owner/name, or a name such as gpt2); name one of the three"
+        "(owner/name, or a name such as gpt2); name one of the three, or bytes"
     )
 
 

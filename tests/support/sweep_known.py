@@ -13,6 +13,7 @@ from functools import partial
 from pipeline.remote.user_cache import cache_folder
 from pipeline.tokenization import load_tokenizer
 from pipeline.tokenization.comparison import differing_splits, splits_ascii_alike
+from pipeline.tokenization.rank_models import BYTES
 from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
 from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
@@ -47,7 +48,7 @@ def sweeps() -> Iterator[tuple[str, Callable[[], object]]]:
             assert copy is not None
             yield f"splits of {name}, {normalizer}", partial(splits_ascii_alike, copied)
             yield f"splits of {name}, {normalizer}", partial(differing_splits, copy)
-    for name, path in KNOWN.items():
+    for name, path in (KNOWN | {BYTES.name: BYTES.name}).items():
         yield f"ids of {name}", partial(lambda path: load_tokenizer(str(path)).differing, path)
 
 

@@ -31,6 +31,7 @@ from pipeline.tokenization import SpecialStrings, load_tokenizer
 from pipeline.tokenization import Tokenizer as VocagTokenizer
 from pipeline.tokenization.conversion import read_sentencepiece_model
 from pipeline.tokenization.definition import write_byte_level
+from pipeline.tokenization.ranks import byte_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 MISTRAL_DATA = Path(mistral_common.__file__).parent / "data"
@@ -313,6 +314,7 @@ TRAINED: dict[str, Callable[[], Definition]] = {
     "llama_like": _llama_like,
     "unigram": _unigram,
     "word_pieces": _word_pieces,
+    "bytes": lambda: json.loads(byte_tokenizer()),
 }
 TRAINED_SENTENCEPIECE: dict[str, Callable[[], bytes]] = {
     "sentencepiece_bpe": lambda: _sentencepiece("bpe", "identity"),
@@ -338,6 +340,7 @@ SHARED_NAMES = ("qwen2_5", "llama2", "mistral", "deepseek_llm", "smollm2")
 DEEPSEEK = pytest.param("deepseek", marks=pytest.mark.slow)
 EVERY = [*SMALL, "mistral_v1", DEEPSEEK, *map(shared, SHARED_NAMES)]
 FAST = [
-    *("qwen_like", "gpt2_like", "llama_like", "sentencepiece_bpe", "mistral_v1", DEEPSEEK),
+    *("qwen_like", "gpt2_like", "llama_like", "bytes", "sentencepiece_bpe", "mistral_v1"),
+    DEEPSEEK,
     *map(shared, ("qwen2_5", "llama2", "mistral")),
 ]

