@@ -26,13 +26,13 @@ original=$demo/smollm2 transplanted=$demo/transplanted texts=$demo/texts
 tokenizer=$($python "$here/packaged_tokenizer.py" mistral)
 made "$original" $python "$here/packaged_model.py"
 made "$texts" $python "$here/transfer_texts.py"
-made "$transplanted" $python -m vocag_cli transfer "$original" --tokenizer "$tokenizer" \
+made "$transplanted" $python -m vocag transfer "$original" --tokenizer "$tokenizer" \
   --text "$texts/train.jsonl"
 
 [ -f "$demo/aligned/manifest.json" ] || $python -m beam_jobs.align --runner=DirectRunner \
   --input "$texts/train.jsonl" --output "$demo/aligned" --name docstrings \
   --student "$transplanted" --teacher "$original"
-$python -m vocag_cli score "$demo/aligned" --teacher "$original" --seq-length 512 --top-k 16
+$python -m vocag score "$demo/aligned" --teacher "$original" --seq-length 512 --top-k 16
 
 # Half precision only where the machine computes in it: twice as fast there, slower elsewhere.
 precision=()
@@ -43,7 +43,7 @@ for method in full distill; do
   stored=()
   [ "$method" = full ] || stored=(--stored-losses "$original")
   echo "== $method"
-  $python -m vocag_cli train --data "$demo/aligned" --student "$transplanted" --method "$method" \
+  $python -m vocag train --data "$demo/aligned" --student "$transplanted" --method "$method" \
     "${stored[@]}" --num-steps "${STEPS:-45}" --warmup-steps 5 --learning-rate 2e-4 \
     --seq-length 512 --global-batch-size 2 --micro-batch-size 2 "${precision[@]}" \
     --checkpoint-every 15 --output "$demo/runs/$method"

@@ -1,5 +1,6 @@
 """Distributions in the student's vocabulary, against exhaustive sums and against offsets."""
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -196,6 +197,51 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
             assert any(found == pytest.approx(each, rel=1e-4) for each in options)
         assert not written.any()  # nothing where the offsets say nothing
     assert seen > 0.8 * wanted
+
+
+@pytest.mark.parametrize("teacher_name", ["qwen_like", "llama_like"])
+def test_a_byte_student_s_distributions_are_marginals(tmp_path, teacher_name):
+    """All of a teacher's mass, summed over its tokens by the byte that comes next."""
+    student, teacher = (tokenizer_zoo.load(n, fast=False) for n in ("bytes", teacher_name))
+    build_dataset(tmp_path, make_texts(6), student=student, teacher=teacher)
+    documents = [sample["document"] for sample in decoded_documents(str(tmp_path))]
+    rows = AlignedRows(StreamConfig(Reading(str(tmp_path)), seq_length=96))
+    batch, plan = rows.__getitems__(range(len(rows))), rows.datasets[0].plan
+    # Half of the mass is on the token that comes, so that what goes on from its bytes is stored.
+    size, rng = teacher.vocab_size, np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(size, 0.1), batch["teacher_input_ids"].shape) / 2
+    coming = np.roll(batch["teacher_input_ids"].numpy(), -1, axis=1)
+    np.put_along_axis(probs, coming[..., None], 0.5, axis=-1)
+    probs /= probs.sum(-1, keepdims=True)
+    ids = np.broadcast_to(np.arange(size, dtype=np.int32), probs.shape).copy()
+    vocabulary_map = VocabularyMap.of(student, teacher)
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(probs).astype(np.float32)
+    out_ids, out_probs = map_batch(batch, ids, log_probs, vocabulary_map)
+    spelled = [teacher.token_bytes(token) for token in range(size)]
+    seen, wanted = Counter(), Counter()
+    for position in range(len(rows)):
+        row = rows.datasets[0].order.row_index(0, position)
+        for at, document, byte, state, j, boundary in label_places(plan, row, documents):
+            if byte is None or (teacher_name == "llama_like" and j == 0):
+                continue  # the end, and what a space that is not in the text comes before
+            read = document.text[document.teacher.byte_offsets[j, 0] : byte]
+            expected = Counter()
+            for text, mass in zip(spelled, probs[position, state], strict=True):
+                if text.startswith(read) and len(text) > len(read):
+                    expected[text[len(read)]] += mass
+            ending = sum(probs[position, state, t] for t in range(size) if spelled[t] == read)
+            whole = 1 if boundary else expected.total()
+            wanted[boundary] += boundary or ending < 0.1 * (whole + ending)
+            found = as_dict(out_ids[position, at], out_probs[position, at])
+            found.pop(student.eos_token_id, None)
+            found = {to: mass for to, mass in found.items() if mass > 1e-12}
+            if found:
+                seen[boundary] += 1
+                assert bytes([document.text[byte]])[0] in found
+                kept = {to: mass / whole for to, mass in expected.items() if mass / whole > 1e-12}
+                assert found == pytest.approx(kept, rel=1e-4)
+    assert all(seen[kind] > 0.9 * wanted[kind] > 50 for kind in (True, False)), (seen, wanted)
 
 
 @pytest.mark.parametrize(

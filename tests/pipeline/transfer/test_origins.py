@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.transfer.command import main as transfer
 from pipeline.transfer.model import (
     UntransferableError,
     keep_layers,
@@ -22,6 +23,7 @@ from pipeline.transfer.model import (
 from pipeline.transfer.origins import COPIED, MEAN, SEEN, SEGMENTED, SPECIAL, Origins, find_origins
 from pipeline.transfer.pairs import TokenPairs, count_pairs
 from tests.support.datasets import byte_level, make_texts
+from tests.support.hf_folders import write_model
 from tests.support.tokenizer_zoo import SHARED
 
 NEW, OLD = byte_level(480), byte_level(400)
@@ -150,6 +152,29 @@ def test_a_model_gets_another_vocabulary_and_can_be_saved(tmp_path: Path, tied: 
     torch.testing.assert_close(
         again.get_output_embeddings().weight, model.get_output_embeddings().weight
     )
+
+
+def test_a_model_of_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each byte has the row of the old token that spells it; transformers encode to bytes."""
+    old, new = write_model(tmp_path / "old", OLD), tmp_path / "new"
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts), "--output", str(new)]
+    assert transfer(given) == 0
+    assert capsys.readouterr().out.split("copied")[1].split()[0] == "256"
+    rows = [
+        AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.detach()
+        for folder in (old, new)
+    ]
+    place = {OLD.token_bytes(token): token for token in range(OLD.vocab_size)}
+    sources = [place[bytes([byte])] for byte in range(256)] + [OLD.eos_token_id] * 2
+    torch.testing.assert_close(rows[1], rows[0][sources])
+    text = "".join(text for _, text in make_texts(20, seed=1)) + "\x00\x7f \U0010ffff"
+    exported = AutoTokenizer.from_pretrained(new)
+    assert exported(text)["input_ids"] == list(text.encode())
+    assert exported.decode(list(text.encode())) == text
+    assert (exported.eos_token_id, exported.pad_token_id) == (256, 257)
+    assert load_tokenizer(str(new)).sha256 == load_tokenizer("bytes").sha256
 
 
 def test_an_output_layers_bias_comes_along() -> None:
