@@ -4,7 +4,8 @@
 #
 #     examples/transfer_demo.sh transfer-demo
 #
-# Needs vocag[train-demo]. Run it again to continue where it stopped.
+# Needs vocag[train-demo]. Run it again to continue where it stopped. STEPS is the number of steps of
+# each training, SCORE more options of vocag score.
 set -euo pipefail
 demo=$1
 python=${PYTHON:-python}
@@ -32,7 +33,7 @@ made "$transplanted" $python -m vocag transfer "$original" --tokenizer "$tokeniz
 [ -f "$demo/aligned/manifest.json" ] || $python -m beam_jobs.align --runner=DirectRunner \
   --input "$texts/train.jsonl" --output "$demo/aligned" --name docstrings \
   --student "$transplanted" --teacher "$original"
-$python -m vocag score "$demo/aligned" --teacher "$original" --seq-length 512 --top-k 16
+$python -m vocag score "$demo/aligned" --teacher "$original" --seq-length 512 --top-k 16 ${SCORE:-}
 
 # Half precision only where the machine computes in it: twice as fast there, slower elsewhere.
 precision=()

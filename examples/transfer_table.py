@@ -1,6 +1,6 @@
-"""What a model lost by its new vocabulary, and what healing brought back, domain by domain.
+r"""What a model lost by its new vocabulary, and what healing brought back, domain by domain.
 
-    python examples/transfer_table.py --texts texts --trained-on docstrings \\
+    python examples/transfer_table.py --texts texts --trained-on docstrings \
       original=smollm2 transplanted=student plain=runs/full/model
 
 The first model is the one before, the second the one that lost something. Each other model gets its
