@@ -39,7 +39,7 @@ def code() -> Iterator[tuple[str, str]]:
 def readmes() -> Iterator[tuple[str, str]]:
     """Yield (name, beginning) of installed packages' descriptions."""
     for one in sorted(distributions(), key=lambda each: each.name or ""):
-        text = str(one.metadata.get_payload() or one.metadata.get("Description") or "")
+        text = str(one.metadata.json.get("description", ""))
         yield f"{one.name}", text[:README_CHARACTERS]
 
 
