@@ -5,6 +5,7 @@ DuckDB and not pyarrow: pyarrow reads no expression from text, and what people k
 
 import json
 from collections.abc import Iterator, Set
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from vocag.installed import install
 
-_VALUE = "value"
+_TABLE, _VALUE = "documents", "value"
 _BEFORE = "SELECT ("
 _TWO_PARTS = 2
 _ALONE: dict[str, str | bool | int | float | list[str]] = {
@@ -35,46 +36,18 @@ class WhereError(ValueError):
     """A condition can't be understood, or is true of no document."""
 
 
-class Database:
-    """DuckDB without files or settings of the user's; opening it takes 30 ms, for one thread."""
-
-    def __init__(self) -> None:
-        """Open it.
-
-        Raises:
-            WhereError: DuckDB isn't installed.
-        """
-        try:
-            import duckdb
-        except ModuleNotFoundError as error:
-            raise WhereError(f"where needs DuckDB: {install('where')}") from error
-        self.duckdb = duckdb
-        self.connection = duckdb.connect(config=_ALONE)
-        # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only,
-        # without which nothing depends on it.
-        if self.ask("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'"):
-            self.ask("SET TimeZone = 'UTC'")
-
-    def ask(self, query: str, *values: str) -> list[Any]:
-        """Return what a query gives."""
-        return self.connection.execute(query, values).fetchall()
-
-
 class ConditionQuery:
     """One table, asked by conditions; nothing else can be reached from them."""
 
-    def __init__(self, table: pa.Table, database: Database | None = None) -> None:
+    def __init__(self, table: pa.Table) -> None:
         """Hold the table; a column of structs is named with its field only, "column".field.
-
-        Args:
-            table: the table.
-            database: that asks; None: one of its own.
 
         Raises:
             WhereError: DuckDB isn't installed.
         """
-        database = database or Database()
-        self._duckdb, self._ask = database.duckdb, database.ask
+        self._duckdb, database = _open_database()
+        self._connection = database.cursor()
+        self._connection.register(_TABLE, table)
         self._names = {entry.name.lower(): entry.name for entry in table.schema}
         self._paths = {
             (entry.name, own.name)
@@ -82,7 +55,6 @@ class ConditionQuery:
             if pa.types.is_struct(entry.type)
             for own in entry.type
         }
-        self._relation = database.connection.from_arrow(table)
 
     def require_condition(self, where: str) -> frozenset[str]:
         """Check a condition; return the table's columns that it names.
@@ -98,8 +70,9 @@ class ConditionQuery:
         try:
             columns = self._require_stable(where)
             expression = self._duckdb.SQLExpression(where)
-            kind = str(self._relation.project(expression).types[0])
-            self._relation.filter(expression).fetchall()
+            documents = self._connection.table(_TABLE)
+            kind = str(documents.project(expression).types[0])
+            documents.filter(expression).fetchall()
         except self._duckdb.Error as error:
             raise WhereError(f"where {where}: {_first_line(error)}") from error
         if kind != "BOOLEAN":
@@ -134,7 +107,7 @@ class ConditionQuery:
             WhereError: a row's value can't be converted, or is out of range.
         """
         try:
-            found = self._relation.project(self._duckdb.SQLExpression(f"({where}\n)").alias(_VALUE))
+            found = self._connection.execute(f"{_BEFORE}{where}\n) AS {_VALUE} FROM {_TABLE}")
             values = found.fetchnumpy()[_VALUE]  # masked if any is null
         except self._duckdb.Error as error:
             raise WhereError(
@@ -144,6 +117,10 @@ class ConditionQuery:
             return values.astype(np.bool_), np.zeros(len(values), np.bool_)
         null: NDArray[np.bool_] = np.zeros(len(values), np.bool_) | values.mask
         return values.filled(False).astype(np.bool_), null
+
+    def _ask(self, query: str, value: str) -> list[Any]:
+        rows: list[Any] = self._connection.execute(query, [value]).fetchall()
+        return rows
 
     def _require_stable(self, where: str) -> frozenset[str]:
         """Check every part of a condition, macros' included; return the columns that it names."""
@@ -198,6 +175,27 @@ class ConditionQuery:
                 raise WhereError(
                     f"where {where}: {name} is not the same each time, and so would be the rows"
                 )
+
+
+@cache
+def _open_database() -> tuple[Any, Any]:
+    """Return DuckDB and a database without files or settings of the user's: it takes 30 ms.
+
+    Each query has a cursor of its own, since a connection is for one thread.
+
+    Raises:
+        WhereError: DuckDB isn't installed.
+    """
+    try:
+        import duckdb
+    except ModuleNotFoundError as error:
+        raise WhereError(f"where needs DuckDB: {install('where')}") from error
+    connection = duckdb.connect(config=_ALONE)
+    # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only, without
+    # which nothing depends on it.
+    if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchall():
+        connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    return duckdb, connection
 
 
 def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]) -> None:

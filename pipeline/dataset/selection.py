@@ -6,7 +6,6 @@ counts; and of teachers' stored losses the scores of documents, such as `qwen.bi
 teacher's name. A condition that is null, as a comparison with a missing value is, is not true.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.dataset.conditions import ConditionQuery, Database, WhereError
+from pipeline.dataset.conditions import ConditionQuery, WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.named_scores import NamedScores, name_scores
@@ -84,14 +83,11 @@ class ChosenDocuments:
         """
         for named in self.scores:
             named.scores.read_ranks(named.columns)
-        databases = threading.local()
         waiting: deque[Future[Result]] = deque()
         pool = ThreadPoolExecutor(_READ_AHEAD)
 
         def read(shard_index: int) -> Result:
-            if self.where and not hasattr(databases, "own"):
-                databases.own = Database()
-            return work(*self.read(shard_index, database=getattr(databases, "own", None)))
+            return work(*self.read(shard_index))
 
         try:
             for shard_index in range(len(self.dataset.manifest.shards)):
@@ -109,7 +105,6 @@ class ChosenDocuments:
         *,
         with_removed: bool = False,
         with_names: bool = False,
-        database: Database | None = None,
     ) -> tuple[ShardIndex, Kept]:
         """Return one shard's index, all documents in it, and which of them are read.
 
@@ -118,7 +113,6 @@ class ChosenDocuments:
             with_removed: read those too that are removed, so that what is stored beside a shard
                 doesn't depend on them.
             with_names: read ids and quality too, which samples are checked by.
-            database: that finds what the condition is true of; None: one for this call.
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
@@ -134,7 +128,7 @@ class ChosenDocuments:
         kept = np.ones(len(index), np.bool_)
         kept[removed] = False
         if self.where:
-            kept = self._match(shard_index, index, kept, database)
+            kept = self._match(shard_index, index, kept)
         return index, None if kept.all() else kept
 
     @property
@@ -146,17 +140,15 @@ class ChosenDocuments:
         return sorted(fields), any(name in _NAMED for name in self.columns)
 
     def _match(
-        self,
-        shard_index: int,
-        index: ShardIndex,
-        read: NDArray[np.bool_],
-        database: Database | None,
+        self, shard_index: int, index: ShardIndex, read: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Return which of the documents that are read the condition is true of."""
         table = _table(self.dataset.manifest, index)
         for named in self.scores:
             table = named.add_to(table, named.read(shard_index, index))
-        matching, undecided = ConditionQuery(table, database).decide(self.where)
+        # Of a table without columns the number of rows is lost: a condition may name none.
+        named_only = table.select(self.columns or table.column_names[:1])
+        matching, undecided = ConditionQuery(named_only).decide(self.where)
         for named in self.scores:
             if named.is_partial:
                 places = np.flatnonzero(undecided & read)
