@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipeline.tokenization import Tokenizer as Tokenizer
     from pipeline.tokenization import load_tokenizer as load_tokenizer
     from pipeline.training.guided import GuidedStudent as GuidedStudent
+    from pipeline.training.hf_trainer import GuidedTrainer as GuidedTrainer
     from pipeline.training.method import Method as Method
     from schemas.document import AlignedDocument as AlignedDocument
     from schemas.document import decode_document as decode_document
@@ -60,6 +61,7 @@ _MODULES = {
     "pipeline.streaming.next_tokens": "vocabulary_map",
     "pipeline.tokenization": "Tokenizer load_tokenizer",
     "pipeline.training.guided": "GuidedStudent",
+    "pipeline.training.hf_trainer": "GuidedTrainer",
     "pipeline.training.method": "Method",
     "schemas.document": "AlignedDocument decode_document",
 }

@@ -35,6 +35,7 @@ GROUPS = {
         "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
         "remove": ("beam_jobs.remove.command", "beam", "remove documents by their ids"),
         "overlap": ("pipeline.evaluation.overlap_command", "", "find test questions in a dataset"),
+        "doctor": ("pipeline.doctor.command", "", "show what works here, and what is missing"),
         "compare-scores": ("beam_jobs.score.compare_command", "", "compare two teachers' losses"),
     },
 }

@@ -20,8 +20,11 @@ def installed_version() -> str:
 def install(extra: str) -> str:
     """Return how to install an extra: from a checkout, because no package is published.
 
+    Without a name it is what every command needs.
+
     Example:
         >>> install("hf")
         "pip install -e '.[hf]' in the checkout"
     """
-    return f"pip install -e '.[{extra}]' in the checkout"
+    wanted = f"'.[{extra}]'" if extra else "."
+    return f"pip install -e {wanted} in the checkout"

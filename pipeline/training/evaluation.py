@@ -90,8 +90,12 @@ def bits_per_byte(
         with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
             scores = score_labels(student, student_states(student, batch), batch)
         total += scores.losses.double().sum()
-    num_bytes = sum(rows.opened.datasets[0].documents.each(_num_bytes_read))
-    return float(ranks.add_up(total)) / math.log(2) / num_bytes
+    return float(ranks.add_up(total)) / math.log(2) / heldout_bytes(rows)
+
+
+def heldout_bytes(rows: AlignedRows) -> int:
+    """Return the bytes of a held-out set's text, without removed documents."""
+    return sum(rows.opened.datasets[0].documents.each(_num_bytes_read))
 
 
 def _require_same_student(

@@ -40,7 +40,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         files = find_teacher(source, role="student")
         require_tokenizer(files.path, rows.dataset, side="student")
         model = load_language_model(str(files.path), device=str(device))
-    _require_room(model, manifest.student, source, "student", config.seq_length)
+    require_model_room(model, manifest.student, source, "student", config.seq_length)
     return cast(PreTrainedModel, model)
 
 
@@ -68,7 +68,7 @@ def load_teacher(
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
     length = rows.rules.teacher_seq_length
-    _require_room(teacher, manifest.teacher, config.teacher, "teacher", length)
+    require_model_room(teacher, manifest.teacher, config.teacher, "teacher", length)
     teacher.requires_grad_(False)
     # The data's own text: unlike a text of ours, the teacher knows it if it knows any.
     mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(device))
@@ -104,9 +104,14 @@ def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
     return float(guidance[batch["loss_mask"].bool()].nanmean())
 
 
-def _require_room(
+def require_model_room(
     model: PreTrainedModel, record: TokenizerRecord, source: str, side: Side, seq_length: int
 ) -> None:
+    """Check that a model's vocabulary and length are large enough for the data.
+
+    Raises:
+        ValueError: they aren't.
+    """
     require_room(
         record,
         source,

@@ -1,0 +1,124 @@
+"""`vocag doctor`: versions, the machine, and what is missing for which command."""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+from pipeline.drawing.printing import print_lines
+from vocag.command import COMMANDS
+from vocag.installed import install, installed_version
+from vocag.options import parse_options
+
+_EPILOG = """\
+examples:
+  vocag doctor
+      What works here, and what to install for the rest.
+  vocag doctor --json
+      The same for a bug report."""
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Show versions, cores, memory, GPUs and caches, and what is missing for which command.
+
+    Attributes:
+        json: print JSON, for a bug report.
+    """
+
+    json: bool = False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 where it could not run."""
+
+    def lines() -> Iterator[str]:
+        options = parse_options(DoctorOptions, argv, prog="vocag doctor", epilog=_EPILOG)
+        found = examine()
+        yield from [json.dumps(found, indent=2)] if options.json else describe(found)
+
+    return print_lines("vocag doctor", lines)
+
+
+def examine() -> dict[str, Any]:
+    """Return everything that is found out, as `--json` prints it."""
+    from pipeline.doctor import machine
+
+    return {
+        "vocag": {"version": installed_version(), "folder": str(Path(__file__).parents[2])},
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "platform": platform.platform(),
+        "machine": machine.describe_machine(),
+        "gpu": machine.describe_gpu(),
+        "fast_path": machine.describe_fast_path(),
+        **_installed(),
+        "caches": machine.describe_caches(),
+    }
+
+
+def describe(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `examine` has found, for people.
+
+    Example:
+        >>> next(describe(examine()))  # doctest: +SKIP
+        'vocag       0.1.0 in /home/me/vocag, Python 3.12.1, Linux-6.8'
+    """
+    from pipeline.drawing.formatting import format_bytes
+
+    own, here, gpu = found["vocag"], found["machine"], found["gpu"]
+    yield (
+        f"vocag       {own['version']} in {own['folder']}, Python {found['python']['version']}, "
+        f"{found['platform']}"
+    )
+    yield (
+        f"machine     {here['cores']} cores, {format_bytes(here['memory_bytes'])} memory, "
+        f"{format_bytes(here['disk_free_bytes'])} free in this folder"
+    )
+    devices = [f"{each['name']} {format_bytes(each['memory_bytes'])}" for each in gpu["devices"]]
+    seen = ", ".join(devices) or gpu.get("problem", f"none; torch {gpu.get('torch')} sees no CUDA")
+    yield f"GPU         {seen}"
+    yield f"fast path   {found['fast_path'].get('problem', 'works')}"
+    if "problem" in found:
+        yield f"packages    {found['problem']}"
+        return
+    present = [f"{name} {version}" for name, version in found["libraries"].items() if version]
+    yield f"libraries   {', '.join(present)}"
+    for title, wanted in (("extras", True), ("incomplete", False)):
+        names = [name for name, lacking in found["extras"].items() if wanted is not bool(lacking)]
+        yield f"{title:<11} {', '.join(names) or 'none'}"
+    for name, lacking in {"core": found["core"], **found["commands"]}.items():
+        if lacking:
+            extra = COMMANDS[name][1] if name in COMMANDS else ""
+            yield f"{name:<11} lacks {', '.join(lacking)}"
+            yield f"            hint: {install(extra)}"
+    ready = [name for name, lacking in found["commands"].items() if not lacking]
+    yield f"ready       {', '.join(ready) or 'no command'}"
+    for path, num_bytes in found["caches"].items():
+        yield f"cache       {path}: {format_bytes(num_bytes)}"
+
+
+def _installed() -> dict[str, Any]:
+    """Return libraries' versions, and what the core, each extra and each command lack."""
+    try:
+        from pipeline.doctor.requirements import extras, library_versions, missing
+
+        lacking = {name: missing(name) for name in extras()}
+        core = missing()
+    except PackageNotFoundError:
+        return {"problem": f"vocag is not installed, so nothing says what it needs: {install('')}"}
+    except ModuleNotFoundError as error:
+        return {"problem": f"{error.name} is missing: {install('')}"}
+    commands = {
+        name: [*core, *dict.fromkeys(each for e in extra.split(",") if e for each in lacking[e])]
+        for name, (_, extra, _) in COMMANDS.items()
+    }
+    return {
+        "libraries": library_versions(),
+        "core": core,
+        "extras": lacking,
+        "commands": commands,
+    }

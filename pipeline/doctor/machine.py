@@ -1,0 +1,107 @@
+"""The machine: cores, memory, GPUs, the tokenizers' fast path, caches."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pipeline.remote.user_cache import cache_folder
+
+GPU_SECONDS = 60
+"""A driver that hangs must not hang the command that should find out."""
+
+_ASK_TORCH = """
+import json, torch
+devices = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+told = [{"name": each.name, "memory_bytes": each.total_memory} for each in devices]
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "devices": told}))
+"""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what processes may use here: cores, bytes of memory, bytes free on this disk."""
+    memory, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _memory_limit()
+    bound = hasattr(os, "sched_getaffinity")  # not on a Mac
+    return {
+        "cores": len(os.sched_getaffinity(0)) if bound else os.cpu_count(),
+        "memory_bytes": memory if limit is None else min(memory, limit),
+        "disk_free_bytes": shutil.disk_usage(".").free,
+    }
+
+
+def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
+    """Return the GPUs that torch sees, or `problem`; torch is asked in a process of its own.
+
+    Args:
+        seconds: that it may take.
+    """
+    if find_spec("torch") is None:
+        return {"devices": [], "problem": "torch is not installed"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"torch did not answer in {seconds:g} s: look at the driver, nvidia-smi"
+        return {"devices": [], "problem": reason}
+    if done.returncode:
+        last = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+        return {"devices": [], "problem": f"torch can't be imported: {last}"}
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def describe_fast_path() -> dict[str, Any]:
+    """Return whether gigatoken encodes as the reference does here, tried on 256 byte tokens."""
+    try:
+        from pipeline.tokenization import load_tokenizer
+        from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET
+        from pipeline.tokenization.sweep import DifferingCharacters
+    except ImportError as error:
+        return {"works": False, "problem": str(error)}
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    definition = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": step,
+        "decoder": step,
+        "model": {"type": "BPE", "vocab": dict(BYTE_LEVEL_ALPHABET), "merges": []},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        path.write_text(json.dumps(definition), "utf-8")
+        reason = load_tokenizer(str(path), differing=DifferingCharacters(())).slow_reason
+    return {"works": reason is None} | ({"problem": reason} if reason else {})
+
+
+def describe_caches() -> dict[str, int]:
+    """Return the bytes of each cache folder that is there, by its path."""
+    roots = {cache_folder("x").parent, Path.home() / ".cache" / "vocag"}
+    folders = {each for root in roots if root.is_dir() for each in root.iterdir() if each.is_dir()}
+    if find_spec("huggingface_hub"):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        folders.add(Path(HF_HUB_CACHE))
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        folders.add(Path(named))
+    return {str(each): _folder_bytes(each) for each in sorted(folders) if each.is_dir()}
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Return the bytes of a folder's files, a file that has links counted once."""
+    files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return sum(file.stat().st_size for file in files if not file.is_symlink() and file.is_file())
+
+
+def _memory_limit() -> int | None:
+    """Return a container's limit, cgroup 2 or 1."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        path = Path("/sys/fs/cgroup", name)
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            return int(text)
+    return None

@@ -1,0 +1,70 @@
+"""What the installed distribution asks for, and what of it is not here."""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+
+from packaging.requirements import Requirement  # huggingface_hub brings it
+
+
+def extras() -> list[str]:
+    """Return the names of vocag's extras.
+
+    Raises:
+        PackageNotFoundError: vocag runs from a checkout that is not installed.
+
+    Example:
+        >>> "torch" in extras()
+        True
+    """
+    return sorted(metadata("vocag").get_all("Provides-Extra") or [])
+
+
+def missing(extra: str = "") -> list[str]:
+    """Return what an extra asks for that is not installed, or not in that version.
+
+    Args:
+        extra: its name; "" for what every command needs.
+
+    Raises:
+        PackageNotFoundError: vocag runs from a checkout that is not installed.
+
+    Example:
+        >>> missing()
+        []
+    """
+    return list(dict.fromkeys(_unmet("vocag", extra)))
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the version of each library that vocag or an extra names; None: not installed.
+
+    Raises:
+        PackageNotFoundError: vocag runs from a checkout that is not installed.
+    """
+    names = {Requirement(line).name for line in requires("vocag") or ()} - {"vocag"}
+    return {name: _version(name) for name in sorted(names)}
+
+
+def _unmet(package: str, extra: str) -> Iterator[str]:
+    for line in requires(package) or ():
+        need = Requirement(line)
+        core, wanted = (
+            need.marker is None or need.marker.evaluate({"extra": name}) for name in ("", extra)
+        )
+        if not wanted or (extra and core):
+            continue
+        found = _version(need.name)
+        if found is None:
+            yield f"{need.name}{need.specifier} (not installed)"
+            continue
+        if not need.specifier.contains(found, prereleases=True):
+            yield f"{need.name}{need.specifier} ({found} is installed)"
+        for each in sorted(need.extras):
+            yield from _unmet(need.name, each)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

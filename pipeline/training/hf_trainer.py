@@ -1,0 +1,374 @@
+"""The teacher-guided loss in the `Trainer` of Hugging Face transformers.
+
+The Trainer keeps what it is good at: devices, mixed precision, FSDP, checkpoints, logging,
+callbacks. Ours are the rows, in the order of the run, and the loss. Rows travel as the one tensor
+that they lie in: no column of it can be removed, and accelerate can move, cut and send it. The
+student stays the model that the Trainer wraps, saves and loads; its forward pass takes rows, too,
+so that the hooks of what wraps it are in place while the loss is made.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+
+from pipeline.guidance import LossResult, metric_values
+from pipeline.models.fit import require_tokenizer
+from pipeline.models.output_layer import require_own_losses
+from pipeline.models.packed_check import keep_documents_apart
+from pipeline.models.teacher_files import find_folder
+from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
+from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.training.config import TrainConfig
+from pipeline.training.evaluation import heldout_bytes, open_heldout
+from pipeline.training.guided import GuidedStudent, language_model
+from pipeline.training.losses import score_labels, student_states
+from pipeline.training.method import Method
+from pipeline.training.methods import kind_of
+from pipeline.training.models import require_context, require_model_room
+
+_ROWS_FILE = "vocag_rows.json"
+
+
+class GuidedTrainer(Trainer):
+    """A Trainer whose student learns the tokens that a teacher's losses choose.
+
+    It logs the method's metrics (`kept_fraction`, `teacher_loss` …) next to its own. Evaluation
+    measures held-out text: `eval_loss`, nats per token, and `eval_bits_per_byte`, the number that
+    `vocag train` calls heldout_bits_per_byte; with several sets `eval_NAME_loss` and so on.
+
+    The loss of a step is the mean of its micro-batches' means, as the Trainer has it; `vocag train`
+    divides their sum once by all tokens.
+
+    Attributes:
+        rows: of the training data, in the order of the run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        *,
+        data: StreamConfig,
+        method: Method | None = None,
+        heldout: Mapping[str, str] | str | None = None,
+        teacher: PreTrainedModel | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the data and check that everything fits together.
+
+        Args:
+            model: the student, or one of peft around it; as `AutoModelForCausalLM` loads it.
+            args: of the Trainer. They say how many rows a step has and how often data are read.
+            data: what to read, `StreamConfig(Reading("aligned"), seq_length=2048,
+                stored_losses="teacher")`.
+            method: how the loss is made; None: the paper's.
+            heldout: an aligned dataset to measure, or several by name.
+            teacher: a frozen model in place of stored losses, loaded by `load_language_model`.
+            options: of the Trainer: callbacks, optimizers, processing_class.
+
+        Raises:
+            ValueError: settings under which rows or loss would be others; data, model and method
+                that don't fit together.
+        """
+        _require_settings(args)
+        config = _as_run(args, data, method, heldout, teacher)
+        self.rows = _open_rows(args, data, config)
+        require_context(config, self.rows)
+        _require_student(model, config, self.rows)
+        sets = open_heldout(config, self.rows)
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=self.rows,
+            eval_dataset=(next(iter(sets.values())) if isinstance(heldout, str) else sets or None),
+            callbacks=[_KeepRows(self.rows), *(options.pop("callbacks", None) or ())],
+            **options,
+        )
+        if self.get_total_train_batch_size(args) != self.rows.config.global_batch_size:
+            raise ValueError(
+                "tensor, context and sequence parallelism and gradient_accumulation_kwargs change "
+                "how many rows a step has: leave them out"
+            )
+        online = teacher is not None and kind_of(config.method).needs == "distributions"
+        guided = GuidedStudent(
+            model,
+            config.method,
+            group=dist.group.WORLD if args.world_size > 1 else None,
+            vocab_size=self.rows.manifest.student.vocab_size,
+            vocabulary_map=vocabulary_map(self.rows.dataset, self.rows.rules) if online else None,
+        )
+        model.forward = _forward(guided, model.forward)
+        if teacher is not None:
+            cast(Any, teacher).requires_grad_(False).to(args.device)
+        self._teacher = teacher
+        self._draw = (-1, 0)
+        self._sums: dict[str, Tensor] = {}
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
+    ) -> TrainOutput:
+        """Train, as the Trainer does, from a checkpoint where one is named or True is given.
+
+        Raises:
+            StreamMismatchError: the checkpoint's run read other rows.
+            ValueError: a checkpoint of another trainer, or True where there is none.
+        """
+        found: str | bool | None = resume_from_checkpoint
+        if found is True:
+            found = get_last_checkpoint(self.args.output_dir)
+        if found:
+            self.rows.restore(_saved_rows(Path(str(found))))
+        return super().train(resume_from_checkpoint, *args, **options)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the mean loss over what a micro-batch's method counts."""
+        batch = Rows(inputs["rows"], self.rows.layout)
+        result: LossResult = model(rows=batch, teacher=self._teacher, step=self._next_draw())
+        for name, value in result.metrics.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        loss = result.loss_sum / result.num_tokens.clamp_min(1)
+        return (loss, result) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Log the method's metrics since the last time, too, of all processes."""
+        if self._sums and "loss" in logs:
+            added = self.accelerator.reduce(torch.stack(list(self._sums.values())))
+            logs |= metric_values(dict(zip(self._sums, added, strict=True)))
+            self._sums = {}
+        super().log(logs, *args, **options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the micro-batches of an epoch, in the order of the run."""
+        return self._loader(self.rows, self._train_batch_size, _Positions(self))
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the micro-batches of a held-out set."""
+        sets = cast(Any, self.eval_dataset)
+        given = sets if eval_dataset is None else eval_dataset
+        return self._loader(
+            sets[given] if isinstance(given, str) else given, self.args.eval_batch_size
+        )
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
+        """Measure a held-out set: each token and byte counts alike, whatever row it is in."""
+        rows = dataloader.dataset
+        self._measured = rows.layout
+        output = super().evaluation_loop(dataloader, *args, **options)
+        losses, tokens = cast(Any, output.predictions).sum(0).tolist()
+        prefix = options.get("metric_key_prefix", "eval")
+        bits = losses / math.log(2)
+        measured = {"loss": losses / tokens, "bits_per_byte": bits / heldout_bytes(rows)}
+        cast(Any, output.metrics).update({f"{prefix}_{name}": v for name, v in measured.items()})
+        return output
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *_: Any, **options: Any
+    ) -> tuple[None, Tensor, None]:
+        """Return each row's summed loss and labels, float64 [rows, 2]."""
+        batch = Rows(self._prepare_inputs(inputs)["rows"], self._measured)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            losses: Tensor = model(rows=batch, measure=True)
+        sums = losses.double().sum(-1), batch["loss_mask"].double().sum(-1)
+        return None, torch.stack(sums, -1), None
+
+    def _loader(
+        self, rows: AlignedRows, batch_size: int, sampler: Sampler[int] | None = None
+    ) -> DataLoader[Any]:
+        """Return a loader that accelerate has cut for this process."""
+        args = self.args
+        loader: DataLoader[Any] = DataLoader(
+            rows,
+            batch_size,
+            sampler=sampler,
+            drop_last=sampler is not None,
+            collate_fn=_collate,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers and sampler is not None,
+            generator=torch.Generator(),  # else each loader draws from the run's own
+        )
+        return cast("DataLoader[Any]", self.accelerator.prepare(loader))
+
+    def _next_draw(self) -> int:
+        """Return a number that no other micro-batch of the run has, for random choices."""
+        step = self.state.global_step
+        self._draw = (step, self._draw[1] + 1 if self._draw[0] == step else 0)
+        number = step * self.args.gradient_accumulation_steps + self._draw[1]
+        return int(number * self.args.world_size + self.args.process_index)
+
+
+class _Positions(Sampler[int]):
+    """The run's positions in the epoch that its step lies in."""
+
+    def __init__(self, trainer: GuidedTrainer) -> None:
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        rows = self._trainer.rows  # a mixture's epoch need not be whole steps
+        return rows.samples_per_epoch // (size := rows.config.global_batch_size) * size
+
+    def __iter__(self) -> Iterator[int]:
+        consumed = self._trainer.state.global_step * self._trainer.rows.config.global_batch_size
+        start = consumed // len(self) * len(self)
+        return iter(range(start, start + len(self)))
+
+
+class _KeepRows(TrainerCallback):
+    """Writes where the run stands in its rows into every checkpoint."""
+
+    def __init__(self, rows: AlignedRows) -> None:
+        self._rows = rows
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Write the file."""
+        if state.is_world_process_zero:
+            stood = self._rows.state(state.global_step * self._rows.config.global_batch_size)
+            folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
+            (folder / _ROWS_FILE).write_text(json.dumps(asdict(stood)) + "\n", "utf-8")
+
+
+def _saved_rows(folder: Path) -> StreamState:
+    try:
+        saved = json.loads((folder / _ROWS_FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} holds no {_ROWS_FILE}, so it isn't a checkpoint of a GuidedTrainer: start "
+            "without resume_from_checkpoint, from that model"
+        ) from None
+    return StreamState(**saved | {"generations": tuple(saved["generations"])})
+
+
+def _collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
+    return {"rows": collate_rows(rows).buffer}
+
+
+def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a student's forward pass that takes rows, too."""
+
+    def forward(*args: Any, rows: Rows | None = None, measure: bool = False, **options: Any) -> Any:
+        if rows is None:
+            return own(*args, **options)
+        if measure:
+            student = language_model(guided.model)
+            return score_labels(student, student_states(student, rows), rows).losses
+        return guided(rows, **options)
+
+    return forward
+
+
+def _as_run(
+    args: TrainingArguments,
+    data: StreamConfig,
+    method: Method | None,
+    heldout: Mapping[str, str] | str | None,
+    teacher: PreTrainedModel | None,
+) -> TrainConfig:
+    """Describe the run as `vocag train` would, which checks what it checks."""
+    names = {"heldout": heldout} if isinstance(heldout, str) else heldout or {}
+    stored = data.stored_losses
+    return TrainConfig(
+        data=data.data,
+        student="",
+        output=Path(str(args.output_dir)),
+        teacher=None if teacher is None else str(teacher.config.name_or_path or "teacher"),
+        stored_losses=(stored,) if isinstance(stored, str) else stored,
+        heldout=tuple(f"{name}={path}" for name, path in names.items()),
+        seq_length=data.seq_length,
+        method=method or Method(),
+        seed=data.seed,
+    )
+
+
+def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig) -> AlignedRows:
+    size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    if data.global_batch_size not in (1, size) or data.num_epochs not in (1, None):
+        raise ValueError(
+            f"StreamConfig says global_batch_size {data.global_batch_size} and num_epochs "
+            f"{data.num_epochs}, TrainingArguments {size} rows a step and max_steps or "
+            "num_train_epochs: leave both out of StreamConfig"
+        )
+    distributions = config.stream.with_distributions
+    rows = AlignedRows(
+        replace(data, global_batch_size=size, num_epochs=None, with_distributions=distributions)
+    )
+    steps = args.max_steps
+    if steps <= 0:
+        steps = math.ceil(args.num_train_epochs * (rows.samples_per_epoch // size))
+    if steps * size > len(rows):
+        raise ValueError(
+            f"{steps} steps of {size} rows need {steps * size} rows, {data.data.path} gives "
+            f"{len(rows)}: raise max_epochs in it, or lower max_steps or num_train_epochs"
+        )
+    return rows
+
+
+def _require_student(model: nn.Module, config: TrainConfig, rows: AlignedRows) -> None:
+    student = language_model(model)
+    source = str(student.config.name_or_path)
+    if source:
+        require_tokenizer(find_folder(source, role="student"), rows.dataset, side="student")
+    require_model_room(
+        student, rows.manifest.student, source or "model", "student", config.seq_length
+    )
+    require_own_losses(student)
+    keep_documents_apart(student)
+
+
+def _require_settings(args: TrainingArguments) -> None:
+    """Refuse what would change rows or loss without a word.
+
+    Raises:
+        ValueError: with the setting, why not, and what to do.
+    """
+    deepspeed = getattr(args, "hf_deepspeed_config", None)
+    refused = {
+        "label_smoothing_factor": (args.label_smoothing_factor != 0, "losses choose tokens"),
+        "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),
+        "ignore_data_skip": (args.ignore_data_skip, "a resumed run would read rows again"),
+        "train_sampling_strategy": (
+            args.train_sampling_strategy not in ("random", "sequential"),
+            "rows are packed and shuffled already",
+        ),
+        "accelerator_config.split_batches": (
+            cast(Any, args.accelerator_config).split_batches,
+            "per_device_train_batch_size would not be a device's",
+        ),
+        "deepspeed, stage 3": (
+            deepspeed is not None and deepspeed.is_zero3(),
+            "the output layer's weight is in pieces while the loss is made; use FSDP",
+        ),
+    }
+    for name, (given, reason) in refused.items():
+        if given:
+            raise ValueError(f"TrainingArguments.{name} doesn't work here: {reason}; leave it out")
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process would use {args.n_gpu} GPUs by DataParallel: start the script with "
+            f"torchrun --nproc-per-node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES=0"
+        )

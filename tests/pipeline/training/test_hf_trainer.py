@@ -1,0 +1,238 @@
+"""GuidedTrainer inside the real Trainer: rows, loss, evaluation, resuming, what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TrainingArguments
+
+from pipeline.models.hf_models import load_language_model
+from pipeline.packing.state import StreamMismatchError
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.training.config import TrainConfig
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.hf_trainer import GuidedTrainer
+from pipeline.training.loop import train
+from pipeline.training.method import Method
+from tests.support.scored_data import SEQ_LENGTH
+from tests.support.servers import free_port
+
+ROOT = Path(__file__).parents[3]
+
+
+def data_of(world: Path, **more: Any) -> StreamConfig:
+    given = {"seq_length": SEQ_LENGTH, "stored_losses": "", **more}
+    return StreamConfig(Reading(str(world / "data")), **given)
+
+
+def arguments(output: Path, **more: Any) -> TrainingArguments:
+    given = {
+        **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
+        **{"logging_steps": 1, "save_steps": 2, "use_cpu": True, "report_to": "none"},
+        **{"lr_scheduler_type": "constant", "weight_decay": 0.0, "disable_tqdm": True},
+    }
+    return TrainingArguments(str(output), **given | more)
+
+
+def trainer_of(world: Path, output: Path, *, settings: dict[str, Any], **more: Any) -> Any:
+    student = AutoModelForCausalLM.from_pretrained(world / "student")
+    data = more.pop("data", data_of(world))
+    return GuidedTrainer(student, arguments(output, **settings), data=data, **more)
+
+
+def logged(trainer: Any, name: str = "loss") -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def seen_rows(trainer: Any) -> list[torch.Tensor]:
+    """Note every micro-batch that the loss is made of."""
+    seen: list[torch.Tensor] = []
+    own = trainer.compute_loss
+
+    def note(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        seen.append(inputs["rows"].clone())
+        return own(model, inputs, *args, **options)
+
+    trainer.compute_loss = note
+    return seen
+
+
+def test_it_trains_as_vocag_train_does(world: Path, tmp_path: Path) -> None:
+    """Every other default of the Trainer's stays: unused columns removed, random sampling."""
+    heldout = str(world / "data")
+    trainer = trainer_of(
+        world,
+        tmp_path / "trainer",
+        settings={"eval_strategy": "steps", "eval_steps": 4, "adam_beta2": 0.95},
+        heldout=heldout,
+    )
+    assert trainer.args.remove_unused_columns
+    assert trainer.args.train_sampling_strategy == "random"
+    trainer.train()
+    config = TrainConfig(
+        data=Reading(str(world / "data")),
+        student=str(world / "student"),
+        output=tmp_path / "own",
+        stored_losses=("",),
+        heldout=(heldout,),
+        seq_length=SEQ_LENGTH,
+        global_batch_size=2,
+        micro_batch_size=2,
+        num_steps=4,
+        warmup_steps=0,
+        schedule="constant",
+        learning_rate=1e-3,
+        weight_decay=0.0,
+    )
+    last = train(config)
+    own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
+    assert logged(trainer) == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
+    for name in ("kept_fraction", "teacher_loss"):
+        assert logged(trainer, name) == pytest.approx([entry[name] for entry in own], rel=1e-6)
+    measured = logged(trainer, "eval_bits_per_byte")
+    assert measured == pytest.approx([last["heldout_bits_per_byte"]], rel=1e-5)
+    # The held-out loss, by the slow way: token by token, each counted alike.
+    rows = trainer.eval_dataset
+    batch = rows.__getitems__(range(len(rows)))
+    with torch.no_grad():
+        result = GuidedStudent(trainer.model, Method("full"))(batch)
+    expected = float(result.loss_sum) / float(result.num_tokens)
+    assert logged(trainer, "eval_loss") == pytest.approx([expected], rel=1e-5)
+
+
+def test_epochs_and_micro_batches_read_the_runs_rows_in_order(world: Path, tmp_path: Path) -> None:
+    settings = {"max_steps": -1, "num_train_epochs": 2.0, "save_strategy": "no"}
+    settings |= {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 3}
+    plain = data_of(world, stored_losses=None)
+    trainer = trainer_of(world, tmp_path, settings=settings, method=Method("full"), data=plain)
+    seen = seen_rows(trainer)
+    trainer.train()
+    rows = AlignedRows(replace(plain, global_batch_size=6, num_epochs=2))
+    assert len(rows) == 2 * rows.samples_per_epoch > 12
+    expected = rows.__getitems__(range(len(rows))).buffer
+    assert torch.equal(torch.cat(seen), expected)
+    assert trainer.state.global_step == len(rows) // 6
+
+
+def test_a_run_goes_on_with_the_rows_that_follow(world: Path, tmp_path: Path) -> None:
+    """From the middle of the second epoch: same rows, same random choices, same weights."""
+    steps = len(AlignedRows(data_of(world, global_batch_size=4))) // 4
+    settings = {"max_steps": steps + 4, "save_steps": steps + 2}
+    settings |= {"gradient_accumulation_steps": 2}
+    given = {"settings": settings, "method": Method("random")}
+    given |= {"data": data_of(world, stored_losses=None)}
+    whole = trainer_of(world, tmp_path / "run", **given)
+    seen = seen_rows(whole)
+    whole.train()
+    again = trainer_of(world, tmp_path / "run", **given)
+    rest = seen_rows(again)
+    again.train(resume_from_checkpoint=str(tmp_path / f"run/checkpoint-{steps + 2}"))
+    assert len(rest) == 4
+    assert all(map(torch.equal, rest, seen[-4:]))
+    assert logged(again)[-2:] == logged(whole)[-2:]
+    weights = dict(whole.model.named_parameters())
+    assert all(torch.equal(weights[name], p) for name, p in again.model.named_parameters())
+    other = trainer_of(world, tmp_path / "run", settings=settings, data=data_of(world, seed=5))
+    with pytest.raises(StreamMismatchError):
+        other.train(resume_from_checkpoint=True)
+    (tmp_path / "foreign").mkdir()
+    with pytest.raises(ValueError, match=r"vocag_rows\.json"):
+        other.train(resume_from_checkpoint=str(tmp_path / "foreign"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({"label_smoothing_factor": 0.1}, {}),
+        ({"auto_find_batch_size": True}, {}),
+        ({"ignore_data_skip": True}, {}),
+        ({"train_sampling_strategy": "group_by_length"}, {}),
+        ({"accelerator_config": {"split_batches": True}}, {}),
+        ({}, {"data": {"global_batch_size": 3}}),
+        ({}, {"data": {"num_epochs": 3}}),
+        ({}, {"data": {"stored_losses": None}}),
+        # Longer than the model's.
+        ({}, {"data": {"seq_length": 1024, "stored_losses": None}, "method": Method("full")}),
+        ({}, {"method": Method("alms")}),
+    ],
+    ids=str,
+)
+def test_what_would_change_rows_or_loss_is_refused(
+    world: Path, tmp_path: Path, settings: dict[str, Any], more: dict[str, Any]
+) -> None:
+    if "data" in more:
+        more = {"data": data_of(world, **more["data"])}
+    with pytest.raises(ValueError, match=r"leave|needs|lower|choose"):
+        trainer_of(world, tmp_path, settings=settings, **more)
+
+
+def test_a_model_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
+    teacher = AutoModelForCausalLM.from_pretrained(world / "teacher")
+    with pytest.raises(ValueError, match="tokenizer"):
+        GuidedTrainer(teacher, arguments(tmp_path), data=data_of(world))
+
+
+def test_a_running_teacher_gives_the_stored_losses(world: Path, tmp_path: Path) -> None:
+    first = {}
+    for name, stored in {"stored": "", "running": None}.items():
+        settings = {"max_steps": 1, "save_strategy": "no"}
+        teacher = None if stored == "" else load_language_model(str(world / "teacher"))
+        data = data_of(world, stored_losses=stored)
+        trainer = trainer_of(world, tmp_path, settings=settings, data=data, teacher=teacher)
+        trainer.train()
+        first[name] = logged(trainer)[0]
+        assert trainer.model(input_ids=torch.ones(1, 3, dtype=torch.long)).logits.shape[1] == 3
+    assert first["running"] == pytest.approx(first["stored"], rel=1e-3)
+
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+from tests.pipeline.training.test_hf_trainer import logged, trainer_of
+world, output = map(Path, sys.argv[1:3])
+settings = {"per_device_train_batch_size": 1, "save_strategy": "no"}
+settings |= {"accelerator_config": {"dispatch_batches": bool(sys.argv[3])}}
+trainer = trainer_of(world, output, settings=settings, heldout=str(world / "data"))
+trainer.train()
+result = trainer.evaluate()
+if trainer.args.process_index == 0:
+    print("measured", *logged(trainer), *logged(trainer, "kept_fraction"), result["eval_loss"])
+    trainer.save_model(str(output / "model"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatched", ["", "dispatched"])
+def test_two_processes_choose_and_measure_as_one(
+    world: Path, tmp_path: Path, dispatched: str
+) -> None:
+    """By torchrun, with DistributedDataParallel around the student."""
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [
+            *(sys.executable, *launcher, "--master-port", str(free_port())),
+            *(str(script), str(world), str(tmp_path), dispatched),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("measured")]
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    alone = trainer_of(world, tmp_path / "one", settings=settings, heldout=str(world / "data"))
+    alone.train()
+    expected = [*logged(alone), *logged(alone, "kept_fraction"), alone.evaluate()["eval_loss"]]
+    assert [float(value) for value in line.split()[1:]] == pytest.approx(expected, rel=1e-5)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    for name, tensor in alone.model.state_dict().items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-4)
