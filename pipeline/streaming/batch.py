@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from pipeline.guidance.aggregation import has_context
-from pipeline.streaming.layout import RowLayout
-
-_FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
+from pipeline.streaming.layout import FLOAT_FIELDS, RowLayout
 
 
 class Rows(Mapping[str, torch.Tensor]):
@@ -44,9 +41,8 @@ class Rows(Mapping[str, torch.Tensor]):
                 f"no field {name!r} but {', '.join(self)}; a DataLoader needs "
                 "collate_fn=pipeline.streaming.collate_rows"
             )
-        start = self.layout.starts[name]
-        words = self.buffer[..., start : start + int(np.prod(shape))]
-        if name in _FLOAT_FIELDS:
+        words = self.buffer[..., self.layout.words[name]]
+        if name in FLOAT_FIELDS:
             words = words.view(torch.float32)
         return words.view((*words.shape[:-1], *shape))
 

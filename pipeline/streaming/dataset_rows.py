@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from numpy import float32, int32, int64, nan
+from numpy import int32, int64, nan
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
@@ -115,8 +115,7 @@ class DatasetRows:
         start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
         at, num_quarantined = (0, 0, 0), 0
         if self._losses is not None:
-            first = layout.starts["teacher_losses"]
-            row[first : first + layout.teacher_seq_length].view(float32).fill(nan)
+            layout.field(row, "teacher_losses").fill(nan)
         if self._next_tokens is not None:
             self._next_tokens.begin_row()
         for segment in self.plan.segments[start:stop].tolist():
@@ -182,9 +181,9 @@ class DatasetRows:
         else:
             if self._losses is not None:
                 # They come after the context token and, since no end token has one, end at `stop`.
-                end = layout.starts["teacher_losses"] + stop[TEACHER]
-                losses = row[end - (t_stop - t_start) : end].view(float32)
-                losses[:] = self._losses.read(document_index, t_start, t_stop)
+                own = slice(stop[TEACHER] - (t_stop - t_start), stop[TEACHER])
+                losses = layout.field(row, "teacher_losses")
+                losses[own] = self._losses.read(document_index, t_start, t_stop)
             if self._next_tokens is not None:
                 places = at[TEACHER], stop[TEACHER]
                 ends = bool(flags & ENDS)

@@ -5,10 +5,13 @@ where each field lies; `fill_segment` writes a segment from its sample's bytes w
 anything else of the document. `pipeline.streaming` describes the fields.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 PADDING_ID = 0  # every vocabulary has it; masks keep it out of every loss
 
@@ -16,6 +19,9 @@ INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
 TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
 NUM_QUARANTINED = 9
 """Places of the fields in `RowLayout.kernel_starts`."""
+
+FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
+"""Fields whose words are float32."""
 
 STUDENT, TEACHER, SEGMENT = range(3)
 """Places in `at`: the next student place, the next teacher place, the number of segments."""
@@ -73,17 +79,23 @@ class RowLayout:
         return shapes | ({"source": ()} if self.sources else {})
 
     @cached_property
-    def starts(self) -> dict[str, int]:
-        """First word of each field in the buffer."""
-        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
-        return dict(zip(self.shapes, np.cumsum([0, *sizes]).tolist(), strict=False))
+    def words(self) -> dict[str, slice]:
+        """Where each field lies in the buffer."""
+        bounds = np.cumsum([0, *(math.prod(shape) for shape in self.shapes.values())]).tolist()
+        return dict(zip(self.shapes, map(slice, bounds, bounds[1:]), strict=True))
 
     @cached_property
     def num_words(self) -> int:
         """int32 words in a row's buffer."""
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def field(self, row: NDArray[np.int32], name: str) -> NDArray[Any]:
+        """Return a field of a row's buffer, a view."""
+        words = row[self.words[name]]
+        words = words.view(np.float32) if name in FLOAT_FIELDS else words
+        return words.reshape(self.shapes[name])
 
     @cached_property
     def kernel_starts(self) -> tuple[int, ...]:
         """First words of the fields that the kernels write: the first ten."""
-        return tuple(self.starts.values())[: NUM_QUARANTINED + 1]
+        return tuple(words.start for words in self.words.values())[: NUM_QUARANTINED + 1]

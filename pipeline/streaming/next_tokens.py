@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
+from pipeline.distributions.kernels import RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.combined_losses import CombinedLosses
 from pipeline.scoring.stored_losses import StoredLosses
-from pipeline.streaming.batch import Rows
 from pipeline.streaming.layout import RowLayout
 
 _maps: dict[object, VocabularyMap] = {}
@@ -75,8 +74,8 @@ class NextTokens:
             row: int32 [layout.num_words], its other fields written.
             layout: of the row.
         """
-        fields = Rows(torch.from_numpy(row), layout)
-        out = (fields[name].numpy() for name in ("next_token_ids", "next_token_probs"))
+        fields = {name: layout.field(row, name) for name in RowFields._fields}
+        out = (layout.field(row, name) for name in ("next_token_ids", "next_token_probs"))
         map_row(fields, self._ids, self._log_probs, self._map, *out)
 
 

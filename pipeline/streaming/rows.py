@@ -249,7 +249,7 @@ class AlignedRows(TorchDataset[Rows]):
         source, epoch, epoch_position = self.locate(run_position)
         self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
         if self.layout.sources:
-            row[self.layout.starts["source"]] = source
+            row[self.layout.words["source"]] = source
 
 
 def whole_batches(num_rows: int, global_batch_size: int) -> int:
