@@ -21,7 +21,7 @@ _CHIP_HEIGHT, _LINK_HEIGHT, _MARGIN = 24.0, 30.0, 1.0
 _ARROW_HEIGHT, _ARROW_WIDTH = 7.0, 8.0
 _HEIGHT = 2 * (_CHIP_HEIGHT + _MARGIN) + _LINK_HEIGHT
 
-_STYLE = """
+STYLE = """
 .tokens { margin-top: .9rem; line-height: 0; }
 .tokens svg { margin: 0 5px 14px 0; max-width: 100%; height: auto; vertical-align: top; }
 svg text { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -116,7 +116,7 @@ def render_preview(
         *head,
         _draw_legend(legend),
         *(_document(document, marks) for document in documents),
-        style=_STYLE,
+        style=STYLE,
     )
 
 
