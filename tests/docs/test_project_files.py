@@ -1,0 +1,42 @@
+"""What GitHub reads: workflows that run what is there, and a bug report that asks for the facts."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((ROOT / ".github" / name).read_text("utf-8"))
+
+
+def test_the_workflow_runs_commands_that_exist() -> None:
+    [job] = load("workflows/ci.yml")["jobs"].values()
+    commands = job["strategy"]["matrix"]["command"]
+    assert set(commands) >= {".ci/run", "make demo"}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for command in commands:
+        tool, *target = command.split()
+        assert (
+            target and target[0] in targets if tool == "make" else os.access(ROOT / tool, os.X_OK)
+        )
+
+
+def test_a_bug_report_asks_for_the_doctor() -> None:
+    fields = load("ISSUE_TEMPLATE/bug.yml")["body"]
+    asked = {field["attributes"]["label"] for field in fields if field["validations"]["required"]}
+    assert "vocag doctor --json" in asked
+    for template in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        assert load(f"ISSUE_TEMPLATE/{template.name}")
+
+
+def test_the_changelog_starts_at_the_release() -> None:
+    """Its newest section is the version that setup.cfg has."""
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    [own] = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert sections[0] == own
+    assert sections[-1] == "0.1.0"
