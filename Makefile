@@ -94,11 +94,9 @@ format: $(VENV)/.installed-lint ## fix style
 types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
 	$(BIN)/mypy
 
-# pdoc imports what it describes, so this installs what the tests need: Beam, torch, Megatron.
-docs: $(VENV)/.installed-docs ## build the reference from the docstrings, in build/reference
-	HF_HUB_OFFLINE=1 $(BIN)/pdoc --docformat google --output-directory build/reference \
-	  schemas pipeline beam_jobs megatron_plugin vocag
-	@echo "Reference: build/reference/index.html"
+docs: $(VENV)/.installed-docs ## build the documentation as a site with search, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Site: build/site/index.html; with search: $(BIN)/python -m mkdocs serve"
 
 known-sweeps: $(VENV)/.installed-test ## compare the encoders on real tokenizers, for the package; when a tokenizer library is raised (minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.support.sweep_known

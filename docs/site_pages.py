@@ -1,0 +1,45 @@
+"""Pages and links of the site: what mkdocs must know of files outside of docs/.
+
+Pages link to each other by their paths in the repository, so that links work there. On the site
+some of these pages have other places, and other files that a page links to come along as they are.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "README.md": "index.md",
+    "schemas/README.md": "format.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+_SOURCES = {page: source for source, page in PAGES.items()}
+_LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie outside of docs/."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return a page with links as they are on the site."""
+    here = page.file.src_uri
+    source = _SOURCES.get(here, f"docs/{here}")
+
+    def place(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1]))
+        path = PAGES.get(target, target.removeprefix("docs/"))
+        if (ROOT / target).is_file() and files.get_file_from_path(path) is None:
+            files.append(File.generated(config, path, abs_src_path=str(ROOT / target)))
+        return posixpath.relpath(path, posixpath.dirname(here) or ".")
+
+    return _LINK.sub(place, markdown)

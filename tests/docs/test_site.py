@@ -1,0 +1,42 @@
+"""The site is built without a warning, and every link on it leads somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("mkdocs")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_every_link_of_the_site_leads_somewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    pages = {path.resolve(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    pages.pop((tmp_path / "404.html").resolve())  # its links are absolute, for any place
+    anchors = {path: set(re.findall(r'\bid="?([^"\s>]+)', text)) for path, text in pages.items()}
+    checked, dead = 0, []
+    for path, text in pages.items():
+        for link in re.findall(r'\b(?:href|src)="([^"]*)"', text):
+            parts = urlsplit(unescape(link))
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            fragment = unquote(parts.fragment)
+            known = target.exists() and (not fragment or fragment in anchors.get(target, ()))
+            checked += 1
+            if not known:
+                dead.append(f"{path.relative_to(tmp_path)}: {link}")
+    assert not dead
+    assert checked > 1000
+    assert 'class="md-search' in pages[(tmp_path / "index.html").resolve()]
