@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 from hashlib import sha256
+from shlex import quote
 from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
@@ -19,6 +20,7 @@ from schemas.manifest import (
     decode_manifest,
 )
 from schemas.records import RecordError, read_record
+from vocag.failures import hinted
 
 BLOCKS_PREFIX = "blocks-"
 """How the files begin that blocks wait in."""
@@ -172,11 +174,12 @@ def _require_same(
     if theirs == ours:
         return
     others = "add to it by --append, " if what == "a dataset" else ""
-    raise OptionsError(
+    error = OptionsError(
         f"--output {output} holds {what} of another configuration: "
         f"{describe_differences(theirs, ours)}; choose another --output, {others}or delete that "
         "folder"
     )
+    raise hinted(error, f"--output {quote(output.rstrip('/') + '-2')}")
 
 
 def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

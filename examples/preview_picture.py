@@ -12,12 +12,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from pipeline.dataset.files import open_dataset
 from pipeline.drawing.blocks import Block
 from pipeline.drawing.page_blocks import STYLE as BLOCK_STYLE
 from pipeline.drawing.page_blocks import draw_block
 from pipeline.drawing.web_page import STYLE, tag
 from pipeline.explore.preview import load_previews
+from vocag import open_dataset
 
 WIDTH, GAP, LEADING = 860.0, 5.0, 12.0
 

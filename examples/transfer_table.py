@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.dataset.texts import read_texts
 from pipeline.drawing.formatting import format_table
-from pipeline.tokenization import load_tokenizer
 from pipeline.transfer.measure import bits_per_byte
+from vocag import load_tokenizer
 
 Bits = dict[str, float]
 """Bits per byte by domain."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from vocag.failures import report
 from vocag.options import Option, parse_options
 
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with_tokenizer=not options.no_tokenizer,
         )
     except (ValueError, OSError, SafetensorError) as error:
-        print(f"vocag export: {error}", file=sys.stderr)
+        report("vocag export", error)
         return 2
     print(f"{options.output}: a student of the family {shape.family}")
     return 0

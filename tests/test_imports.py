@@ -26,13 +26,13 @@ ALLOWED = {
     "pipeline.drawing": "vocag",
     "pipeline.remote": "vocag",
     "pipeline.guidance": "pipeline.fractions pipeline.selection_rule",
-    "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
+    "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote vocag",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
     " pipeline.compiled pipeline.remote vocag",
     "pipeline.dataset.cache": "",
-    "pipeline.dataset.reading": "pipeline.remote",
+    "pipeline.dataset.reading": "pipeline.remote vocag",
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
     "pipeline.packing": "pipeline.compiled",
     "pipeline.packing.reading": "pipeline.packing vocag",
@@ -68,7 +68,7 @@ ALLOWED = {
     " pipeline.tokenization pipeline.alignment pipeline.dataset"
     " pipeline.batches pipeline.compiled pipeline.drawing vocag",
     "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
-    " pipeline.batches pipeline.compiled pipeline.drawing",
+    " pipeline.batches pipeline.compiled pipeline.drawing vocag",
     "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing",
     "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing vocag",
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"

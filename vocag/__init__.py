@@ -7,6 +7,7 @@ where it is written, and may change between versions.
 
 from importlib import import_module
 
+from vocag.failures import hinted
 from vocag.installed import install, installed_version
 from vocag.own_packages import require_own_packages
 
@@ -81,7 +82,7 @@ def __getattr__(name: str) -> object:
         found = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if error.name in _EXTRAS:
-            error.add_note(f"hint: {install(_EXTRAS[error.name])}")
+            hinted(error, install(_EXTRAS[error.name]))
         raise
     globals()[name] = found  # the next use is as fast as any other
     return found

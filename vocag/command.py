@@ -4,6 +4,8 @@ import os
 import sys
 from importlib import import_module
 
+from vocag import failures
+from vocag.failures import hinted, report
 from vocag.installed import install, installed_version
 from vocag.own_packages import PACKAGES, HiddenPackageError, require_own_packages
 
@@ -49,7 +51,9 @@ left_behind: "list[threading.Thread]" = []
 
 def main(argv: list[str] | None = None) -> "NoReturn":
     """Run `vocag COMMAND …` and end the process with its status."""
-    arguments = sys.argv[1:] if argv is None else argv
+    given = sys.argv[1:] if argv is None else argv
+    arguments = [argument for argument in given if argument != "--debug"]
+    failures.with_traceback = arguments != list(given)
     if arguments[:1] == ["--version"]:
         print(f"vocag {installed_version()}")
         leave(0)
@@ -65,6 +69,11 @@ def main(argv: list[str] | None = None) -> "NoReturn":
         leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
     except KeyboardInterrupt:
         leave(130, f"{name}: interrupted")
+    except Exception as error:  # none of those that commands expect and explain
+        again = " ".join(["vocag", "--debug", *map(_quoted, arguments)])
+        hinted(error, f"{again}  # and report it with what vocag doctor --json prints")
+        report(name, error, f"unexpected {type(error).__name__}: {error}")
+        leave(1)
 
 
 def run_command(arguments: list[str]) -> int:
@@ -74,7 +83,7 @@ def run_command(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f'vocag: unknown command "{name}"\n\n{_usage()}', file=sys.stderr)
+        report("vocag", hinted(ValueError(f'unknown command "{name}"'), _closest(name)))
         return 2
     module_name, extra, _ = COMMANDS[name]
     try:
@@ -82,10 +91,8 @@ def run_command(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:  # at once, or where a command needs it: help needs less
         if not extra or (error.name or "").partition(".")[0] in PACKAGES:
             raise
-        print(
-            f"vocag {name} needs a package that is missing ({error.name}): {install(extra)}",
-            file=sys.stderr,
-        )
+        message = f"it needs a package that is missing ({error.name})"
+        report(f"vocag {name}", hinted(error, install(extra)), message)
         return 2
 
 
@@ -110,10 +117,22 @@ def _set_up_logging(name: str) -> None:
     logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
 
 
+def _closest(name: str) -> str:
+    from difflib import get_close_matches
+
+    return " ".join(["vocag", *get_close_matches(name, COMMANDS, n=1), "--help"])
+
+
+def _quoted(argument: str) -> str:
+    import shlex
+
+    return shlex.quote(argument)
+
+
 def _usage() -> str:
     lines = ["usage: vocag COMMAND …"]
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:"]
         lines += [f"  {name:<15} {help_text}" for name, (_, _, help_text) in commands.items()]
-    last = "vocag COMMAND --help shows a command's options; vocag --version."
+    last = "vocag COMMAND --help shows a command's options; --debug shows where an error arose."
     return "\n".join([*lines, "", last])

@@ -1,5 +1,8 @@
 """What of vocag is installed here, and how to install the rest."""
 
+import os
+import shlex
+
 
 def installed_version() -> str:
     """Return vocag's version, which `setup.cfg` says, as the installed distribution has it.
@@ -18,13 +21,16 @@ def installed_version() -> str:
 
 
 def install(extra: str) -> str:
-    """Return how to install an extra: from a checkout, because no package is published.
+    """Return the command that installs an extra: from the checkout, as no package is published.
 
-    Without a name it is what every command needs.
+    Args:
+        extra: its name, or several with commas; "" for what every command needs.
 
     Example:
-        >>> install("hf")
-        "pip install -e '.[hf]' in the checkout"
+        >>> install("hf")  # doctest: +SKIP
+        "pip install -e '/home/me/vocag[hf]'"
     """
-    wanted = f"'.[{extra}]'" if extra else "."
-    return f"pip install -e {wanted} in the checkout"
+    checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not os.path.exists(os.path.join(checkout, "setup.cfg")):
+        checkout = "."  # a wheel is installed: where its source is, nobody has said
+    return f"pip install -e {shlex.quote(checkout + (f'[{extra}]' if extra else ''))}"

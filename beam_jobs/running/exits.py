@@ -11,6 +11,7 @@ from types import FrameType
 
 from beam_jobs.errors import JobError, TooManyDeadLettersError
 from beam_jobs.shortages import explain_shortage
+from vocag.failures import report
 
 RESUME = "run the same command again to resume"
 _BINDINGS = {"triton", "duckdb"}  # of a teacher, and of --where
@@ -35,11 +36,11 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
         shortage = explain_shortage(f"{type(error).__name__}: {error}", ".")
         if shortage is not None:
             return _say(f"vocag {command}: {shortage}; {RESUME}", 1)
-        return _say(f"vocag {command}: error: {error}", 2)
-    except JobError as error:
-        return _say(f"vocag {command}: {error}", 1)
-    except TooManyDeadLettersError as error:
-        return _say(f"vocag {command}: {error}", 3)
+        report(f"vocag {command}: error", error)
+        return 2
+    except (JobError, TooManyDeadLettersError) as error:
+        report(f"vocag {command}", error)
+        return 1 if isinstance(error, JobError) else 3
     except KeyboardInterrupt:
         return _say(f"vocag {command}: interrupted; {RESUME}", 130)
     except Terminated:

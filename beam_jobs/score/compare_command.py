@@ -1,10 +1,10 @@
 """`vocag compare-scores`: what two teachers' stored losses of one dataset differ by."""
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pipeline.drawing.formatting import format_count, printable
+from vocag.failures import report
 from vocag.options import DatasetSource, Option, parse_options
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
         print(describe_comparison(compare_scores(options.dataset, options.first, options.second)))
     except (ValueError, OSError) as error:
-        print(f"vocag compare-scores: {printable(str(error))}", file=sys.stderr)
+        report("vocag compare-scores", error, printable(str(error)))
         return 2
     return 0
 

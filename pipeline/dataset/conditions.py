@@ -4,14 +4,17 @@ DuckDB and not pyarrow: pyarrow reads no expression from text, and what people k
 """
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
+from difflib import get_close_matches
 from functools import cache
+from shlex import quote
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from vocag.failures import hinted
 from vocag.installed import install
 
 _TABLE, _VALUE = "documents", "value"
@@ -133,7 +136,7 @@ class ConditionQuery:
                 _require_plain(part, where, self._paths)
             columns = {part["column_names"][0] for part in parts if part["class"] == "COLUMN_REF"}
             if unknown := {name for name in columns if name.lower() not in names}:
-                raise WhereError(f'where {where}: column "{min(unknown)}" not found')
+                raise _unknown_column(where, min(unknown), self._names.values())
             if names is self._names:
                 found = {names[name.lower()] for name in columns}
             called = {part["function_name"].lower() for part in parts if "function_name" in part}
@@ -177,6 +180,12 @@ class ConditionQuery:
                 )
 
 
+def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereError:
+    error = WhereError(f'where {where}: column "{unknown}" not found')
+    close = get_close_matches(unknown, names, n=1)
+    return hinted(error, f"--where {quote(where.replace(unknown, close[0]))}") if close else error
+
+
 @cache
 def _open_database() -> tuple[Any, Any]:
     """Return DuckDB and a database without files or settings of the user's: it takes 30 ms.
@@ -189,7 +198,7 @@ def _open_database() -> tuple[Any, Any]:
     try:
         import duckdb
     except ModuleNotFoundError as error:
-        raise WhereError(f"where needs DuckDB: {install('where')}") from error
+        raise hinted(WhereError("where needs DuckDB"), install("where")) from error
     connection = duckdb.connect(config=_ALONE)
     # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only, without
     # which nothing depends on it.

@@ -1,6 +1,9 @@
 """Read a dataset: its manifest, and samples that are checked before they are believed."""
 
 import zlib
+from difflib import get_close_matches
+from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
 
 import fsspec
@@ -9,6 +12,7 @@ from pipeline.remote.first_contact import require_answer
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import ShardIndex
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
+from vocag.failures import hinted
 
 
 def read_manifest(dataset: str) -> Manifest:
@@ -36,14 +40,27 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
     try:
         return path, read_whole(path)
     except FileNotFoundError as error:
-        raise DatasetError(
+        missing = DatasetError(
             f"{path} does not exist: {dataset} is no dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"
-        ) from error
+        )
+        raise hinted(missing, _nearest_dataset(dataset)) from error
     except NotADirectoryError as error:
         raise DatasetError(
             f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
         ) from error
+
+
+def _nearest_dataset(missing: str) -> str:
+    """Return a dataset that is meant, perhaps: in the folder that was named, or near it."""
+    folder = Path(missing)
+    for place in (folder, folder.parent, Path()):
+        found = sorted(place.glob(f"*/{MANIFEST_FILE}")) if place.is_dir() else []
+        names = {path.parent.name: str(path.parent) for path in found}
+        if names:
+            closest = get_close_matches(folder.name, names, n=1, cutoff=0)
+            return f"{quote(names[closest[0]])}  # a dataset"
+    return "vocag align --help"
 
 
 def read_whole(url: str) -> bytes:

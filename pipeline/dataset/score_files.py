@@ -6,6 +6,7 @@ import glob
 import mmap
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from shlex import quote
 from typing import Any
 
 import fsspec
@@ -22,6 +23,7 @@ from schemas.sidecar import (
     decode_score_manifest,
     decode_sidecar,
 )
+from vocag.failures import hinted
 
 SCORE_AGAIN = "run beam_jobs.score again"
 NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
@@ -84,10 +86,14 @@ def find_scores(
     )
     which = f"{len(fitting)} teachers are named" if fitting else "no scores are of teacher"
     of_what = " with distributions (vocag score --top-k)" if with_distributions else ""
-    raise DatasetError(
+    missing = DatasetError(
         f'{which} "{source}"{of_what} in {location}: name one of {there or "none"} by its first '
-        "digits, or run beam_jobs.score first"
+        "digits, or run vocag score first"
     )
+    if fitting:
+        raise hinted(missing, f"--stored-losses {fitting[0].manifest.rule.fingerprint[:16]}")
+    command = f"vocag score {quote(location)} --teacher {quote(source or 'MODEL')}"
+    raise hinted(missing, f"{command} --top-k 16" if with_distributions else command)
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:

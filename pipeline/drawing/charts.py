@@ -16,13 +16,15 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from pipeline.drawing.web_page import clean
-from vocag.installed import install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOT_DRAWN: Final = f"Charts are drawn by matplotlib, which isn't installed: {install('figures')}."
+NOT_DRAWN: Final = (
+    "Charts are drawn by matplotlib, which isn't installed: pip install -e '.[figures]' in the "
+    "checkout."
+)
 """What a report says in place of its charts where matplotlib isn't installed."""
 
 _INK: Final = "#1d2127"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 from pipeline.drawing.formatting import printable
+from vocag.failures import report
 
 
 def print_lines(name: str, make: Callable[[], Iterable[str]]) -> int:
@@ -27,6 +28,6 @@ def print_lines(name: str, make: Callable[[], Iterable[str]]) -> int:
         # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        print(f"{name}: {printable(str(error))}", file=sys.stderr)
+        report(name, error, printable(str(error)))
         return 2
     return 0

@@ -233,4 +233,4 @@ def main(argv: list[str] | None = None) -> int:
             epilog=_EPILOG,
         ).lines()
 
-    return print_lines("explore", lines)
+    return print_lines("vocag explore", lines)

@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
             epilog=_EPILOG,
         ).lines()
 
-    return print_lines("figures", lines)
+    return print_lines("vocag figures", lines)
 
 
 def _split_name(source: str) -> tuple[str, str]:

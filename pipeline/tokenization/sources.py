@@ -9,6 +9,7 @@ are read directly: the loader classes of `transformers` silently change some tok
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import orjson
@@ -24,6 +25,7 @@ from pipeline.tokenization.ranks import (
     is_tekken,
     is_tiktoken,
 )
+from vocag.failures import hinted
 
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
@@ -103,11 +105,14 @@ def _file_in_folder(folder: Path) -> Path:
     models = [name for name in names if _MODEL_FILE.search(name)]
     if len(models) == 1:
         return folder / models[0]
-    raise TokenizerError(
+    error = TokenizerError(
         f'tokenizer folder "{folder}" has no tokenizer.json and {len(models)} SentencePiece models '
         f"or rank files among {names[:12]}: name one file; a slow tokenizer gives no offsets, so "
         "convert it with AutoTokenizer.from_pretrained(…, use_fast=True).save_pretrained(…)"
     )
+    fast = f"{folder}-fast"
+    convert = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({fast!r})"
+    raise hinted(error, f"python -c {quote(f'from transformers import AutoTokenizer; {convert}')}")
 
 
 def _read(source: str, path: Path) -> TokenizerFile:

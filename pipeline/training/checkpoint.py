@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 
 from pipeline.streaming import AlignedRows, StreamState
 from pipeline.training.config import TrainConfig
+from vocag.failures import hinted
 
 CHECKPOINT = "checkpoint.pt"
 # What may change when a run goes on: none of it decides the weights.
@@ -74,10 +76,11 @@ def load_checkpoint(
     then = checkpoint["run"]
     for name, now in _identity(config).items():
         if now != then.get(name):
-            raise ValueError(
+            error = ValueError(
                 f"{path} was made with {name} {then.get(name)}, this run has {now}: give another "
                 "--output, or the same options"
             )
+            raise hinted(error, f"--output {quote(f'{config.output}-2')}")
     student.load_state_dict(checkpoint["student"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     consumed = rows.restore(StreamState(**checkpoint["data"]))

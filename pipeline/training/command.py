@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pipeline.drawing.formatting import printable
 from pipeline.training.config import TrainConfig
 from pipeline.training.methods import METHODS
+from vocag.failures import report
 from vocag.options import parse_options
 
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if ranks.is_first:
                 print(what_next(config))
     except (ValueError, OSError) as error:
-        print(f"{who}: {printable(str(error))}", file=sys.stderr)
+        report(who, error, printable(str(error)))
         return 2
     except KeyboardInterrupt:
         print(f"{who}: stopped; the same command goes on from the last checkpoint", file=sys.stderr)

@@ -8,6 +8,7 @@ from pipeline.packing.reading import Reading
 from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.training.method import Method
 from pipeline.training.methods import METHODS, kind_of
+from vocag.failures import hinted
 from vocag.options import ModelSource, Option
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ class TrainConfig:
             raise ValueError("--teacher and --stored-losses are given: choose one")
         if kind.needs != "nothing" and self.stored_losses is None and not self.teacher:
             stored = ", or --stored-losses" if kind.takes_stored else ""
-            raise ValueError(f"--method {name} needs --teacher{stored}")
+            error = ValueError(f"--method {name} needs --teacher{stored}")
+            raise hinted(error, '--stored-losses ""' if kind.takes_stored else "--teacher MODEL")
 
 
 def _split_name(source: str) -> tuple[str, str]:

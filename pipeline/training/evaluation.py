@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from shlex import quote
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from pipeline.training.losses import score_labels, student_states
 from pipeline.training.ranks import Ranks
 from schemas.errors import ForeignTokenizerError
 from schemas.index import ShardIndex
+from vocag.failures import hinted
 
 BITS_PER_BYTE = "heldout_bits_per_byte"
 _ROWS_AT_ONCE = 8
@@ -103,11 +105,13 @@ def _require_same_student(
 ) -> None:
     own, wanted = heldout.manifest.student, training.manifest.student
     if own.sha256 != wanted.sha256:
-        raise ForeignTokenizerError(
+        error = ForeignTokenizerError(
             f"--heldout {path} was made with student tokenizer {own.source} "
             f"({own.sha256[:16]}…), --data {data} with {wanted.source} ({wanted.sha256[:16]}…): "
-            f"run vocag align --input {path} --student {wanted.source} --output NEW, and name NEW"
+            "align the held-out texts with that one, and name the result"
         )
+        places = map(quote, (path, wanted.source, f"{path.rstrip('/')}-2"))
+        raise hinted(error, "vocag align --input {} --student {} --output {}".format(*places))
 
 
 def _num_bytes_read(index: ShardIndex, kept: Kept) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +18,7 @@ from pipeline.drawing.formatting import (
     printable,
 )
 from pipeline.validate.findings import CHECKS, Finding
+from vocag import failures
 from vocag.options import DatasetSource, ModelSource, parse_options
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         options = parse_options(ValidateOptions, argv, prog="vocag validate", epilog=_EPILOG)
         report = _validate(options)
     except (ValueError, OSError, BrokenProcessPool) as error:
-        print(f"validate: {printable(str(error))}", file=sys.stderr)
+        failures.report("vocag validate", error, printable(str(error)))
         return CANNOT_RUN
     if options.json:
         print(json.dumps(report.to_json(), indent=1))

@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 import vocag
+from vocag.installed import install
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"vocag", "pipeline", "schemas", "beam_jobs", "megatron_plugin"}
@@ -64,7 +65,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
     monkeypatch.delitem(vars(vocag), "AlignedRows", raising=False)
     with pytest.raises(ModuleNotFoundError) as caught:
         vocag.AlignedRows  # noqa: B018
-    assert caught.value.__notes__ == ["hint: pip install -e '.[torch]' in the checkout"]
+    assert caught.value.__notes__ == [f"hint: {install('torch')}"]
 
 
 def test_documents_import_by_the_front_door() -> None:

@@ -6,10 +6,12 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
+from shlex import quote
 from typing import NamedTuple
 
 from beam_jobs import storage
 from beam_jobs.errors import InputError
+from vocag.failures import hinted
 
 WILDCARD = re.compile(r"[*?\[]")
 """What makes a glob of a path."""
@@ -43,7 +45,7 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
     is_plain = os.path.lexists(pattern) or not WILDCARD.search(pattern)
     paths = [pattern] if is_plain else sorted(_walk(pattern))
     if not any(map(os.path.lexists, paths)):
-        raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
+        raise _no_file(pattern)
     for path in paths:
         why = _why_not_a_file(path)
         if why:
@@ -51,6 +53,13 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
     for path in paths:
         status = os.stat(path)
         yield FoundFile(path, status.st_size, status.st_mtime_ns)
+
+
+def _no_file(pattern: str) -> InputError:
+    error = InputError(f"--input {pattern} matches no file; quote globs and check the folder")
+    if storage.is_local(pattern):
+        return hinted(error, f"ls {quote(fixed_folder(pattern) or '.')}")
+    return error
 
 
 def fixed_folder(pattern: str) -> str:
@@ -76,7 +85,7 @@ def _match_remote(pattern: str) -> Iterator[FoundFile]:
     except (BeamIOError, ValueError) as error:
         raise InputError(f"--input {pattern} can't be listed: {error}") from error
     if not found:
-        raise InputError(f"--input {pattern} matches no file; quote globs and check the folder")
+        raise _no_file(pattern)
     for entry in found:
         yield FoundFile(entry.path, entry.size_in_bytes, 0)
 

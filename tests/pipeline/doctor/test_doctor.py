@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from pipeline.doctor import command, machine, requirements
 from pipeline.doctor.command import describe, examine, main
 from vocag.command import COMMANDS
+from vocag.installed import install
 
 DISTRIBUTIONS = {
     "vocag": (
@@ -104,7 +105,7 @@ def test_commands_lack_what_their_extras_lack(
     assert "GPU         H200 150 GB" in lines
     assert "incomplete  hf" in lines
     assert "train       lacks x-hf" in lines
-    assert "            hint: pip install -e '.[hf]' in the checkout" in lines
+    assert f"            hint: {install('hf')}" in lines
 
 
 def test_a_checkout_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,5 +317,5 @@ def test_errors_are_one_line(
     assert main([str(dataset) if word == "DATASET" else word for word in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(f"explore: {words}")
-    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"vocag explore: {words}")
+    assert all(line.startswith("hint: ") for line in captured.err.splitlines()[1:])

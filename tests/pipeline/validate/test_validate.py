@@ -375,8 +375,8 @@ def test_command_that_cannot_run(
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith(f"validate: {words}")
+    assert all(line.startswith("hint: ") for line in captured.err.splitlines()[1:])
+    assert captured.err.startswith(f"vocag validate: {words}")
 
 
 def test_metadata_that_the_manifest_does_not_name(dataset: Path) -> None:

@@ -1,0 +1,148 @@
+"""How commands fail: the message, a hint on the last line, a traceback with --debug only."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.score_files import find_scores
+from pipeline.dataset.selection import WhereError
+from pipeline.explore import command as explore
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.tokenization import TokenizerError, load_tokenizer
+from pipeline.training.config import TrainConfig
+from schemas.errors import DatasetError
+from vocag import failures
+from vocag.command import COMMANDS, main
+from vocag.failures import hinted, hints_of
+from vocag.installed import install
+
+
+def run(*arguments: str) -> int:
+    """Run the command as a process would, and return its status."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "with_traceback", False)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_shows_a_traceback_unless_asked(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an error that nobody expected, too; the hint runs the same with a traceback."""
+
+    def broken(_: list[str]) -> int:
+        raise KeyError("odd")
+
+    monkeypatch.setattr("vocag.command.import_module", lambda _: SimpleNamespace(main=broken))
+    assert run(name, "a b", "--x", "1") == 1
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message == f"vocag {name}: unexpected KeyError: 'odd'"
+    assert hint.startswith(f"hint: vocag --debug {name} 'a b' --x 1 ")
+    assert run("--debug", name, "a b", "--x", "1") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-2:] == [message, hint]
+
+
+def test_debug_shows_where_an_expected_error_arose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo" / "aligned").mkdir(parents=True)
+    (tmp_path / "demo" / "aligned" / "manifest.json").touch()
+    assert run("explore", "info", "demo") == 2
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message.startswith("vocag explore: demo/manifest.json does not exist")
+    assert hint == "hint: demo/aligned  # a dataset"
+    assert run("explore", "info", "demo", "--debug") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-2:] == [message, hint]
+
+
+def test_a_name_that_no_command_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("trian") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "hint: vocag train --help"
+    assert run("xyzzy") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "hint: vocag --help"
+
+
+def test_a_hint_outlives_what_wraps_its_error() -> None:
+    error = hinted(ValueError("inner"), "vocag x\nrm \x1b[0m")
+    outer, another = DatasetError("outer"), DatasetError("another")
+    outer.__cause__ = another.__context__ = error
+    assert hints_of(outer) == hints_of(another) == ["hint: vocag x rm \\x1b[0m"]
+    another.__suppress_context__ = True  # raised "from None"
+    assert hints_of(another) == []
+
+
+def slow_tokenizer(root: Path) -> object:
+    (root / "slow").mkdir()
+    (root / "slow" / "vocab.txt").touch()
+    return load_tokenizer(str(root / "slow"))
+
+
+def where(root: Path) -> object:
+    reading = Reading(str(root / "data"), where="num_student_tokenz > 5")
+    return AlignedRows(StreamConfig(reading, seq_length=64))
+
+
+def untaught(root: Path) -> object:
+    return TrainConfig(data=Reading("a"), student="s", output=root, teacher=None)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "hint"),
+    [
+        (lambda root: read_manifest(str(root / "dat")), DatasetError, "{}/data  # a dataset"),
+        (
+            lambda root: find_scores("qwen", str(root / "data")),
+            DatasetError,
+            "vocag score {}/data --teacher qwen",
+        ),
+        (
+            lambda root: find_scores("", str(root / "data"), with_distributions=True),
+            DatasetError,
+            "vocag score {}/data --teacher MODEL --top-k 16",
+        ),
+        (
+            slow_tokenizer,
+            TokenizerError,
+            "python -c 'from transformers import AutoTokenizer; AutoTokenizer.from_pretrained("
+            "'\"'\"'{0}/slow'\"'\"').save_pretrained('\"'\"'{0}/slow-fast'\"'\"')'",
+        ),
+        (where, WhereError, "--where 'num_student_tokens > 5'"),
+        (untaught, ValueError, '--stored-losses ""'),
+    ],
+    ids=["dataset", "losses", "distributions", "tokenizer", "column", "teacher"],
+)
+def test_what_users_meet_most_ends_in_something_to_paste(
+    copied: Path, act: Callable[[Path], object], kind: type[Exception], hint: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        act(copied)
+    assert hints_of(caught.value) == ["hint: " + hint.format(copied)]
+
+
+def test_an_install_line_names_the_checkout(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert install("beam,hf") == f"pip install -e '{repository}[beam,hf]'"
+    assert install("") == f"pip install -e {repository}"
+    shutil.copytree(repository / "vocag", tmp_path / "site/vocag")
+    monkeypatch.setattr("vocag.installed.__file__", str(tmp_path / "site/vocag/installed.py"))
+    assert install("hf") == "pip install -e '.[hf]'"
+
+
+def test_explore_says_who_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert explore.main(["info", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("vocag explore: ")

@@ -1,0 +1,73 @@
+"""How a command says what went wrong: a message, what to paste, a traceback with --debug only.
+
+An error carries its hint as a note, so that a program that catches it, or lets it end in a
+traceback, has the hint, too, and only the messages that users meet most need one.
+"""
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HINT = "hint: "
+
+with_traceback = False
+"""Set by `vocag --debug`."""
+
+
+def hinted[E: BaseException](error: E, hint: str) -> E:
+    """Return an error with its last line: a command or an option that can be pasted.
+
+    Args:
+        error: to be raised; its message keeps rule, value, place and remedy.
+        hint: without `hint: `.
+
+    Example:
+        >>> hinted(ValueError("no such dataset"), "vocag align --help").__notes__
+        ['hint: vocag align --help']
+    """
+    error.add_note(HINT + hint.replace("\n", " "))
+    return error
+
+
+def report(who: str, error: BaseException, message: str = "") -> None:
+    """Print an error of a command on stderr, and its hint on the last line.
+
+    Args:
+        who: the command, before the message.
+        error: what went wrong.
+        message: in place of the error's own.
+    """
+    if with_traceback:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"{who}: {message or error}", file=sys.stderr)
+    for hint in hints_of(error):
+        print(hint, file=sys.stderr)
+
+
+def hints_of(error: BaseException) -> list[str]:
+    """Return the hints of an error, or else of the first of its causes that has any.
+
+    Example:
+        >>> hints_of(hinted(ValueError("no such dataset"), "vocag align --help"))
+        ['hint: vocag align --help']
+    """
+    for each in _causes(error):
+        found = [note for note in getattr(each, "__notes__", ()) if note.startswith(HINT)]
+        if found:
+            return ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in n) for n in found]
+    return []
+
+
+def _causes(error: BaseException) -> "Iterator[BaseException]":
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        yield current
+        seen.add(id(current))
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
