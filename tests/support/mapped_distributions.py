@@ -1,5 +1,6 @@
 """Slow, obvious distributions for a student's labels, found by byte offsets alone."""
 
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,8 +65,13 @@ class SeededLosses:
 
 def longest_prefix(entries, text):
     """Return the first of the longest entries that a text begins with, -1 where none does."""
-    found = [(-len(e), i) for i, e in enumerate(entries) if e and text.startswith(e)]
-    return min(found)[1] if found else -1
+    ids = _first_ids(tuple(entries))
+    return next((ids[text[:n]] for n in range(len(text), 0, -1) if text[:n] in ids), -1)
+
+
+@lru_cache(maxsize=4)
+def _first_ids(entries):
+    return {entry: number for number, entry in reversed(list(enumerate(entries)))}
 
 
 def readable_entries(student, teacher):
