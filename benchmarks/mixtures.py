@@ -1,8 +1,8 @@
 """Mixtures against one dataset: rows per second, planning at scale, and resuming.
 
-    python benchmarks/mixtures.py OUTPUT [--seq-length 2048] [--only rows plan scores resume]
+    python benchmarks/mixtures.py DATASET [--seq-length 2048] [--only rows plan scores resume]
 
-OUTPUT is a dataset of five shards or more, made by `beam_jobs.align`; its shards are dealt out to
+DATASET is a dataset of five shards or more, made by `beam_jobs.align`; its shards are dealt out to
 five datasets. Contenders take turns in the same rounds: trust the ratios.
 """
 
