@@ -1,18 +1,17 @@
-r"""What a student makes of held-out text: bits per byte, top-1 accuracy, results of calculations.
+r"""What a student makes of held-out text, document by document.
 
-    python examples/prove/measure.py gsm8k=prove/text/held_gsm8k.jsonl \
-        math=prove/text/held_math.jsonl --students run/main/model run/last/model
+    python examples/prove/measure.py gsm8k=held_gsm8k.jsonl math=held_math.jsonl \
+        --students 3=run/step-000036 10=run/model --output run/measures.json
 
-Bits per byte are those of the text; what the end of a document costs stands apart. GSM8K writes
-its calculations as <<48/2=24>>: a result counts as right if every token of it is the likeliest,
-given the text before it.
+Sums are kept by document, so that means, intervals and bootstraps can be made again: nats of the
+text and of its end (what ends a document is kept apart), labels, labels that were the likeliest,
+and results of calculations. GSM8K writes a calculation as <<48/2=24>>: a result is right if every
+token of it is the likeliest, given the text before it.
 """
 
 import argparse
 import json
-import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +20,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vocag import (
-    Tokenizer,
-    hidden_states,
-    linear_cross_entropy,
-    load_language_model,
-    load_tokenizer,
-    output_layer,
-)
+from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
+from pipeline.tokenization import Tokenizer, load_tokenizer
 
-_RESULT = re.compile(rb"<<[^<>]*=([^<>=]+)>>")
+_RESULT = re.compile(rb"<<[^<>]*=([^<>]+)>>")
 _ROWS_AT_ONCE = 8
+SUMS = ("bytes", "nats", "end_nats", "labels", "right", "results", "results_right")
+
+Sums = dict[str, list[float]]
+"""One value a document, by the names of `SUMS`."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,14 @@ class Piece:
     """What a model reads at one time: a document, or a part of one.
 
     Attributes:
+        document: number of the document.
         input_ids: the context token and the piece's tokens but the last.
         labels: its tokens, and what ends a document behind its last.
         ends: whether the last label is the document's end.
         results: half-open ranges of labels that are results of calculations.
     """
 
+    document: int
     input_ids: list[int]
     labels: list[int]
     ends: bool
@@ -73,7 +74,7 @@ def cut_pieces(tokenizer: Tokenizer, texts: Sequence[str], seq_length: int) -> l
             ends = stop == len(ids)
             inside = [(a - start, b - start) for a, b in results if start <= a and b <= stop]
             labels = [*part, end] if ends else part
-            pieces.append(Piece([end, *part][: len(labels)], labels, ends, inside))
+            pieces.append(Piece(number, [end, *part][: len(labels)], labels, ends, inside))
     return sorted(pieces, key=lambda piece: -len(piece.labels))
 
 
@@ -85,30 +86,28 @@ def _covering(ranges: list[list[int]], start: int, stop: int) -> tuple[int, int]
 
 @torch.inference_mode()
 def measure(
-    student: PreTrainedModel, pieces: Sequence[Piece], num_bytes: int, *, bf16: bool
-) -> dict[str, float]:
-    """Return the measures of a set, and the counts that they are of."""
-    sums: dict[str, float] = defaultdict(float)
+    student: PreTrainedModel, pieces: Sequence[Piece], num_bytes: Sequence[int], *, bf16: bool
+) -> Sums:
+    """Return the sums of every document.
+
+    Args:
+        student: is measured.
+        pieces: of the documents.
+        num_bytes: of each document's text.
+        bf16: compute in bfloat16.
+    """
+    sums: Sums = {name: [0] * len(num_bytes) for name in SUMS}
+    sums["bytes"] = list(num_bytes)
     for part, losses, right in _run(student, pieces, bf16=bf16):
         for piece, own_losses, own_right in zip(part, losses, right, strict=True):
-            length = len(piece.labels) - piece.ends
-            sums["nats"] += float(own_losses[:length].sum())
-            sums["right"] += int(own_right[:length].sum())
-            sums["tokens"] += length
-            if piece.ends:
-                sums["end_nats"] += float(own_losses[length])
-                sums["documents"] += 1
-            sums["results"] += len(piece.results)
-            sums["results_right"] += sum(bool(own_right[a:b].all()) for a, b in piece.results)
-    found = {
-        "bits_per_byte": sums["nats"] / math.log(2) / num_bytes,
-        "end_bits": sums["end_nats"] / math.log(2) / sums["documents"],
-        "top_1": sums["right"] / sums["tokens"],
-    }
-    if sums["results"]:
-        found["results"] = sums["results_right"] / sums["results"]
-    counts = {f"num_{name}": int(sums[name]) for name in ("tokens", "documents", "results")}
-    return {**found, "num_bytes": num_bytes, **counts}
+            length, at = len(piece.labels) - piece.ends, piece.document
+            sums["nats"][at] += float(own_losses[:length].sum())
+            sums["right"][at] += int(own_right[:length].sum())
+            sums["labels"][at] += length
+            sums["end_nats"][at] += float(own_losses[length:].sum()) if piece.ends else 0.0
+            sums["results"][at] += len(piece.results)
+            sums["results_right"][at] += sum(bool(own_right[a:b].all()) for a, b in piece.results)
+    return {name: [round(value, 4) for value in values] for name, values in sums.items()}
 
 
 def _run(
@@ -118,8 +117,8 @@ def _run(
     layer = output_layer(student)
     for start in range(0, len(pieces), _ROWS_AT_ONCE):
         part = pieces[start : start + _ROWS_AT_ONCE]
-        # Padding stands behind the text, where no token of it looks.
-        width = len(part[0].labels)
+        # Padding comes after the text, where no token of it looks.
+        width = max(len(piece.labels) for piece in part)
         inputs, labels = (
             torch.tensor([ids + [0] * (width - len(ids)) for ids in side]).to(student.device)
             for side in ([p.input_ids for p in part], [p.labels for p in part])
@@ -129,48 +128,37 @@ def _run(
             hidden = hidden_states(student, inputs, position_ids=positions)
             losses = linear_cross_entropy(hidden, layer, labels).losses
             right = layer.logits(hidden).argmax(-1) == labels
-        yield part, losses.double().cpu(), right.cpu()
-
-
-def measure_sets(
-    folder: Path, sets: dict[str, list[str]], *, seq_length: int, bf16: bool, device: str
-) -> dict[str, dict[str, float]]:
-    """Measure the student of a folder on every set."""
-    student = load_language_model(str(folder), device=device)
-    tokenizer = load_tokenizer(str(folder))
-    found = {}
-    for name, texts in sets.items():
-        pieces = cut_pieces(tokenizer, texts, seq_length)
-        num_bytes = sum(len(text.encode()) for text in texts)
-        found[name] = measure(student, pieces, num_bytes, bf16=bf16)
-        shown = {key: round(value, 4) for key, value in found[name].items()}
-        print(folder, name, shown, flush=True)
-    return found
+        # A padded row's losses behind its labels belong to nobody.
+        inside = torch.tensor([[n < len(p.labels) for n in range(width)] for p in part])
+        yield part, losses.double().cpu() * inside, right.cpu() & inside
 
 
 def main() -> None:
-    """Measure students on every set; write measures.json into each one's folder."""
+    """Measure students on every set; write one file."""
     parser = argparse.ArgumentParser(description="Measure students on held-out text.")
     parser.add_argument("sets", nargs="+", metavar="NAME=FILE", help="JSON lines with a text each")
-    parser.add_argument("--students", type=Path, nargs="+", required=True, help="folders")
+    parser.add_argument("--students", nargs="+", metavar="NAME=FOLDER", required=True)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seq-length", type=int, default=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
-    sets = {}
-    for source in options.sets:
-        name, _, path = source.partition("=")
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
-            sets[name] = [json.loads(line)["text"] for line in file]
-    for folder in options.students:
-        found = measure_sets(
-            folder,
-            sets,
-            seq_length=options.seq_length,
-            bf16=options.bf16,
-            device=options.device,
+    found: dict[str, dict[str, Sums]] = {}
+    for student in options.students:
+        name, _, folder = student.partition("=")
+        model, tokenizer = (
+            load_language_model(folder, device=options.device),
+            load_tokenizer(folder),
         )
-        (folder / "measures.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        for source in options.sets:
+            held_out, _, path = source.partition("=")
+            with Path(path).open(encoding="utf-8", newline="\n") as file:
+                texts = [json.loads(line)["text"] for line in file]
+            pieces = cut_pieces(tokenizer, texts, options.seq_length)
+            num_bytes = [len(text.encode()) for text in texts]
+            sums = measure(model, pieces, num_bytes, bf16=options.bf16)
+            found.setdefault(name, {})[held_out] = sums
+    options.output.write_text(json.dumps(found) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,483 @@
+"""An experiment as tasks of doit: what is done stays, what was stopped goes on where it was."""
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from doit.cmd_base import ModuleTaskLoader
+from doit.dependency import JsonDB
+from doit.doit_cmd import DoitMain
+from doit.tools import config_changed
+
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from prove.experiment import Arm, Experiment, Stage
+from prove.student import train_tokenizer
+from prove.texts import healing_texts, write_texts
+
+HERE = Path(__file__).parent
+END = "<|endoftext|>"
+Task = dict[str, Any]
+
+
+class SavedAtOnce(JsonDB):  # type: ignore[misc]  # doit has no types
+    """doit writes down what is done when it ends; here at once, so a killed run loses nothing."""
+
+    def set(self, task_id: str, dependency: str, value: object) -> None:
+        """Store a value of a task, in memory and in the file."""
+        super().set(task_id, dependency, value)
+        self.dump()
+
+    def dump(self) -> None:
+        """Replace the file as a whole."""
+        temporary = Path(f"{self.name}.tmp")
+        temporary.write_text(self.codec.encode(self._db), "utf-8")
+        temporary.replace(self.name)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An experiment, its folders and its tasks.
+
+    Attributes:
+        experiment: what is done.
+        data: folder of GSM8K, MATH and the other sets.
+        output: folder of what experiments share: teacher, student, healing; `own` lies in it.
+    """
+
+    experiment: Experiment
+    data: Path
+    output: Path
+
+    @property
+    def own(self) -> Path:
+        """Folder of what this experiment alone makes."""
+        return self.output / f"{self.experiment.name}-{self.experiment.scale}"
+
+    @property
+    def source(self) -> Path:
+        """Folder of SmolLM2-135M: the teacher, and what the student is cut from."""
+        return self.output / "smollm2"
+
+    @property
+    def student(self) -> Path:
+        """Folder of the student before it is healed, or of SmolLM2 with another vocabulary."""
+        return self.own / "student" if self.experiment.tokenizer else self.output / "student"
+
+    @property
+    def start(self) -> Path:
+        """Folder of the model that all arms begin with."""
+        step = self.experiment.base.heal_until
+        return self.student if self.experiment.tokenizer else self.healed / f"step-{step:06d}"
+
+    @property
+    def healed(self) -> Path:
+        """Folder of the run that heals the student."""
+        return self.output / "healed"
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield every task, in the order in which they are wanted."""
+        yield from self._make_student()
+        experiment = self.experiment
+        text = self.own / "text" / "bytes.json"
+        yield _task("text", [text], self._write_texts, [self.output / "text" / "bytes.json"])
+        for name in experiment.aligned:
+            manifest = self.own / name / "manifest.json"
+            student = self.student / "config.json"
+            yield _task(f"align:{name}", [manifest], (self._align, self.own, name), [text, student])
+        scored = []
+        for name, options in experiment.scored.items():
+            scored.append(self.own / f"scored-{name}")
+            manifest = self.own / name / "manifest.json"
+            yield _task(f"score:{name}", scored[-1:], (self._score, name, options), [manifest])
+        ready = [*scored, *(self.own / name / "manifest.json" for name in experiment.aligned)]
+        ready.append(self.start / "config.json")
+        records = []
+        for arm, seed in self.runs():
+            rate = self._rate_file(arm)
+            declared = (arm, self.experiment.units, self.experiment.unit)
+            if arm.rate is None and seed == self._seeds(arm)[0]:
+                search = (self._search_rate, arm)
+                yield _task(f"rate:{arm.name}", [rate], search, ready, declared)
+            records.append(self.own / "records" / f"{arm.name}-{seed}.json")
+            needed = ready if rate is None else [*ready, rate]
+            yield _task(
+                f"run:{arm.name}:{seed}", records[-1:], (self.run, arm, seed), needed, declared
+            )
+        yield _task("table", [self.own / "table.md"], self._make_table, records)
+
+    def runs(self) -> list[tuple[Arm, int]]:
+        """Return every run, in the order in which they are wanted."""
+        arms = self.experiment.arms
+        found = [(arm, seed) for arm in arms for seed in self._seeds(arm)]
+        return sorted(found, key=lambda run: (run[0].order, run[1], arms.index(run[0])))
+
+    def _seeds(self, arm: Arm) -> tuple[int, ...]:
+        return self.experiment.seeds if arm.seeds is None else arm.seeds
+
+    def _make_student(self) -> Iterator[Task]:
+        """Yield what all experiments share; once made, it is not made again."""
+        config = self.student / "config.json"
+        yield _once("source", [self.source / "config.json"], self._write_source)
+        sizes = self.output / "text" / "bytes.json"
+        yield _once("heal-text", [sizes], self._write_healing_text)
+        if self.experiment.tokenizer is not None:
+            text = self.own / "text" / "bytes.json"
+            yield _task("student", [config], self._transplant, [text])
+            return
+        yield _once("student", [config], self._cut_student, ["source", "heal-text"])
+        manifest = self.output / "heal" / "manifest.json"
+        yield _once("align-heal", [manifest], (self._align, self.output, "heal"), ["student"])
+        yield _once("heal", [self.start / "config.json"], self._heal, ["align-heal"])
+
+    # What the tasks do.
+
+    def call(self, name: str, words: Sequence[object]) -> None:
+        """Run a Python command with one thread on a CPU; its log is `logs/NAME.log`.
+
+        Raises:
+            RuntimeError: it failed; names the command and its log.
+        """
+        log = self.own / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, *map(str, words)]
+        settings = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        # One thread adds in the same order everywhere, and runs don't disturb each other.
+        settings |= {"OMP_NUM_THREADS": "1"} if self.experiment.base.device == "cpu" else {}
+        with log.open("a", encoding="utf-8") as file:
+            print(shlex.join(line), file=file, flush=True)
+            # The command inherits the folder's lock, and holds it as long as it runs.
+            ended = subprocess.run(
+                line,
+                env=os.environ | settings,
+                stdout=file,
+                stderr=file,
+                close_fds=False,
+                check=False,
+            )
+        if ended.returncode:
+            raise RuntimeError(f"{shlex.join(line)}\nended with {ended.returncode}: see {log}")
+
+    def vocag(self, name: str, *words: object) -> None:
+        """Run a vocag command."""
+        self.call(name, ["-m", "vocag", *words])
+
+    def _write_source(self) -> None:
+        self.call("source", [HERE.parent / "packaged_model.py", "--output", self.source])
+
+    def _write_healing_text(self) -> None:
+        base = self.experiment.base
+        texts = healing_texts(base.packages)[: base.num_general]
+        write_texts({"heal": texts}, self.output / "text")
+
+    def _cut_student(self) -> None:
+        base, text = self.experiment.base, self.output / "text" / "heal.jsonl"
+        tokenizer = self.output / "tokenizer"
+        train_tokenizer(_texts(text), base.vocab_size, tokenizer)
+        self.vocag(
+            *("student", "transfer", self.source, "--tokenizer", tokenizer, "--text", text),
+            *("--layers", *base.layers, "--output", self.student),
+        )
+
+    def _transplant(self) -> None:
+        text = self.own / "text" / "train.jsonl"
+        self.vocag(
+            *("student", "transfer", self.source, "--tokenizer", self.experiment.tokenizer),
+            *("--text", text, "--output", self.student),
+        )
+
+    def _heal(self) -> None:
+        base = self.experiment.base
+        self.vocag(
+            *("heal", "train", "--data", self.output / "heal", "--student", self.student),
+            *("--output", self.healed, "--method", "full", "--num-epochs", 4),
+            *("--num-steps", base.heal_steps, "--exit-after", base.heal_until),
+            *("--export-every", base.heal_until, "--warmup-steps", base.heal_warmup_steps),
+            *("--learning-rate", base.heal_rate, *self._sizes(base.batch_size)),
+        )
+
+    def _write_texts(self) -> None:
+        base = self.experiment.base
+        healing = healing_texts(base.packages)[: base.num_general]
+        write_texts(self.experiment.build(self.data, healing), self.own / "text")
+
+    def _align(self, folder: Path, name: str) -> None:
+        metadata = self.experiment.metadata
+        self.vocag(
+            *(f"align-{name}", "align", "--input", folder / "text" / f"{name}.jsonl"),
+            *("--output", folder / name, "--name", name),
+            *("--shard-bytes", self.experiment.base.shard_bytes),
+            *("--student", self.student, "--student-bos", END, "--student-eos", END),
+            *("--teacher", self.source, "--teacher-context", END),
+            *(("--metadata", *metadata) if metadata and folder == self.own else ()),
+        )
+
+    def _score(self, name: str, options: Sequence[object]) -> None:
+        base = self.experiment.base
+        self.vocag(
+            *(f"score-{name}", "score", self.own / name, "--teacher", self.source),
+            *("--seq-length", base.seq_length, "--dtype", _dtype(base.device)),
+            *("--device", base.device, *options),
+            *(("--threads", 1) if base.device == "cpu" else ()),
+        )
+        (self.own / f"scored-{name}").touch()
+
+    def _sizes(self, batch_size: int) -> list[object]:
+        base = self.experiment.base
+        half = ["--bf16"] if _dtype(base.device) == "bfloat16" else []
+        return [
+            *("--seq-length", base.seq_length, "--device", base.device, *half),
+            *("--global-batch-size", batch_size, "--micro-batch-size", batch_size),
+            *("--checkpoint-every", base.checkpoint_every),
+        ]
+
+    # Runs.
+
+    @cached_property
+    def unit(self) -> int:
+        """Steps between two measurements."""
+        if self.experiment.unit is not None:
+            return self.experiment.unit
+        base = self.experiment.base
+        config = StreamConfig(Reading(str(self.own / "train")), seq_length=base.seq_length)
+        return len(AlignedRows(config)) // base.batch_size
+
+    def folder(self, arm: Arm, rate: float, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.own / "runs" / arm.name / f"{rate:g}" / f"seed-{seed}"
+
+    def _rate_file(self, arm: Arm) -> Path | None:
+        if isinstance(arm.rate, float):
+            return None
+        return self.own / "rates" / f"{arm.rate or arm.name}.json"
+
+    def rate(self, arm: Arm) -> float:
+        """Return an arm's learning rate."""
+        file = self._rate_file(arm)
+        if file is None:
+            assert isinstance(arm.rate, float)
+            return arm.rate
+        return float(json.loads(file.read_text("utf-8"))["best"])
+
+    def _search_rate(self, arm: Arm) -> None:
+        """Double and halve the first rate while that is better; write down what was tried.
+
+        A search is the beginning of the first seed's run: the best rate's goes on from there.
+        """
+        seed, units = self._seeds(arm)[0], self.experiment.search_units
+
+        def tried(rate: float) -> float:
+            self.train(arm, rate, seed, units)
+            return min(self.development(arm, rate, seed)[:units])
+
+        found = search_rate(tried, self.experiment.first_rate)
+        best = min(found, key=found.__getitem__)
+        for rate in found.keys() - {best}:
+            _drop_weights(self.folder(arm, rate, seed))
+        searched = {f"{rate:g}": bits for rate, bits in sorted(found.items())}
+        _write(self.own / "rates" / f"{arm.name}.json", {"searched": searched, "best": best})
+
+    def train(self, arm: Arm, rate: float, seed: int, units: int) -> None:
+        """Train a run up to a number of units of its schedule."""
+        folder, length = self.folder(arm, rate, seed), arm.units or self.experiment.units
+        start = ["-m", "vocag", "train"]
+        if arm.dropout:
+            start = [str(HERE / "dropout.py"), str(arm.dropout)]
+        stored = ["--stored-losses", self.source] if arm.scored else []
+        where = ["--where", arm.where(self.own)] if arm.where else []
+        words: list[object] = [
+            *(*start, "--data", self.own / arm.data, *where, "--student", self.start, *stored),
+            *("--output", folder, "--seed", seed, "--learning-rate", rate, *arm.options),
+            *("--num-steps", length * self.unit, "--warmup-steps", max(1, self.unit // 2)),
+            *("--exit-after", units * self.unit, "--export-every", self.unit),
+            *("--evaluate-every", self.unit, "--heldout", f"dev={self.own / 'dev'}"),
+            *("--num-epochs", 4 * length, *self._sizes(self.experiment.base.batch_size)),
+        ]
+        self.call(str(folder.relative_to(self.own)), words)
+
+    def development(self, arm: Arm, rate: float, seed: int) -> list[float]:
+        """Return a run's bits per byte of the development set, unit by unit."""
+        log = (self.folder(arm, rate, seed) / "log.jsonl").read_text("utf-8")
+        steps = map(json.loads, log.splitlines())
+        return [step["heldout_bits_per_byte"] for step in steps if "heldout_bits_per_byte" in step]
+
+    def run(self, arm: Arm, seed: int) -> None:
+        """Train a run to its end, measure it, write its record and drop its weights."""
+        rate, units = self.rate(arm), arm.units or self.experiment.units
+        folder = self.folder(arm, rate, seed)
+        self.train(arm, rate, seed, units)
+        bits = self.development(arm, rate, seed)
+        best = min(range(units), key=bits.__getitem__) + 1
+        wanted = self.experiment.measured or (best, units)
+        models = {
+            str(unit): folder / f"step-{unit * self.unit:06d}" for unit in sorted({*wanted, units})
+        }
+        # The last step's weights are the run's model.
+        models[str(units)] = folder / "model"
+        for stage in self.experiment.stages:
+            if not stage.arms or arm.name in stage.arms:
+                models[stage.name] = self._train_stage(stage, folder, rate, seed)
+        measures = folder / "measures.json"
+        self.measure(measures, models)
+        record = {
+            **{"arm": arm.name, "seed": seed, "rate": rate, "unit_steps": self.unit},
+            **{"units": units, "development": bits, "best": best},
+            "measured": json.loads(measures.read_text("utf-8")),
+        }
+        _write(self.own / "records" / f"{arm.name}-{seed}.json", record)
+        _drop_weights(folder)
+
+    def _train_stage(self, stage: Stage, folder: Path, rate: float, seed: int) -> Path:
+        output = folder / stage.name
+        self.vocag(
+            str(output.relative_to(self.own)),
+            *("train", "--data", self.own / stage.data, "--student", folder / "model"),
+            *("--output", output, "--method", "full", "--seed", seed, "--num-steps", stage.steps),
+            *("--learning-rate", rate / 4, "--warmup-steps", stage.steps // 10),
+            *("--num-epochs", 4, *self._sizes(self.experiment.base.batch_size)),
+        )
+        return output / "model"
+
+    def measure(self, output: Path, models: Mapping[str, Path]) -> None:
+        """Measure models on every held-out set."""
+        base = self.experiment.base
+        sets = sorted((self.own / "text").glob("held_*.jsonl"))
+        half = ["--bf16"] if _dtype(base.device) == "bfloat16" else []
+        words = [
+            *(HERE / "measure.py", *(f"{p.stem.removeprefix('held_')}={p}" for p in sets)),
+            *("--students", *(f"{name}={path}" for name, path in models.items())),
+            *("--output", output, "--seq-length", base.seq_length, "--device", base.device, *half),
+        ]
+        self.call(str(output.relative_to(self.own).with_suffix("")), words)
+
+    def _make_table(self) -> None:
+        (self.own / "table.md").write_text(self.experiment.judge(self.own / "records"), "utf-8")
+
+
+def search_rate(tried: Any, first: float) -> dict[float, float]:
+    """Return bits per byte by rate: a rate doubled and halved until both neighbours are worse.
+
+    Args:
+        tried: returns the bits per byte that a rate leads to.
+        first: rate to begin with.
+
+    Example:
+        >>> search_rate(lambda rate: abs(rate - 4), 1.0)
+        {1.0: 3.0, 2.0: 2.0, 0.5: 3.5, 4.0: 0.0, 8.0: 4.0}
+    """
+    found = {first: tried(first)}
+    while True:
+        best = min(found, key=found.__getitem__)
+        missing = [rate for rate in (2 * best, best / 2) if rate not in found]
+        if not missing:
+            return found
+        for rate in missing:
+            found[rate] = tried(rate)
+
+
+def perform(chain: Chain, names: Sequence[str] = (), *, jobs: int = 1) -> int:
+    """Run the tasks that are not done; return doit's status, 0 for success.
+
+    Args:
+        chain: the experiment.
+        names: tasks, with what they need; none: all.
+        jobs: tasks at one time, with a thread each on a CPU.
+    """
+    chain.own.mkdir(parents=True, exist_ok=True)
+    with _only_one(chain.own):
+        settings = {
+            "backend": "saved",
+            "dep_file": str(chain.own / "done.json"),
+            "check_file_uptodate": "timestamp",
+            "verbosity": 2,
+            "num_process": jobs if jobs > 1 else 0,
+            "par_type": "thread",
+            # One run that fails leaves the others alone.
+            "continue": True,
+            "action_string_formatting": "new",
+        }
+        plugins = {"BACKEND": {"saved": "prove.chain:SavedAtOnce"}, "GLOBAL": settings}
+        loader = ModuleTaskLoader({"task_prove": lambda: chain.tasks()})
+        wanted = [f"prove:{name}" for name in names]
+        return int(DoitMain(loader, extra_config=plugins).run(["run", *wanted]))
+
+
+def _task(
+    name: str,
+    targets: Sequence[Path],
+    action: Any,
+    needed: Sequence[Path] = (),
+    declared: object = None,
+) -> Task:
+    """Return a task that is done again if a needed file, or what was declared, has changed."""
+    function, *arguments = action if isinstance(action, tuple) else (action,)
+    return {
+        "name": name,
+        "actions": [(_done, [function, *arguments])],
+        "targets": list(map(str, targets)),
+        "file_dep": list(map(str, needed)),
+        "uptodate": [] if declared is None else [config_changed(repr(declared))],
+    }
+
+
+def _once(name: str, targets: Sequence[Path], action: Any, after: Sequence[str] = ()) -> Task:
+    """Return a task that is done where its targets are, whoever made them."""
+    order = [f"prove:{other}" for other in after]
+    return _task(name, targets, action) | {"uptodate": [True], "task_dep": order}
+
+
+def _done(function: Any, *arguments: Any) -> bool:
+    function(*arguments)
+    return True
+
+
+def _texts(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found) + "\n", "utf-8")
+
+
+def _drop_weights(folder: Path) -> None:
+    for path in (*folder.glob("step-*"), *folder.glob("*/model"), folder / "model"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.rglob("checkpoint.pt"):
+        path.unlink()
+
+
+def _dtype(device: str) -> str:
+    """Return bfloat16 where the processor multiplies in it; others are slower in it."""
+    flags = Path("/proc/cpuinfo")
+    half = flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
+    return "bfloat16" if half or device.startswith("cuda") else "float32"
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold a folder.
+
+    Raises:
+        SystemExit: another run holds it, or a command that a killed one has left.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(
+                f"{folder}: another run, or a command that a killed one has left, is at work here: "
+                "wait for it, or end it"
+            ) from None
+        os.set_inheritable(file.fileno(), True)
+        yield

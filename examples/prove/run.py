@@ -1,0 +1,35 @@
+"""Run an experiment; the same command goes on where it was stopped.
+
+python examples/prove/run.py few --data benchmarks --output prove --scale small
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from prove.chain import Chain, perform
+
+EXPERIMENTS = ("few", "filter", "transfer", "tokens")
+
+
+def main() -> int:
+    """Run what is missing; return doit's status."""
+    parser = argparse.ArgumentParser(description="Run an experiment of docs/evidence.md.")
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("--data", type=Path, required=True, help="folder of GSM8K and MATH")
+    parser.add_argument("--output", type=Path, required=True, help="folder of all experiments")
+    parser.add_argument("--scale", default="full", help="tiny, full, gpu; few: also small")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at one time")
+    parser.add_argument("--tasks", nargs="*", default=[], help="only these, with what they need")
+    options = parser.parse_args()
+    module = importlib.import_module(f"prove.{options.experiment}")
+    experiment = module.experiment(options.scale)
+    chain = Chain(experiment, options.data.resolve(), options.output.resolve())
+    return perform(chain, options.tasks, jobs=options.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
