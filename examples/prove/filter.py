@@ -1,0 +1,170 @@
+"""A filtered corpus: can a teacher's stored losses choose whole documents?
+
+docs/evidence/filter.md says what is compared and what counts.
+"""
+
+import json
+import math
+import random
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet
+
+from prove import tokens
+from prove.compare import Records, best_arm, compare, overview, read_records
+from prove.experiment import TINY, Arm, Base, Experiment
+from prove.texts import Document, Texts
+
+SEED = 21
+SHARE = 0.65
+QUARTER = 0.25
+DECIDING = ("gsm8k", "math")
+BASELINES = ("random", "zlib")
+
+
+def ranks(sizes: Mapping[str, int], values: Mapping[str, float]) -> dict[str, float]:
+    """Return by document the share of all bytes in documents whose value is at most as large.
+
+    Example:
+        >>> ranks({"a": 1, "b": 3}, {"a": 0.5, "b": 0.1})
+        {'b': 0.75, 'a': 1.0}
+    """
+    total, read, found = sum(sizes.values()), 0, {}
+    for name in sorted(sizes, key=lambda name: (values[name], name)):
+        read += sizes[name]
+        found[name] = read / total
+    return found
+
+
+def _among(
+    folder: Path, low: float, high: float, values: Callable[[dict[str, str]], dict[str, float]]
+) -> str:
+    """Return the condition for documents whose rank by a value lies above `low`, up to `high`."""
+    with (folder / "text" / "train.jsonl").open(encoding="utf-8", newline="\n") as file:
+        texts = {record["id"]: record["text"] for record in map(json.loads, file)}
+    sizes = {name: len(text.encode()) for name, text in texts.items()}
+    found = ranks(sizes, values(texts))
+    # Ids are KIND:SOURCE:NUMBER, without quotes of their own.
+    names = sorted(name for name, share in found.items() if low < share <= high)
+    return f"document_id in ({', '.join(map(repr, names))})"
+
+
+def by_chance(folder: Path) -> str:
+    """Return a condition for 65 % of the bytes by chance."""
+    order = random.Random(SEED)
+    return _among(folder, 0, SHARE, lambda texts: {name: order.random() for name in sorted(texts)})
+
+
+def by_zlib(folder: Path) -> str:
+    """Return the condition for documents that compress neither best nor worst."""
+
+    def ratios(texts: dict[str, str]) -> dict[str, float]:
+        data = {name: text.encode() for name, text in texts.items()}
+        return {name: len(zlib.compress(text, 9)) / len(text) for name, text in data.items()}
+
+    tail = (1 - SHARE) / 2
+    return _among(folder, tail, 1 - tail, ratios)
+
+
+def by_difference(folder: Path) -> str:
+    """Return the condition for documents on which the teacher is furthest ahead of the student.
+
+    Bits per byte of the teacher are in the table next to its losses, those of the healed student
+    were measured; ranks of a difference have no column.
+    """
+
+    def differences(texts: dict[str, str]) -> dict[str, float]:
+        teacher: dict[str, float] = {}
+        for path in (folder / "train").glob("*.documents.parquet"):
+            columns = pyarrow.parquet.read_table(path).to_pydict()
+            teacher |= dict(zip(columns["document_id"], columns["bits_per_byte"], strict=True))
+        sums = json.loads((folder / "start.json").read_text("utf-8"))["start"]["train"]
+        nats = dict(zip(texts, sums["nats"], strict=True))
+        return {
+            name: teacher[name] - nats[name] / math.log(2) / len(text.encode())
+            for name, text in texts.items()
+        }
+
+    return _among(folder, 0, SHARE, differences)
+
+
+_PLAIN = ("--method", "full")
+ARMS = (
+    Arm(name="all", options=_PLAIN),
+    Arm(name="teacher", options=_PLAIN, rate="all", where=lambda _: f"smollm2.rank <= {SHARE}"),
+    Arm(name="difference", options=_PLAIN, rate="all", where=by_difference),
+    Arm(name="zlib", options=_PLAIN, rate="all", where=by_zlib),
+    Arm(name="random", options=_PLAIN, rate="all", where=by_chance),
+    Arm(name="oracle", options=_PLAIN, rate="all", where=lambda _: "kind = 'clean'"),
+    Arm(name="tokens", options=("--method", "teacher", "--keep-fraction", 0.4), scored=True),
+)
+
+
+def experiment(scale: str) -> Experiment:
+    """Return the experiment at a scale."""
+    tiny = scale == "tiny"
+    arms = [arm for arm in ARMS if arm.name in ("all", "teacher", "difference")] if tiny else ARMS
+    return Experiment(
+        name="filter",
+        scale=scale,
+        base={"full": Base(), "tiny": TINY, "gpu": Base(device="cuda", batch_size=32)}[scale],
+        build=partial(build, tokens.SIZES[scale], 1.0 if tiny else QUARTER),
+        aligned=("train", "dev"),
+        scored={"train": ()},
+        metadata=("kind",),
+        arms=tuple(arms),
+        units=2 if tiny else 10,
+        search_units=1 if tiny else 3,
+        measures_start=True,
+        measured=(2,) if tiny else (2, 4, 6, 8, 10),
+        seeds=(0,) if tiny else (0, 1, 2),
+        judge=judge,
+    )
+
+
+def build(size: tokens.Size, share: float, data: Path, healing: Sequence[Document]) -> Texts:
+    """Draw a share of the first experiment's noisy mixture."""
+    texts = tokens.build(replace(size, held=min(size.held, 120)), data, healing)
+    mixture = sorted(texts["noisy"], key=Document.line)
+    random.Random(SEED).shuffle(mixture)
+    held = {name: own for name, own in texts.items() if name.startswith("held_")}
+    return {"train": mixture[: round(share * len(mixture))], "dev": texts["dev"], **held}
+
+
+def judge(folder: Path) -> str:
+    """Return the tables and the verdict, by the rules of docs/evidence/filter.md."""
+    records = read_records(folder)
+    parts = [
+        "# A filtered corpus",
+        "",
+        verdict(records),
+        "",
+        "## Bits per byte by seed, at the end",
+    ]
+    return "\n".join([*parts, "", overview(records, (*DECIDING, "docstrings"), "all", "last")])
+
+
+def verdict(records: Records, num_seeds: int = 3) -> str:
+    """Return what the rules say, or which runs are missing."""
+    needed = ("all", "teacher", "difference", *BASELINES)
+    missing = [name for name in needed if len(records.get(name, {})) < num_seeds]
+    if missing:
+        return f"Not finished: {', '.join(missing)}."
+    best = best_arm(records, ("teacher", "difference"))
+    found = [compare(records[best], records["all"], name, "last") for name in DECIDING]
+    wins = all(difference.is_below_zero for difference in found)
+    loses = any(
+        all(
+            compare(records[baseline], records[arm], name, "last").mean <= 0
+            for arm in ("teacher", "difference")
+            for name in DECIDING
+        )
+        for baseline in BASELINES
+    )
+    rule = "for filtering" if wins else "against" if loses else "undecided"
+    bits = ", ".join(f"{n} {d}" for n, d in zip(DECIDING, found, strict=True))
+    return f"`{best}` less `all`: {bits}. By the rules: **{rule}**."

@@ -1,0 +1,174 @@
+"""Which tokens to learn: the paper's selection on noisy mathematics, one pass over new text.
+
+docs/evidence/tokens.md says what is compared, what counts and what came out. The rate of 8e-4 is
+what the searches of that page found for `full`, `teacher` and `alm`.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prove.compare import Records, compare, overview, read_records
+from prove.experiment import TINY, Arm, Base, Experiment, Stage
+from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools, with_noise
+
+RATE = 8e-4
+# Of the mathematics: what the last stage reads, and what rates were searched on.
+LAST_SHARE, DEV_SHARE = 0.15, 0.03
+SELECTORS = ("random", "teacher", "teacher_loss", "student_loss", "student_entropy")
+NEED_LOSSES = ("teacher", "teacher_loss", "alm")
+MATHEMATICS = ("gsm8k", "math")
+SETS = ("gsm8k", "math", "docstrings", "noise")
+AFTER = "after-14"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiment is.
+
+    Attributes:
+        documents: clean mathematical documents at most.
+        trained: of them in the mixtures at most.
+        held: documents of each held-out set at most.
+        packages: whose docstrings are held out.
+    """
+
+    documents: int = 100_000
+    trained: int = 1300
+    held: int = 120
+    packages: tuple[str, ...] = HELD_OUT_PACKAGES
+
+
+SIZES = {
+    "full": Size(),
+    "tiny": Size(documents=60, held=8, packages=("tqdm",)),
+    "gpu": Size(documents=10_000_000, trained=10_000_000, held=500),
+}
+
+
+def _arm(method: str, data: str, *, keep: float | None = None, **more: object) -> Arm:
+    share = () if keep is None else ("--keep-fraction", keep)
+    name = method if keep is None else f"{method}-{keep}"
+    return Arm(
+        name=f"{more.pop('name', name)}" if data == "noisy" else f"clean-{name}",
+        options=("--method", method, *share),
+        data=data,
+        scored=method in NEED_LOSSES,
+        rate=RATE,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+ARMS = (
+    *(_arm(method, "noisy") for method in ("full", "alm")),
+    *(_arm(method, "noisy", keep=0.4) for method in SELECTORS),
+    *(_arm(method, "clean", keep=0.4, order=1) for method in ("random", "teacher")),
+    _arm("full", "clean", order=1),
+    *(_arm(method, "noisy", keep=0.6, seeds=(0,), order=2) for method in SELECTORS),
+    _arm("alm", "noisy", keep=0.4, seeds=(0,), order=2),
+    # In units of four steps: what `teacher` computes at k = 0.4 pays for, with scoring and without.
+    _arm("full", "noisy", name="full-equal-scored", units=34, order=3),
+    _arm("full", "noisy", name="full-equal-student", units=13, seeds=(0,), order=3),
+)
+_COMPARED = ("full", "random-0.4", "teacher-0.4")
+_CONTROL = ("clean-full", "clean-random-0.4", "clean-teacher-0.4")
+STAGES = (
+    Stage(name=AFTER, data="last", steps=14),
+    Stage(name="after-28", data="last", steps=28, arms=_COMPARED),
+    Stage(name="after-56", data="last", steps=56, arms=_COMPARED),
+    Stage(name="after-14-clean", data="last-clean", steps=14, arms=_CONTROL),
+)
+
+
+def experiment(scale: str) -> Experiment:
+    """Return the experiment at a scale."""
+    gpu_layers = (*range(24), 28, 29)
+    gpu = Base(layers=gpu_layers, vocab_size=16_384, batch_size=64, heal_rate=5e-4, device="cuda")
+    tiny = scale == "tiny"
+    return Experiment(
+        name="tokens",
+        scale=scale,
+        base={"full": Base(), "tiny": TINY, "gpu": gpu}[scale],
+        build=partial(build, SIZES[scale]),
+        aligned=("noisy", "clean", "last", "last-clean", "dev"),
+        scored={"noisy": (), "clean": ()},
+        arms=tuple(a for a in ARMS if a.name in ("full", "teacher-0.4")) if tiny else ARMS,
+        unit={"gpu": 218, "tiny": 2}.get(scale, 4),
+        units=2 if tiny else 14,
+        search_units=1,
+        warmup_steps=1 if tiny else 8,
+        stages=(Stage(name=AFTER, data="last", steps=2),) if tiny else STAGES,
+        seeds=(0,) if tiny else (0, 1, 2),
+        judge=judge,
+    )
+
+
+def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
+    """Divide the mathematics, and spoil it."""
+    sets = ("gsm8k", "math", "docstrings")
+    pools = read_pools(data, healing, sets, size.packages)
+    train = pools.train[: size.documents]
+    first = max(1, round(DEV_SHARE * len(train)))
+    second = first + max(1, round(LAST_SHARE * len(train)))
+    development, last, main = train[:first], train[first:second], train[second:][: size.trained]
+    spoiled = with_noise(development, random.Random("held_noise"), start=2 * 10**6)
+    held = {f"held_{name}": pools.held[name][: size.held] for name in sets}
+    return {
+        "noisy": with_noise(main, random.Random("noisy")),
+        "clean": main,
+        "last": with_noise(last, random.Random("last"), start=10**6),
+        "last-clean": last,
+        "dev": development,
+        **held,
+        "held_noise": [document for document in spoiled if document.kind != "clean"],
+    }
+
+
+def judge(folder: Path) -> str:
+    """Return the tables and the verdicts, by the rules of docs/evidence/tokens.md."""
+    records = read_records(folder)
+    parts = ["# Which tokens to learn", "", verdicts(records), ""]
+    stages = (AFTER, "last") if all_have(records, AFTER) else ("last",)
+    for at in stages:
+        parts += [f"## Bits per byte by seed, {at}", "", overview(records, SETS, "full", at)]
+    return "\n".join(parts)
+
+
+def all_have(records: Records, stage: str) -> bool:
+    """Say whether every run was measured after a stage."""
+    return all(stage in r["measured"] for own in records.values() for r in own.values())
+
+
+def verdicts(records: Records) -> str:
+    """Return which rules hold; intervals are Student's t over seeds, and documents drawn again."""
+    needed = {"full", "random-0.4", "teacher-0.4", "clean-full", "clean-teacher-0.4"}
+    needed |= {"teacher-0.6", "teacher_loss-0.4", "full-equal-scored"}
+    missing = needed - records.keys()
+    if missing:
+        return f"Not finished: {', '.join(sorted(missing))}."
+
+    def less(own: str, other: str, name: str) -> float:
+        return compare(records[own], records[other], name, AFTER).mean
+
+    def beats(other: str) -> bool:
+        own = records["teacher-0.4"]
+        found = [compare(own, records[other], name, AFTER) for name in MATHEMATICS]
+        return all(difference.is_below_zero for difference in found)
+
+    shrinks = all(
+        less("clean-teacher-0.4", "clean-full", name) > less("teacher-0.4", "full", name)
+        for name in MATHEMATICS
+    )
+    sets = (*MATHEMATICS, "docstrings")
+    plain = all(less("full", f"teacher-{k}", n) <= 0 for k in (0.4, 0.6) for n in sets)
+    chance = any(less("random-0.4", "teacher-0.4", name) <= 0 for name in MATHEMATICS)
+    taste = all(less("teacher_loss-0.4", "teacher-0.4", name) <= 0 for name in MATHEMATICS)
+    found = {
+        "for the method": beats("full") and beats("random-0.4") and shrinks,
+        "against the method": plain or chance,
+        "against the difference": taste,
+        "worth its teacher": beats("full-equal-scored"),
+    }
+    return ", ".join(f"**{rule}** {'yes' if holds else 'no'}" for rule, holds in found.items())

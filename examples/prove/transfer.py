@@ -1,0 +1,134 @@
+"""Another tokenizer for a model: which training brings back most where it was never trained?
+
+docs/evidence/transfer.md says what is compared and what counts.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from prove.compare import Records, best_arm, bits_per_byte, paired, read_records, table
+from prove.experiment import TINY, Arm, Base, Experiment
+from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools
+
+SEED = 22
+DOMAIN = ("gsm8k", "math")
+ELSEWHERE = ("docstrings", "mmlu_stem", "tabmwp")
+SETS = (*DOMAIN, *ELSEWHERE)
+PLAIN, DISTILL = "plain", ("distill", "distill-plain")
+ARMS = (
+    Arm(name=PLAIN, options=("--method", "full")),
+    Arm(name="distill", options=("--method", "distill", "--weight", 1.0), scored=True),
+    Arm(name="distill-plain", options=("--method", "distill", "--weight", 0.5), scored=True),
+    Arm(name="alm", options=("--method", "alm"), scored=True),
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiment is.
+
+    Attributes:
+        train: documents to train on.
+        development: further documents.
+        held: documents of each held-out set.
+        packages: whose docstrings are held out.
+    """
+
+    train: int = 700
+    development: int = 40
+    held: int = 60
+    packages: tuple[str, ...] = HELD_OUT_PACKAGES
+
+
+SIZES = {"full": Size(), "tiny": Size(40, 4, 4, ("tqdm",)), "gpu": Size(5000, 200, 500)}
+
+
+def experiment(scale: str, tokenizer: Path = Path("../shared/tokenizers/llama2")) -> Experiment:
+    """Return the experiment at a scale.
+
+    Args:
+        scale: tiny, full or gpu.
+        tokenizer: of the new vocabulary, with Llama 2's 32,000 tokens.
+    """
+    tiny = scale == "tiny"
+    return Experiment(
+        name="transfer",
+        scale=scale,
+        base={"full": Base(), "tiny": TINY, "gpu": Base(device="cuda", batch_size=32)}[scale],
+        build=partial(build, SIZES[scale]),
+        aligned=("train", "dev"),
+        scored={"train": ("--top-k", 16)},
+        arms=ARMS[:2] if tiny else ARMS,
+        unit=2 if tiny else 50,
+        units=1 if tiny else 4,
+        search_units=1,
+        first_rate=2e-4,
+        warmup_steps=1 if tiny else 10,
+        measured=(1,) if tiny else (1, 2, 4),
+        seeds=(0,) if tiny else (0, 1, 2),
+        tokenizer=tokenizer.resolve(),
+        judge=judge,
+    )
+
+
+def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
+    """Draw all texts."""
+    pools = read_pools(data, healing, SETS, size.packages)
+    train = list(pools.train)
+    random.Random(SEED).shuffle(train)
+    held = {f"held_{name}": pools.held[name][: size.held] for name in SETS}
+    return {
+        "train": train[: size.train],
+        "dev": train[size.train : size.train + size.development],
+        **held,
+    }
+
+
+def shares(records: Records, arm: str, at: str = "last") -> dict[int, dict[str, float]]:
+    """Return by seed and set the share of the lost bits per byte that came back.
+
+    (transplanted - healed) / (transplanted - original).
+    """
+    original, start = records["original"][0], records["start"][0]
+    found: dict[int, dict[str, float]] = {}
+    for seed, record in records[arm].items():
+        found[seed] = {}
+        for name in SETS:
+            before = bits_per_byte(start, name, "last")
+            lost = before - bits_per_byte(original, name, "last")
+            found[seed][name] = (before - bits_per_byte(record, name, at)) / lost
+    return found
+
+
+def judge(folder: Path) -> str:
+    """Return the tables and the verdict, by the rules of docs/evidence/transfer.md."""
+    records = read_records(folder)
+    parts = ["# Another tokenizer", "", verdict(records), ""]
+    rows = [
+        [arm, seed, *(f"{100 * own[name]:.1f} %" for name in SETS)]
+        for arm in records.keys() - {"original", "start"}
+        for seed, own in shares(records, arm).items()
+    ]
+    parts += ["## Share of the lost bits per byte that came back", ""]
+    return "\n".join([*parts, table(["arm", "seed", *SETS], sorted(rows))])
+
+
+def verdict(records: Records, num_seeds: int = 3) -> str:
+    """Return what the rules say, or which runs are missing."""
+    missing = [a for a in (PLAIN, *DISTILL) if len(records.get(a, {})) < num_seeds]
+    if missing:
+        return f"Not finished: {', '.join(missing)}."
+    best = best_arm(records, DISTILL)
+    elsewhere = {
+        arm: {seed: fmean(own[name] for name in ELSEWHERE) for seed, own in found.items()}
+        for arm, found in ((arm, shares(records, arm)) for arm in (best, PLAIN))
+    }
+    gains = [elsewhere[best][seed] - elsewhere[PLAIN][seed] for seed in elsewhere[PLAIN]]
+    mean, _, half = paired(gains)
+    wins = min(gains) > 0 and mean - half > 0
+    rule = "for distributions" if wins else "against" if mean <= 0 else "undecided"
+    return f"`{best}` less plain elsewhere: {mean:+.3f} ± {half:.3f}. By the rules: **{rule}**."
