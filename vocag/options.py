@@ -12,9 +12,20 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def parse_options[T](
         >>> parse_options(RunOptions, ["--workers", "2"], prog="vocag align")
         RunOptions(workers=2, quiet=False, verbose=False)
     """
-    parser = argparse.ArgumentParser(**_texts(prog, _summary(kind), epilog))
+    parser = _Parser(**_texts(prog, _summary(kind), epilog))
     add_options(parser, kind, groups=groups)
     rest = [entry.name for entry in _entries(kind) if entry.option.form == "rest"]
     known, unknown = parser.parse_known_args(argv)
@@ -103,7 +114,7 @@ def parse_command[T](
         >>> parse_command({"info": Info}, ["info", "aligned"], prog="vocag x", description="…")
         Info(dataset='aligned')
     """
-    parser = argparse.ArgumentParser(**_texts(prog, description, epilog))
+    parser = _Parser(**_texts(prog, description, epilog))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="COMMAND")
     for name, kind in kinds.items():
         summary = _summary(kind)
@@ -273,6 +284,17 @@ def _flag(name: str) -> str:
 def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
     texts = {"prog": prog, "description": description, "epilog": epilog}
     return {**texts, "formatter_class": _HelpFormatter, "allow_abbrev": False}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong and what to write; argparse would print every option before that."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2, a message and a hint."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        close = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        hint = close[0] if close else f"{self.prog} --help"
+        self.exit(2, f"{self.prog}: error: {message}\nhint: {hint}\n")
 
 
 class _Once(argparse.Action):

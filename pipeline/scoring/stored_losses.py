@@ -32,6 +32,7 @@ from pipeline.scoring.contexts import ContextRule, plan_contexts
 from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import ShardLosses, TeacherRule
+from vocag.failures import hinted
 
 _MAX_OPEN_SIDECARS = 64
 
@@ -262,13 +263,15 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
                 pieces = pieces.of_documents(kept)
             context = pieces.context_sha256
         if record.context_sha256 != context:
-            raise ForeignLossesError(
+            error = ForeignLossesError(
                 f"{scores.path} was scored for {scored.describe()}, which splits "
                 f"{record.num_split_documents} documents of {record.shard}; {online.describe()} "
                 "split them elsewhere, so that their tokens see other contexts: train with the "
                 f"lengths of the scores, or {SCORE_AGAIN} with --seq-length {rows.seq_length} "
                 f"--teacher-seq-length {rows.teacher_seq_length}"
             )
+            lengths = f"--seq-length {scored.seq_length}"
+            raise hinted(error, f"{lengths} --teacher-seq-length {scored.teacher_seq_length}")
 
 
 def _require_all_losses(scores: ScoreFiles) -> None:

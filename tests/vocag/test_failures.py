@@ -69,6 +69,26 @@ def test_debug_shows_where_an_expected_error_arose(
     assert lines[-2:] == [message, hint]
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("train --data a --studnt s --student s --output o", "--student"),
+        ("train --data a", "vocag train --help"),
+        ("explore inof aligned", "vocag explore --help"),
+        ("validate aligned --workers many", "vocag validate --help"),
+        ("doctor --jsn", "--json"),
+    ],
+)
+def test_an_option_that_is_not_there(
+    line: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two lines, not a page of options."""
+    assert run(*line.split()) == 2
+    message, last = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"vocag {line.split()[0]}: error: ")
+    assert last == f"hint: {hint}"
+
+
 def test_a_name_that_no_command_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("trian") == 2
     assert capsys.readouterr().err.splitlines()[-1] == "hint: vocag train --help"

@@ -13,6 +13,7 @@ from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.scored_data import SEQ_LENGTH, online_losses, run_score
 from tests.support.streaming_data import around
+from vocag.failures import hints_of
 
 HALF_STEP = 2.0**-11
 """Relative distance of fp16 numbers to what they stand for."""
@@ -97,6 +98,7 @@ def test_other_lengths_are_refused_where_a_document_is_split_differently(world: 
     assert "was scored for rows of 64 student and 64 teacher tokens, which splits " in message
     assert "rows of 48 student and 64 teacher tokens split them elsewhere" in message
     assert "run beam_jobs.score again with --seq-length 48 --teacher-seq-length 64" in message
+    assert hints_of(refused.value) == ["hint: --seq-length 64 --teacher-seq-length 64"]
 
 
 def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> None:
