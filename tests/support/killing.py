@@ -1,14 +1,30 @@
-"""Commands that are killed in the middle, at a call of one of their functions."""
+"""Processes without their start-up: commands that are killed in the middle, and ranks."""
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
-_PRELOADED = ["beam_jobs.align.command", "beam_jobs.score.job"]
-"""Imported once: every killed command is a fork of the process that has done so."""
+from tests.support.servers import free_port
+
+_PRELOADED = ["beam_jobs.align.command", "beam_jobs.score.job", "pipeline.training.loop"]
+"""Imported once: every process here is a fork of the one that has done so."""
+
+
+def run_ranks(work: Callable[..., None], *arguments: object) -> None:
+    """Call a function in two processes that find each other as torchrun's do.
+
+    Raises:
+        ProcessRaisedException: one of them has failed.
+    """
+    import torch.multiprocessing  # killed commands need no torch here
+
+    _context()
+    given = work, free_port(), arguments
+    torch.multiprocessing.start_processes(_be_rank, given, nprocs=2, start_method="forkserver")
 
 
 def run_killed(
@@ -23,13 +39,23 @@ def run_killed(
 
     Calls of functions, such as "beam_jobs.storage.publish", are counted together, from 1.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     given = (command, arguments, functions, call, environment or {})
-    process = context.Process(target=_run, args=given)
+    process = _context().Process(target=_run, args=given)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+def _be_rank(rank: int, work: Callable[..., None], port: int, arguments: Sequence[object]) -> None:
+    world = {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **world}
+    work(*arguments)
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 def _run(

@@ -1,6 +1,5 @@
 """A student whose forward pass is its loss, in what people wrap modules with."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +15,7 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.method import Method
+from tests.support.killing import run_ranks
 
 # Of all processes' rows together: one process has them all.
 METHOD = Method("student_loss", scope="group")
@@ -50,12 +49,10 @@ def wrap_fsdp(guided: GuidedStudent) -> nn.Module:
 WRAPPERS: dict[str, Callable[[GuidedStudent], nn.Module]] = {"ddp": wrap_ddp, "fsdp": wrap_fsdp}
 
 
-def run_rank(rank: int, world: str, folder: str) -> None:
+def run_rank(world: str, folder: str) -> None:
     """Save each wrapper's gradients, whole."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     batch = open_rows(Path(world)).__getitems__([2 * rank, 2 * rank + 1])
     found: dict[str, Any] = {}
     for name, wrap in WRAPPERS.items():
@@ -68,7 +65,7 @@ def run_rank(rank: int, world: str, folder: str) -> None:
 
 @pytest.mark.slow
 def test_ddp_and_fsdp_give_the_gradients_of_one_process(world: Path, tmp_path: Path) -> None:
-    mp.spawn(run_rank, args=(str(world), str(tmp_path)), nprocs=2)
+    run_ranks(run_rank, str(world), str(tmp_path))
     guided = plain(world)
     loss, expected = gradients(guided, open_rows(world).__getitems__([0, 1, 2, 3]))
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]

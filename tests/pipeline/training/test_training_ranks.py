@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from pipeline.training.command import main, parse_config
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
+from tests.support.killing import run_ranks
 
 
 def arguments(world: Path, output: Path, *more: str) -> list[str]:
@@ -25,9 +26,10 @@ def arguments(world: Path, output: Path, *more: str) -> list[str]:
     ]
 
 
-def torchrun(arguments: Sequence[str], repository: Path) -> subprocess.CompletedProcess[str]:
+def torchrun(arguments: Sequence[str]) -> None:
+    repository = Path(__file__).parents[3]
     launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m pipeline.training"
-    return subprocess.run(
+    ended = subprocess.run(
         [sys.executable, *launcher.split(), *arguments],
         cwd=repository,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
@@ -35,6 +37,16 @@ def torchrun(arguments: Sequence[str], repository: Path) -> subprocess.Completed
         text=True,
         check=False,
     )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("step 1:") == 1, "one process writes the log"
+
+
+def forked(arguments: Sequence[str]) -> None:
+    run_ranks(run_rank, arguments)
+
+
+def run_rank(arguments: Sequence[str]) -> None:
+    assert main(arguments) == 0
 
 
 def log(output: Path) -> list[dict[str, float | None]]:
@@ -42,19 +54,15 @@ def log(output: Path) -> list[dict[str, float | None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["random", "distill"])
+@pytest.mark.parametrize(("method", "start"), [("random", torchrun), ("distill", forked)])
 def test_two_processes_train_as_one_does(
-    taught: Path, tmp_path: Path, repository: Path, method: str
+    taught: Path, tmp_path: Path, method: str, start: Callable[[Sequence[str]], None]
 ) -> None:
     """Two processes for two steps, one for the rest, against one all the way."""
     world, options = taught, ["--method", method]
     options += ["--stored-losses", ""] if method == "distill" else []
     assert main(arguments(world, tmp_path / "one", *options)) == 0
-    started = torchrun(
-        arguments(world, tmp_path / "two", *options, "--exit-after", "2"), repository
-    )
-    assert started.returncode == 0, started.stderr
-    assert started.stdout.count("step 1:") == 1, "one process writes the log"
+    start(arguments(world, tmp_path / "two", *options, "--exit-after", "2"))
     assert main(arguments(world, tmp_path / "two", *options)) == 0
     one, two = log(tmp_path / "one"), log(tmp_path / "two")
     assert [record["step"] for record in two] == [1, 2, 3, 4]
