@@ -9,6 +9,9 @@ import pytest
 from beam_jobs.align.options import parse_options
 from beam_jobs.running.runners import make_beam_options
 from pipeline.training.command import parse_config
+from pipeline.transfer.acceptance_command import AcceptanceOptions
+from pipeline.transfer.options import TransferOptions
+from vocag.options import parse_options as parse_fields
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,3 +47,13 @@ def test_documents_show_trainings_and_every_runner() -> None:
     assert len(TRAININGS) >= 4
     for runner in ("DataflowRunner", "FlinkRunner", "DaskRunner"):
         assert runner in " ".join(ALIGNMENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("transfer", TransferOptions), ("acceptance", AcceptanceOptions)]
+)
+def test_documented_transfers_are_accepted(name: str, kind: type) -> None:
+    lines = documented(rf"vocag {name} [^\n-]+")
+    assert lines
+    for line in lines:
+        parse_fields(kind, shlex.split(line, comments=True)[2:], prog=name, epilog="")
