@@ -195,8 +195,9 @@ def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:
     counted = []
     for number, record in enumerate(shards):
         index, kept = documents.read(number, with_removed=True)
-        assert kept is not None, "a condition always gives a mask"
-        num_documents, num_tokens = int(kept.sum()), int(index.num_teacher_tokens[kept].sum())
-        counted.append(replace(record, num_documents=num_documents, num_teacher_tokens=num_tokens))
+        if kept is not None:  # else the condition is true of all
+            num_tokens = int(index.num_teacher_tokens[kept].sum())
+            record = replace(record, num_documents=int(kept.sum()), num_teacher_tokens=num_tokens)
+        counted.append(record)
     require_documents(sum(record.num_documents for record in counted), documents)
     return tuple(counted)
