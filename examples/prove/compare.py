@@ -58,6 +58,8 @@ def read_records(folder: Path) -> Records:
     found: Records = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
+        if "measured" not in record:  # what a search of rates found lies next to the records
+            continue
         found.setdefault(record["arm"], {})[record["seed"]] = record
     return found
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from prove import few, filter, tokens, transfer
+from prove import few, tokens, transfer
+from prove import filter as filtering
 from prove.chain import Chain, search_rate
 from prove.clearing import without_overlap
-from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired
+from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired, read_records
 from prove.experiment import Experiment
 from prove.filter import ranks
 from prove.measure import SUMS, cut_pieces, measure
@@ -217,7 +219,7 @@ def test_ranks_are_shares_of_bytes() -> None:
         assert found[name] == pytest.approx(below / sum(sizes.values()))
 
 
-@pytest.mark.parametrize("module", [few, filter, tokens, transfer])
+@pytest.mark.parametrize("module", [few, filtering, tokens, transfer])
 @pytest.mark.parametrize("scale", ["tiny", "full", "gpu"])
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
@@ -253,6 +255,42 @@ assert model.model.layers[0].self_attn.attention_dropout == 0.1
 """
     words = [sys.executable, "-c", program, tmp_path / "model", EXAMPLES, EXAMPLES.parent]
     subprocess.run(list(map(str, words)), check=True)
+
+
+def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
+    """Student's t over three seeds, from the standard errors that the first experiment kept."""
+    folder = EXAMPLES.parent / "docs" / "evidence"
+    arms = json.loads((folder / "table.json").read_text("utf-8"))["arms"]
+    checked = 0
+    for row in (folder / "tokens.md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        found = re.match(r"`(\w+)`(?:, k = ([\d.]+))?$", cells[0])
+        shown = [re.search(r"\(([+-][\d.]+) ± ([\d.]+)\)", cell) for cell in cells[2:5]]
+        if found is None or cells[1:2] != ["3"] or not all(shown):
+            continue
+        name = "-".join(filter(None, found.groups()))
+        bits = [
+            [own[name]["last"][of]["bits_per_byte"] for of in ("gsm8k", "math", "docstrings")]
+            for own in arms.values()
+            if name in own
+        ]
+        values = [[(b["difference"], 4.302653 * b["error"]) for b in own] for own in bits]
+        pairs = [tuple(map(float, match.groups())) for match in shown if match]
+        assert any(
+            all(p == pytest.approx(v, abs=6e-4) for p, v in zip(pairs, own, strict=True))
+            for own in values
+        ), row
+        checked += 1
+    assert checked == 8
+
+
+def test_the_published_runs_are_what_the_page_says() -> None:
+    folder = EXAMPLES.parent / "docs" / "evidence"
+    records = read_records(folder / "few")
+    page = (folder / "few.md").read_text("utf-8")
+    for at in ("best", "last"):
+        for name in (*few.DECIDING, *few.KNOWN):
+            assert f"{bits_per_byte(records['full'][0], name, at):.3f}" in page
 
 
 def _write_benchmarks(folder: Path) -> None:
