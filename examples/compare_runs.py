@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             steps,
             means,
             x_label="step",
-            y_label="bits per byte (less is better)",
+            y_label="bits per byte (lower is better)",
         )
         write_figure(chart, options.output)
 

@@ -69,7 +69,8 @@ ALLOWED = {
     " pipeline.batches pipeline.compiled pipeline.drawing vocag",
     "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
     " pipeline.batches pipeline.compiled pipeline.drawing vocag",
-    "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing",
+    "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing"
+    " pipeline.explore.preview",
     "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing vocag",
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"
     " pipeline.drawing vocag",

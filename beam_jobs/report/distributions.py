@@ -1,12 +1,12 @@
 """The report's histograms: a picture of the shares, and under it a table of the exact values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 from xml.etree.ElementTree import Element
 
 from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics
 from pipeline.drawing.charts import NOT_DRAWN, bar_chart, can_draw, draw_svg
-from pipeline.drawing.formatting import format_count, format_share, format_short
+from pipeline.drawing.formatting import format_count, format_share
 from pipeline.drawing.web_page import tag
 
 STYLE: Final = """
@@ -17,10 +17,13 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 """
 
 
-def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
-    """Return a figure of each distribution; without matplotlib its table, and a remark."""
+def draw_distributions(statistics: AlignmentStatistics, *more: Element) -> list[Element]:
+    """Return a figure of each distribution, and what goes next to them.
+
+    Without matplotlib a figure is its table, and a remark says so.
+    """
     spans = list(map(int, statistics.span_width_counts))
-    lengths = [format_short(edge).replace(" ", "") for edge in LENGTH_EDGES]
+    lengths = list(map(format_count, LENGTH_EDGES))
     figures = [
         _figure(
             "Document length",
@@ -28,6 +31,8 @@ def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
             _both(statistics.student_length_counts, statistics.teacher_length_counts),
             x_label="tokens per document (from)",
             what="documents",
+            # Whole octaves are round numbers, the bins between them aren't.
+            ticks=[format_count(edge) for edge in LENGTH_EDGES if edge & (edge - 1) == 0],
         ),
         _figure(
             "Teacher tokens per student token",
@@ -45,7 +50,7 @@ def draw_distributions(statistics: AlignmentStatistics) -> list[Element]:
         ),
     ]
     remark = [] if can_draw() else [tag("p", NOT_DRAWN, class_="soft small")]
-    return [*remark, tag("div", *figures, class_="charts")]
+    return [*remark, tag("div", *figures, *more, class_="charts")]
 
 
 def _figure(
@@ -55,6 +60,7 @@ def _figure(
     *,
     x_label: str,
     what: str,
+    ticks: Collection[str] = (),
 ) -> Element:
     """Return bars, as shares of all that was counted."""
     wholes = {name: sum(counts) for name, counts in series.items()}
@@ -68,7 +74,8 @@ def _figure(
     if not can_draw():
         return tag("figure", tag("figcaption", title), values, class_="card")
     shares = {name: [n / (wholes[name] or 1) for n in counts] for name, counts in series.items()}
-    chart = bar_chart(title, labels, shares, x_label=x_label, y_label=f"share of {what}")
+    y_label = f"share of {what}"
+    chart = bar_chart(title, labels, shares, x_label=x_label, y_label=y_label, ticks=ticks)
     hidden = tag("details", tag("summary", "values"), values)
     return tag("figure", draw_svg(chart), hidden, class_="card")
 

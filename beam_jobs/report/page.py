@@ -7,6 +7,8 @@ from xml.etree.ElementTree import Element
 
 from beam_jobs.report import distributions
 from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.drawing import page_blocks
+from pipeline.drawing.blocks import PreviewDocument
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -15,6 +17,7 @@ from pipeline.drawing.formatting import (
     format_ratio,
     format_share,
     format_short,
+    short_names,
 )
 from pipeline.drawing.web_page import Child, render_page, tag
 from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
@@ -22,7 +25,12 @@ from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
 _STYLE = """
 header .mono { overflow-wrap: anywhere; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11.5rem, 1fr)); gap: .8rem;
-  margin-top: 1.6rem; }
+  margin-top: 1.1rem; }
+@media (min-width: 64rem) {
+  .opening { display: grid; grid-template-columns: minmax(0, 1fr) 24rem; gap: .8rem; }
+  .opening .cards { grid-template-columns: 1fr 1fr; }
+}
+@media (max-width: 30rem) { .cards { grid-template-columns: 1fr 1fr; } }
 .cards .card { padding: .8rem 1rem .75rem; }
 .cards .label { font-size: .82rem; color: var(--soft); }
 .cards .value { font-size: 1.5rem; line-height: 1.3; font-weight: 620; white-space: nowrap;
@@ -82,12 +90,15 @@ class RunSummary:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def render_report(manifest: Manifest, run: RunSummary) -> str:
+def render_report(
+    manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
+) -> str:
     """Return the page: self-contained HTML without scripts or requests.
 
     Args:
         manifest: the dataset's.
         run: what only the run knows.
+        documents: what the page opens with.
 
     Raises:
         ValueError: the manifest holds no statistics.
@@ -96,10 +107,9 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
     return render_page(
         f"{manifest.name}: aligned dataset",
         _heading(manifest, run),
-        _cards(manifest, run, statistics),
+        *_opening(documents, _cards(manifest, run, statistics)),
         tag("h2", "Distributions"),
-        *distributions.draw_distributions(statistics),
-        _quality(statistics),
+        *distributions.draw_distributions(statistics, _quality(statistics)),
         tag("h2", "Documents left out"),
         _dead_letters(manifest),
         tag("h2", "Tokenizers"),
@@ -111,13 +121,15 @@ def render_report(manifest: Manifest, run: RunSummary) -> str:
         _run_tables(manifest, run),
         tag("h2", "Shards"),
         _shards(manifest.shards),
-        style=distributions.STYLE + _STYLE,
+        style=page_blocks.STYLE + distributions.STYLE + _STYLE,
     )
 
 
 def _heading(manifest: Manifest, run: RunSummary) -> Element:
-    student = tag("span", manifest.student.source, class_="student")
-    teacher = tag("span", manifest.teacher.source, class_="teacher")
+    sides = manifest.student.source, manifest.teacher.source
+    names = short_names(*sides)
+    student = tag("span", names[0], class_="student", title=sides[0])
+    teacher = tag("span", names[1], class_="teacher", title=sides[1])
     fingerprint = tag("span", manifest.fingerprint, class_="mono")
     return tag(
         "header",
@@ -125,6 +137,14 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
         tag("p", "Student ", student, " aligned with teacher ", teacher, f", by {run.runner}."),
         tag("p", "Fingerprint ", fingerprint, class_="soft small"),
     )
+
+
+def _opening(documents: Sequence[PreviewDocument], cards: Element) -> list[Element]:
+    """Return the aligned text with the numbers next to it; without a text, the numbers alone."""
+    if not any(document.blocks for document in documents):
+        return [cards]
+    legend, *texts = page_blocks.draw_documents(documents)
+    return [legend, tag("div", *texts, cards, class_="opening")]
 
 
 def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics) -> Element:
@@ -177,7 +197,7 @@ def _quality(statistics: AlignmentStatistics) -> Element:
         "precision. IoU does. Over-wide tokens share bytes with a neighbour, where a normaliser "
         "reordered the text or made several tokens of a character."
     )
-    return _panel(None, _facts(facts, kind="number"), tag("p", note, class_="soft small"))
+    return _panel("Quality", _facts(facts, kind="number"), tag("p", note, class_="soft small"))
 
 
 def _dead_letters(manifest: Manifest) -> Element:

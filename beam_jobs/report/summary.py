@@ -15,9 +15,12 @@ from pipeline.drawing.formatting import (
     format_plural,
     format_short,
 )
+from pipeline.explore.preview import load_previews
 from schemas.manifest import Manifest, totals_of
 
 REPORT_FILE = "report.html"
+_SHOWN_TOKENS = 56
+"""Student tokens that the report opens with: as high as the numbers next to them."""
 
 _LIBRARIES = ("vocag", "apache-beam", "gigatoken", "tokenizers", "sentencepiece", "numpy", "numba",
               "pyarrow", "safetensors")  # fmt: skip
@@ -40,7 +43,9 @@ def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: s
     A `README.md` that a person wrote stays as it is.
     """
     path = storage.join(output, REPORT_FILE)
-    report = render_report(manifest, run)
+    dataset = Dataset(output, manifest)
+    shown = load_previews(dataset, num_documents=1, document_id=None, max_tokens=_SHOWN_TOKENS)
+    report = render_report(manifest, run, list(shown))
     storage.write_atomically(path, report.encode(), scratch=scratch)
     write_card(manifest, output=output, scratch=scratch)
     return path

@@ -7,7 +7,7 @@ and in a page ink takes the colour of the text around it: a chart is readable on
 import io
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipeline.drawing.web_page import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 NOT_DRAWN: Final = (
@@ -53,6 +54,8 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 _ROW: Final = 0.24
 """Height of an interval, in inches."""
+_WIDE = 11.2
+"""Width of a chart that fills a page, in inches."""
 _FEW, _AXIS_LETTERS = 5, 60
 """Bars that carry their values, and letters that fit under bars."""
 
@@ -83,7 +86,7 @@ def line_chart(
         >>> len(chart.axes[0].get_lines())
         1
     """
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter
 
     with _chart(title, 5.2) as (figure, axes):
         drawn = {
@@ -95,9 +98,12 @@ def line_chart(
             axes, {name: drawn[name] for name in names}, loc="center left", bbox_to_anchor=(1, 0.5)
         )
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label), ylim=y_range)
-        if not any(isinstance(each, str) or each % 1 for each in x):
-            axes.xaxis.set_major_formatter(EngFormatter())
-            axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
+        _round_ticks(axes.yaxis)
+        if not any(isinstance(each, str) for each in x):
+            whole = not any(float(each) % 1 for each in x)
+            _round_ticks(axes.xaxis, 8, integer=whole)
+            if whole:
+                axes.xaxis.set_major_formatter(EngFormatter())
     return figure
 
 
@@ -108,6 +114,7 @@ def bar_chart(
     *,
     x_label: str,
     y_label: str,
+    ticks: Collection[str] = (),
 ) -> "Figure":
     """Return upright bars of shares side by side; few bars carry their values.
 
@@ -117,6 +124,7 @@ def bar_chart(
         series: by name, one share (0 to 1) per label.
         x_label: what the bars are, with its unit.
         y_label: what the shares are of.
+        ticks: the labels that are written, or as many of them as fit; empty: of all.
 
     Example:
         >>> shares = {"student": [0.25, 0.75]}
@@ -132,10 +140,13 @@ def bar_chart(
             drawn[name] = axes.bar(places, shares, thick, color=_colour(n))
             if len(labels) <= _FEW:
                 axes.bar_label(drawn[name], list(map(_percent, shares)), fontsize=10)
-        every = -(-len(labels) * max(map(len, labels), default=1) // _AXIS_LETTERS)
-        axes.set_xticks(range(0, len(labels), every), [clean(text) for text in labels[::every]])
+        bars = [bar for bar, label in enumerate(labels) if not ticks or label in ticks]
+        widest = max((len(labels[bar]) for bar in bars), default=1)
+        written = bars[:: -(-len(bars) * widest // _AXIS_LETTERS) or 1]
+        axes.set_xticks(written, [clean(labels[bar]) for bar in written])
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.1)
+        _round_ticks(axes.yaxis)
         axes.yaxis.set_major_formatter(lambda share, _: _percent(share))
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label))
         if len(series) > 1:
@@ -154,6 +165,8 @@ def interval_chart(
 ) -> "Figure":
     """Return a point and its interval for each group and series: do these differ at all?
 
+    A series without any value keeps its colour and is left out.
+
     Args:
         title: what is shown.
         groups: the groups' labels.
@@ -167,23 +180,28 @@ def interval_chart(
         >>> len(interval_chart("accuracy", ["GSM8K"], one, x_label="%").axes[0].containers)
         1
     """
-    slot = 1 / (len(series) + 0.8)
-    with _chart(title, 1.5 + len(groups) * _ROW / slot) as (figure, axes):
+    colours = {name: _colour(n) for n, name in enumerate(series)}
+    valued = {name: values for name, values in series.items() if any(values)}
+    slot = 1 / (len(valued) + 0.8)
+    with _chart(title, 1.5 + len(groups) * _ROW / slot, width=_WIDE) as (figure, axes):
         drawn = {}
-        for n, (name, values) in enumerate(series.items()):
-            shift = (n - (len(series) - 1) / 2) * slot
+        for n, (name, values) in enumerate(valued.items()):
+            shift = (n - (len(valued) - 1) / 2) * slot
             known = [(group + shift, *ends) for group, ends in enumerate(values) if ends]
             points, ys = [point for *_, point, _ in known], [y for y, *_ in known]
             below = [point - low for _, low, point, _ in known]
             above = [high - point for *_, point, high in known]
-            drawn[name] = axes.errorbar(points, ys, xerr=[below, above], fmt="o", color=_colour(n))
+            bars = axes.errorbar(points, ys, xerr=[below, above], fmt="o", color=colours[name])
+            drawn[name] = bars
             for y, _, point, high in known:
                 text, away = f"{point:{form}}", "offset points"
                 axes.annotate(text, (high, y), (6, 0), textcoords=away, va="center")
         for group, mark in enumerate(marks):
             if mark is not None:
                 axes.vlines(mark, group - 0.45, group + 0.45, _INK, "--")
-        axes.axvline(0, color=_INK, linewidth=1)
+        if axes.get_xlim()[0] <= 0 <= axes.get_xlim()[1]:
+            axes.axvline(0, color=_INK, linewidth=1)
+        _round_ticks(axes.xaxis)
         axes.set_yticks(range(len(groups)), [clean(group) for group in groups])
         axes.set(xlabel=clean(x_label), ylim=(len(groups) - 0.5, -0.5))  # the first is the highest
         axes.tick_params("y", length=0)
@@ -283,6 +301,13 @@ def _legend(axes: "Axes", drawn: Mapping[str, Any], **place: Any) -> None:
     # With their names, because matplotlib leaves out a label that starts with an underscore.
     names = [clean(name) for name in drawn]
     axes.legend(list(drawn.values()), names, **place)
+
+
+def _round_ticks(axis: "Axis", num: int | None = None, *, integer: bool = False) -> None:
+    """Put ticks at steps of 1, 2 or 5 times a power of ten."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(num or "auto", integer=integer, steps=[1, 2, 5, 10]))
 
 
 def _save(figure: "Figure", file: Path | IO[str], kind: str, **options: Any) -> None:

@@ -1,5 +1,9 @@
-"""Numbers for people: one notation in the terminal, the report and the preview."""
+"""Numbers and names for people: one notation in the terminal, the report and the preview."""
 
+import re
+
+_GENERIC = re.compile(r"(tokenizer\.\w+(\.v\d+)?|data)$")
+"""Last parts of a tokenizer's path that many tokenizers share."""
 _DECIMAL_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -81,6 +85,21 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def short_names(*sources: str) -> tuple[str, ...]:
+    """Return what people call files, folders and repositories: the last part that says something.
+
+    Sources that would share a name keep theirs in full.
+
+    Example:
+        >>> short_names("models/llama2/tokenizer.json", "Qwen/Qwen2.5-0.5B/")
+        ('llama2', 'Qwen2.5-0.5B')
+    """
+    parts = [[part for part in source.split("/") if part] for source in sources]
+    telling = [[part for part in each if not _GENERIC.match(part)] for each in parts]
+    names = tuple((each or [source])[-1] for each, source in zip(telling, sources, strict=True))
+    return names if len(set(names)) == len(set(sources)) else sources
 
 
 def format_table(rows: list[list[str]], *, align: str) -> list[str]:

@@ -24,23 +24,23 @@ _HEIGHT = 2 * (_CHIP_HEIGHT + _MARGIN) + _LINK_HEIGHT
 STYLE = """
 .tokens { margin-top: .9rem; line-height: 0; }
 .tokens svg { margin: 0 5px 14px 0; max-width: 100%; height: auto; vertical-align: top; }
-svg text { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+.block text { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
   fill: var(--ink); dominant-baseline: central; white-space: pre; }
-svg rect { stroke-width: 1; }
-line { stroke: var(--soft); stroke-width: 1.2; }
+.block rect { stroke-width: 1; }
+.block line { stroke: var(--soft); stroke-width: 1.2; }
 rect.student { fill: var(--student-tint); stroke: var(--student); }
 rect.teacher { fill: var(--teacher-tint); stroke: var(--teacher); }
-rect.kept { stroke-width: 1.6; }
-line.kept { stroke: var(--student); stroke-width: 1.6; }
+.block .kept { stroke-width: 1.6; }
+.block line.kept { stroke: var(--student); }
 polygon.kept { fill: var(--student); }
 rect.dropped { fill: none; stroke: var(--line); }
-text.dropped { fill: var(--soft); }
+.block text.dropped { fill: var(--soft); }
 line.dropped { stroke-dasharray: 3 3; }
 rect.unmapped { fill: none; stroke: var(--bad); stroke-dasharray: 4 3; }
-text.unmapped { fill: var(--bad); }
-line.unmapped { stroke: var(--bad); stroke-dasharray: 3 3; }
+.block text.unmapped { fill: var(--bad); }
+.block line.unmapped { stroke: var(--bad); stroke-dasharray: 3 3; }
 rect.kept.unmapped { fill: var(--student-tint); stroke-dasharray: none; }
-g:hover rect { stroke-width: 2.6; }
+.block g:hover rect { stroke-width: 2.6; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; align-items: center;
   margin-top: 1rem; }
 .legend span { display: inline-flex; align-items: center; gap: .45rem; }
@@ -111,13 +111,18 @@ def render_preview(
     Example:
         >>> Path("preview.html").write_text(render_preview("docs: preview", [], documents), "utf-8")
     """
-    return render_page(
-        title,
-        *head,
-        _draw_legend(legend),
-        *(_document(document, marks) for document in documents),
-        style=STYLE,
-    )
+    drawn = draw_documents(documents, legend=legend, marks=marks)
+    return render_page(title, *head, *drawn, style=STYLE)
+
+
+def draw_documents(
+    documents: Sequence[PreviewDocument],
+    *,
+    legend: Sequence[tuple[str, str]] = _LEGEND,
+    marks: Mapping[int, Mark] = _NO_MARKS,
+) -> list[Element]:
+    """Return the legend, then a card of each document, for a page with this module's `STYLE`."""
+    return [_draw_legend(legend), *(_document(document, marks) for document in documents)]
 
 
 def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
@@ -136,7 +141,7 @@ def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
         for token, place in zip(block.teacher, teacher.values(), strict=True)
     ]
     box = f"0 0 {_number(width)} {_number(_HEIGHT)}"
-    return tag("svg", *drawn, **_numbers(width=width, height=_HEIGHT), viewBox=box)
+    return tag("svg", *drawn, **_numbers(width=width, height=_HEIGHT), viewBox=box, class_="block")
 
 
 def _draw_legend(kinds: Sequence[tuple[str, str]]) -> Element:

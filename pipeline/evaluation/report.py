@@ -30,6 +30,7 @@ _COMPARE: Final = (
 )
 _STYLE: Final = """
 figure { margin: 0 0 1.2rem; padding: .6rem; overflow-x: auto; }
+figure svg { width: 100%; min-width: 40rem; }
 .scroll { overflow-x: auto; } pre { margin: .2rem 0 .8rem; }
 """
 
@@ -77,7 +78,9 @@ def _charts(results: Sequence[Results]) -> list[Element]:
                 ]
                 for one in results
             },
-            x_label="bits per byte" if in_bits else "right answers, %",
+            x_label="bits per byte (lower is better)"
+            if in_bits
+            else "right answers, % (higher is better)",
             form=".3f" if in_bits else ".1f",
             marks=list(chance) if (measure, in_bits) == ("options", False) else (),
         )

@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.blocks import PreviewDocument, lay_out
+from pipeline.drawing.formatting import short_names
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.web_page import tag
 from schemas.document import decode_document, document_key
@@ -70,8 +71,10 @@ def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:
         >>> Path("preview.html").write_text(render_page(dataset, documents), "utf-8")
     """
     manifest = dataset.manifest
-    student = tag("span", manifest.student.source, class_="student")
-    teacher = tag("span", manifest.teacher.source, class_="teacher")
+    sides = manifest.student.source, manifest.teacher.source
+    names = short_names(*sides)
+    student = tag("span", names[0], class_="student", title=sides[0])
+    teacher = tag("span", names[1], class_="teacher", title=sides[1])
     head = [
         tag("h1", f"{manifest.name}, aligned"),
         tag("p", "Student ", student, " above, teacher ", teacher, " below."),

@@ -118,7 +118,7 @@ def draw_chunking(quality: ChunkingQuality, student: str, teacher: str) -> "Figu
         [str(count) for count in quality.chunks],
         lines,
         x_label=f"equal chunks per sequence of {format_count(quality.seq_length)} student tokens",
-        y_label="share of the text, %",
+        y_label="share of the text, % (higher is better)",
         y_range=(0, 102),
     )
 

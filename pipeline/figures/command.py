@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pipeline.drawing.charts import require_drawable, write_figure
+from pipeline.drawing.formatting import short_names
 from pipeline.drawing.printing import print_lines
 from vocag.options import ModelSource, Option, TokenizerSource, parse_command
 
@@ -222,9 +223,7 @@ def _split_name(source: str) -> tuple[str, str]:
     name, equals, rest = source.partition("=")
     if equals and name and not Path(source).exists():
         return name, rest
-    path = Path(source)
-    generic = path.name in ("tokenizer.json", "tokenizer.model")
-    return path.resolve().parent.name if generic else path.name, source
+    return short_names(str(Path(source).absolute()))[0], source
 
 
 def _load(source: str) -> "Tokenizer":

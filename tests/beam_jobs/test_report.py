@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from beam_jobs.report.page import RunSummary, SideSummary, render_report
 from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.dataset.files import Dataset
 from pipeline.drawing.charts import NOT_DRAWN
 from pipeline.drawing.formatting import format_count
+from pipeline.explore.preview import load_previews
 from schemas.manifest import DeadLetterRecord, Manifest
 from tests.support.datasets import build_dataset
 
@@ -139,3 +142,17 @@ def test_a_dataset_without_documents(tmp_path: Path) -> None:
         text = Page(render_report(one, RUN)).text
         assert "None: every document of the input is in a shard." in text
         assert "nan" not in text
+
+
+def test_it_opens_with_aligned_text_under_short_names(tmp_path: Path) -> None:
+    manifest = build_dataset(tmp_path, keep_text=True)
+    manifest = replace(manifest, student=replace(manifest.student, source="a/one/tokenizer.json"))
+    (document,) = load_previews(
+        Dataset(str(tmp_path), manifest), num_documents=1, document_id=None, max_tokens=5
+    )
+    html = render_report(manifest, RUN, [document])
+    for block in document.blocks:
+        for token in (*block.student, *block.teacher):
+            assert f">{escape(token.text, quote=False)}</text>" in html
+    assert html.index(f">{escape(document.title)}</h2>") < html.index(">Distributions</h2>")
+    assert '<span class="student" title="a/one/tokenizer.json">one</span>' in html

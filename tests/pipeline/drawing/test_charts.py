@@ -54,6 +54,24 @@ def test_intervals_hold_their_ends() -> None:
     assert [list(segment[:, 0]) for segment in drawn] == [[1.0, 3.5], [25.0, 25.0]]
 
 
+def test_ticks_are_round_and_only_students_with_values_are_named() -> None:
+    series = {"none": [None], "one": [(0.6, 0.75, 0.9)]}
+    figures = [
+        (interval_chart("A", ["set"], series, x_label="%"), "xaxis"),
+        (line_chart("A", [0.5, 7.0], {"a": [0.1, 0.85]}, x_label="x", y_label="y"), "yaxis"),
+    ]
+    for figure, axis in figures:
+        places = getattr(figure.axes[0], axis).get_majorticklocs()
+        step = f"{places[1] - places[0]:.1e}"
+        assert len(places) > 2
+        assert step[:3] in ("1.0", "2.0", "5.0")
+    chart = figures[0][0]
+    assert legend(chart) == ["one"]
+    assert chart.axes[0].get_xlim()[0] > 0, "the values have the width"
+    lengths = bar_chart("A", list("123456"), {"a": [0.1] * 6}, x_label="x", y_label="y", ticks="24")
+    assert [text.get_text() for text in lengths.axes[0].get_xticklabels()] == ["2", "4"]
+
+
 def test_the_same_chart_gives_the_same_bytes(tmp_path: Path) -> None:
     paths = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for path in paths:
