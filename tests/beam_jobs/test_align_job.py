@@ -97,7 +97,7 @@ def test_the_manifest_names_what_is_there_and_nothing_else_is() -> None:
     found = digests(output)
     assert found.pop("manifest.json")
     assert found == expected
-    assert '<svg width=' in (output / "report.html").read_text("utf-8"), "no aligned text"
+    assert 'class="block"' in (output / "report.html").read_text("utf-8"), "no aligned text"
 
 
 def test_named_tokens_stand_around_texts(
