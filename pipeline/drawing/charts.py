@@ -325,4 +325,4 @@ def _colour(number: int) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return "< 0.001 %" if 0 < share < 5e-6 else f"{100 * share:.3g} %"

@@ -41,6 +41,11 @@ def test_bars_are_as_high_as_their_shares(num_bars: int) -> None:
     assert shown == labels[:: 1 if num_bars == 2 else 2]
 
 
+def test_a_share_that_is_almost_none_says_so() -> None:
+    figure = bar_chart("W", ["0", "1", "2"], {"a": [0, 2e-7, 0.02]}, x_label="w", y_label="share")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0 %", "< 0.001 %", "2 %"]
+
+
 def test_intervals_hold_their_ends() -> None:
     series = {"full": [(1.0, 2.0, 3.5), None], "none": [None, None]}
     figure = interval_chart("A", ["one", "two"], series, x_label="%", marks=[None, 25.0])
