@@ -17,7 +17,7 @@ class HiddenPackageError(ImportError):
 
 
 def require_own_packages() -> None:
-    """Check that our packages are those that stand beside this one.
+    """Check that our packages are those next to this one.
 
     Raises:
         HiddenPackageError: with what hides which, and what to do.

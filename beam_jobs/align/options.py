@@ -74,7 +74,7 @@ and --name. With --append they are those of the dataset in OUTPUT.
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
 
---append writes shards NAME-g001-000000-of-000003.tar beside those that are there, and
+--append writes shards NAME-g001-000000-of-000003.tar next to those already there, and
 dead_letters-g001.jsonl. A run that was started before goes on with exactly its rows. A document
 whose id the dataset has, a removed one too, is left out and counted: known_id in the dead letters,
 which --max-dead-letters does not count. vocag score then scores what is new.
@@ -125,9 +125,9 @@ class AlignOptions:
             repeatable. Or a dataset that vocag align has made.
         output: where the dataset goes, local or in an object store.
         student: the student's tokenizer: Hugging Face repository, folder, tokenizer.json,
-            SentencePiece model, or bytes: the byte values; may be left out where the input is a
+            SentencePiece model, or bytes: the byte values; may be left out if the input is a
             dataset.
-        teacher: the teacher's, likewise.
+        teacher: the teacher's, named the same way.
         where: which of a dataset's documents to read, such as "source = 'web' and score > 0.5".
         append: add the input's documents to the finished dataset in OUTPUT, as its next
             generation, with the dataset's own tokenizers and options.
@@ -135,25 +135,27 @@ class AlignOptions:
         text_field: field or column of the text; a.b for nested ones.
         text_template: join the text from several fields, such as '{question}\n{answer}'; a document
             that lacks one is left out.
-        id_field: field or column of the id, used where present; '' to name every document by its
+        id_field: field or column of the id, used if present; '' to name every document by its
             file and place.
         metadata: fields or columns that become columns of the index, to filter, count and mix by:
             source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
             type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
-        max_dead_letters: end with status 3 where a larger share of the documents is left out; the
+        max_dead_letters: end with status 3 if a larger share of the documents is left out; the
             dataset is written all the same.
-        student_bos: token that stands before a student's text, its id, or none (default: BOS where
+        student_bos: token that comes before a student's text, its id, or none (default: BOS where
             the tokenizer puts one, else what separates documents).
-        student_eos: token that stands after a student's document, likewise.
-        teacher_context: token that stands before a teacher's text, likewise.
+        student_eos: token that comes after a student's document, its id, or none (default:
+            by the tokenizer).
+        teacher_context: token that comes before a teacher's text, its id, or none (default:
+            by the tokenizer).
         special_strings: whether <s> or <|endoftext|> in a text is plain text or its control token
             (default: plain).
         name: prefix of the shards (default: corpus).
         shard_bytes: about how large a shard is (default: 256MiB).
         keep_text: keep each document's text in its sample.
         shuffle: how texts travel to their shards: files in OUTPUT, or the runner's own shuffle
-            (default: files where OUTPUT is a local or shared folder).
+            (default: files if OUTPUT is a local or shared folder).
         no_fast_path: tokenize with the reference only; the result is the same, later.
         run: how many processes, and what they say.
         dry_run: say what the job would read, write and take; write nothing.

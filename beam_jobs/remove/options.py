@@ -33,7 +33,7 @@ Every other option goes to Apache Beam (for an object store)."""
 class RemoveOptions:
     """Take documents out of a finished dataset, at once and without rewriting a shard.
 
-    Run the same command again where it was interrupted.
+    If it was interrupted, run the same command again.
 
     Attributes:
         dataset: folder or URL of a dataset.

@@ -16,7 +16,7 @@ EngineName = Literal["transformers", "openai"]
 
 _EXAMPLES = """\
 examples:
-  # for training with rows of 2,048 student tokens; a GPU is used where there is one
+  # for training with rows of 2,048 student tokens; a GPU is used if there is one
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
 
   # what would it take? a hundred documents, nothing written
@@ -43,7 +43,7 @@ context: every document has its own left context. One that is longer than a row 
 lengths is split where rows split it, so that stored losses equal those that a teacher would give
 while training with the same lengths; training with rows that split a document elsewhere is refused.
 
-output: NAME-000000-of-000012.teacher-FINGERPRINT.safetensors beside every shard and, last,
+output: NAME-000000-of-000012.teacher-FINGERPRINT.safetensors next to every shard and, last,
 teacher-FINGERPRINT.json.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""

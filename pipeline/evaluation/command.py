@@ -35,7 +35,7 @@ measures, --measures (docs/evaluation.md says what each is worth at which size):
   solution   bits per byte of the worked solution, given the problem
   text       bits per byte of problem and solution
   answer     bits per byte of the bare answer, given the problem
-  options    the right option's bits per byte, and choice by likelihood, with chance beside it
+  options    the right option's bits per byte, and choice by likelihood, with chance next to it
 
 output: NAME/results.json, NAME/samples/ (what it said), NAME/answers-*.jsonl (to continue from),
 and report.html over every student in the folder.

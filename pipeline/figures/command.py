@@ -154,7 +154,7 @@ class KeptOptions:
     Attributes:
         text: the text itself.
         student: a causal language model with its tokenizer: folder or Hugging Face repository.
-        teacher: likewise.
+        teacher: the teacher, in the same form.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: of the teacher's losses over a span.
         output: also write .html.

@@ -14,7 +14,7 @@ from vocag.options import parse_options
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\
 examples:
-  # the paper's setting, small: a teacher that runs beside the student
+  # the paper's setting, small: a teacher that runs next to the student
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-Math-1.5B \\
       --seq-length 2048 --global-batch-size 64 --micro-batch-size 2 --bf16 --output runs/teacher
 
