@@ -88,7 +88,7 @@ def test_stock_webdataset_swallows_what_ours_raises(dataset):
 @pytest.mark.slow
 def test_energon_with_the_documented_task_encoder(dataset):
     energon = pytest.importorskip("megatron.energon", reason="pip install megatron-energon")
-    command = re.search(r"\$ energon (prepare .*) OUTPUT", DOCS.read_text()).group(1).split()
+    command = re.search(r"\$ energon (prepare .*) DATASET", DOCS.read_text()).group(1).split()
     program = Path(sys.executable).parent / "energon"
     subprocess.run([program, *command, dataset.folder], check=True, timeout=120)
     names = {}
