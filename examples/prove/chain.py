@@ -19,10 +19,10 @@ from doit.dependency import JsonDB
 from doit.doit_cmd import DoitMain
 from doit.tools import config_changed
 
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from prove.experiment import Arm, Experiment, Stage
 from prove.student import train_tokenizer
 from prove.texts import healing_texts, write_texts
+from vocag import AlignedRows, Reading, StreamConfig
 
 HERE = Path(__file__).parent
 END = "<|endoftext|>"

@@ -20,10 +20,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.models.hf_models import hidden_states, load_language_model
-from pipeline.models.output_layer import output_layer
-from pipeline.tokenization import Tokenizer, load_tokenizer
+from vocag import (
+    Tokenizer,
+    hidden_states,
+    linear_cross_entropy,
+    load_language_model,
+    load_tokenizer,
+    output_layer,
+)
 
 _RESULT = re.compile(rb"<<[^<>]*=([^<>]+)>>")
 _ROWS_AT_ONCE = 8
