@@ -183,7 +183,7 @@ def test_info_shows_quantiles_of_every_column(
         (["--documents", "0"], r"--documents 0: it must be at least 1"),
     ],
 )
-def test_errors_are_one_line(
+def test_errors_are_one_line_and_a_hint_at_most(
     scored: tuple[Path, list[ScoreManifest]],
     arguments: list[str],
     message: str,
@@ -192,7 +192,10 @@ def test_errors_are_one_line(
     assert main(["scores", str(scored[0]), *arguments]) == 2
     told = capsys.readouterr().err
     assert re.search(message, told)
-    assert told.count("\n") == 1
+    said, *hints = told.splitlines()
+    assert said.startswith("vocag explore: ")
+    assert len(hints) <= 1
+    assert all(line.startswith("hint: vocag ") for line in hints)
 
 
 def test_a_dataset_without_scores_says_so(
