@@ -38,10 +38,12 @@ transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokeni
 
 # EXPERIMENT=few, filter, transfer or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny tries the
 # chain in minutes, small (few alone) is for machines without bfloat16; JOBS=1 leaves a core free.
+# EXPERIMENT=transfer needs TOKENIZER=, the new vocabulary.
 prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of docs/evidence.md, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python examples/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
-	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2)
+	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2) \
+	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines

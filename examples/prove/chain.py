@@ -1,6 +1,5 @@
 """An experiment as tasks of doit: what is done stays, what was stopped goes on where it was."""
 
-import fcntl
 import json
 import os
 import shlex
@@ -8,40 +7,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from doit.cmd_base import ModuleTaskLoader
-from doit.dependency import JsonDB
-from doit.doit_cmd import DoitMain
-from doit.tools import config_changed
-
 from prove.experiment import Arm, Experiment, Stage
 from prove.student import train_tokenizer
+from prove.tasks import Task, once, task
 from prove.texts import healing_texts, write_texts
 from vocag import AlignedRows, Reading, StreamConfig
 
 HERE = Path(__file__).parent
 END = "<|endoftext|>"
-Task = dict[str, Any]
-
-
-class SavedAtOnce(JsonDB):  # type: ignore[misc]  # doit has no types
-    """doit writes down what is done when it ends; here at once, so a killed run loses nothing."""
-
-    def set(self, task_id: str, dependency: str, value: object) -> None:
-        """Store a value of a task, in memory and in the file."""
-        super().set(task_id, dependency, value)
-        self.dump()
-
-    def dump(self) -> None:
-        """Replace the file as a whole."""
-        temporary = Path(f"{self.name}.tmp")
-        temporary.write_text(self.codec.encode(self._db), "utf-8")
-        temporary.replace(self.name)
 
 
 @dataclass(frozen=True)
@@ -92,38 +70,38 @@ class Chain:
         yield from self._make_student()
         experiment = self.experiment
         text = self.own / "text" / "bytes.json"
-        yield _task("text", [text], self._write_texts, [self.output / "text" / "bytes.json"])
+        yield task("text", [text], self._write_texts, [self.output / "text" / "bytes.json"])
         for name in experiment.aligned:
             manifest = self.own / name / "manifest.json"
             student = self.student / "config.json"
-            yield _task(f"align:{name}", [manifest], (self._align, self.own, name), [text, student])
+            yield task(f"align:{name}", [manifest], (self._align, self.own, name), [text, student])
         scored = []
         for name, options in experiment.scored.items():
             scored.append(self.own / f"scored-{name}")
             manifest = self.own / name / "manifest.json"
-            yield _task(f"score:{name}", scored[-1:], (self._score, name, options), [manifest])
+            yield task(f"score:{name}", scored[-1:], (self._score, name, options), [manifest])
         ready = [*scored, *(self.own / name / "manifest.json" for name in experiment.aligned)]
         ready.append(self.start / "config.json")
         records = []
         if experiment.measures_start:
             ready.append(self.own / "start.json")
-            yield _task("start", ready[-1:], self._measure_start, ready[:-1])
+            yield task("start", ready[-1:], self._measure_start, ready[:-1])
         if experiment.tokenizer:
             records += [self.own / "records" / f"{name}-0.json" for name in ("original", "start")]
-            yield _task("references", records, self._measure_references, ready)
+            yield task("references", records, self._measure_references, ready)
         for arm, seed in self.runs():
             rate = self._rate_file(arm)
             declared = (arm, self.experiment.units, self.experiment.unit)
             if arm.rate is None and seed == self._seeds(arm)[0]:
                 search = (self._search_rate, arm)
                 found = [self._rates / f"{arm.name}.json"]
-                yield _task(f"rate:{arm.name}", found, search, ready, declared)
+                yield task(f"rate:{arm.name}", found, search, ready, declared)
             records.append(self.own / "records" / f"{arm.name}-{seed}.json")
             needed = ready if rate is None else [*ready, rate]
-            yield _task(
+            yield task(
                 f"run:{arm.name}:{seed}", records[-1:], (self.run, arm, seed), needed, declared
             )
-        yield _task("table", [self.own / "table.md"], self._make_table, records)
+        yield task("table", [self.own / "table.md"], self._make_table, records)
 
     def runs(self) -> list[tuple[Arm, int]]:
         """Return every run, in the order in which they are wanted."""
@@ -137,17 +115,17 @@ class Chain:
     def _make_student(self) -> Iterator[Task]:
         """Yield what all experiments share; once made, it is not made again."""
         config = self.student / "config.json"
-        yield _once("source", [self.source / "config.json"], self._write_source)
+        yield once("source", [self.source / "config.json"], self._write_source)
         sizes = self.output / "text" / "bytes.json"
-        yield _once("heal-text", [sizes], self._write_healing_text)
+        yield once("heal-text", [sizes], self._write_healing_text)
         if self.experiment.tokenizer is not None:
             text = self.own / "text" / "bytes.json"
-            yield _task("student", [config], self._transplant, [text])
+            yield task("student", [config], self._transplant, [text])
             return
-        yield _once("student", [config], self._cut_student, ["source", "heal-text"])
+        yield once("student", [config], self._cut_student, ["source", "heal-text"])
         manifest = self.output / "heal" / "manifest.json"
-        yield _once("align-heal", [manifest], (self._align, self.output, "heal"), ["student"])
-        yield _once("heal", [self.start / "config.json"], self._heal, ["align-heal"])
+        yield once("align-heal", [manifest], (self._align, self.output, "heal"), ["student"])
+        yield once("heal", [self.start / "config.json"], self._heal, ["align-heal"])
 
     # What the tasks do.
 
@@ -414,62 +392,6 @@ def search_rate(tried: Any, first: float) -> dict[float, float]:
             found[rate] = tried(rate)
 
 
-def perform(chain: Chain, names: Sequence[str] = (), *, jobs: int = 1) -> int:
-    """Run the tasks that are not done; return doit's status, 0 for success.
-
-    Args:
-        chain: the experiment.
-        names: tasks, with what they need; none: all.
-        jobs: tasks at one time, with a thread each on a CPU.
-    """
-    chain.own.mkdir(parents=True, exist_ok=True)
-    with _only_one(chain.own):
-        settings = {
-            "backend": "saved",
-            "dep_file": str(chain.own / "done.json"),
-            "check_file_uptodate": "timestamp",
-            "verbosity": 2,
-            "num_process": jobs if jobs > 1 else 0,
-            "par_type": "thread",
-            # One run that fails leaves the others alone.
-            "continue": True,
-            "action_string_formatting": "new",
-        }
-        plugins = {"BACKEND": {"saved": "prove.chain:SavedAtOnce"}, "GLOBAL": settings}
-        loader = ModuleTaskLoader({"task_prove": lambda: chain.tasks()})
-        wanted = [f"prove:{name}" for name in names]
-        return int(DoitMain(loader, extra_config=plugins).run(["run", *wanted]))
-
-
-def _task(
-    name: str,
-    targets: Sequence[Path],
-    action: Any,
-    needed: Sequence[Path] = (),
-    declared: object = None,
-) -> Task:
-    """Return a task that is done again if a needed file, or what was declared, has changed."""
-    function, *arguments = action if isinstance(action, tuple) else (action,)
-    return {
-        "name": name,
-        "actions": [(_done, [function, *arguments])],
-        "targets": list(map(str, targets)),
-        "file_dep": list(map(str, needed)),
-        "uptodate": [] if declared is None else [config_changed(repr(declared))],
-    }
-
-
-def _once(name: str, targets: Sequence[Path], action: Any, after: Sequence[str] = ()) -> Task:
-    """Return a task that is done where its targets are, whoever made them."""
-    order = [f"prove:{other}" for other in after]
-    return _task(name, targets, action) | {"uptodate": [True], "task_dep": order}
-
-
-def _done(function: Any, *arguments: Any) -> bool:
-    function(*arguments)
-    return True
-
-
 def _texts(path: Path) -> list[str]:
     with path.open(encoding="utf-8", newline="\n") as file:
         return [json.loads(line)["text"] for line in file]
@@ -492,22 +414,3 @@ def _dtype(device: str) -> str:
     flags = Path("/proc/cpuinfo")
     half = flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
     return "bfloat16" if half or device.startswith("cuda") else "float32"
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold a folder.
-
-    Raises:
-        SystemExit: another run holds it, or a command that a killed one has left.
-    """
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SystemExit(
-                f"{folder}: another run, or a command that a killed one has left, is at work here: "
-                "wait for it, or end it"
-            ) from None
-        os.set_inheritable(file.fileno(), True)
-        yield

@@ -10,7 +10,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from prove.chain import Chain, perform
+from prove.chain import Chain
+from prove.tasks import perform
 
 EXPERIMENTS = ("few", "filter", "transfer", "tokens")
 
@@ -24,11 +25,15 @@ def main() -> int:
     parser.add_argument("--scale", default="full", help="tiny, full, gpu; few: also small")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time")
     parser.add_argument("--tasks", nargs="*", default=[], help="only these, with what they need")
+    parser.add_argument("--tokenizer", type=Path, help="of transfer: Llama 2's, a folder or a file")
     options = parser.parse_args()
+    if (options.experiment == "transfer") != (options.tokenizer is not None):
+        parser.error("--tokenizer is the new vocabulary of transfer: needed there, and only there")
     module = importlib.import_module(f"prove.{options.experiment}")
-    experiment = module.experiment(options.scale)
+    words = [options.scale, *([options.tokenizer] if options.tokenizer else [])]
+    experiment = module.experiment(*words)
     chain = Chain(experiment, options.data.resolve(), options.output.resolve())
-    return perform(chain, options.tasks, jobs=options.jobs)
+    return perform(chain.tasks, chain.own, options.tasks, jobs=options.jobs)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Size:
 SIZES = {"full": Size(), "tiny": Size(40, 4, 4, ("tqdm",)), "gpu": Size(5000, 200, 500)}
 
 
-def experiment(scale: str, tokenizer: Path = Path("../shared/tokenizers/llama2")) -> Experiment:
+def experiment(scale: str, tokenizer: Path) -> Experiment:
     """Return the experiment at a scale.
 
     Args:
