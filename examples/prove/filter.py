@@ -8,7 +8,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,33 @@ from prove.texts import Document, Texts
 
 SEED = 21
 SHARE = 0.65
-QUARTER = 0.25
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiment is.
+
+    Attributes:
+        mixture: of the first experiment, whose noisy mixture is drawn from.
+        share: of that mixture.
+        development: documents of the development set at most.
+        problems: of GSM8K and of MATH that are measured.
+        docstrings: that are measured.
+    """
+
+    mixture: tokens.Size
+    share: float = 0.25
+    development: int | None = None
+    problems: int = 120
+    docstrings: int = 40
+
+
+SIZES = {
+    "full": Size(tokens.SIZES["full"]),
+    "small": Size(tokens.SIZES["full"], 1 / 32, 20, 60, 20),
+    "tiny": Size(tokens.SIZES["tiny"], 1.0),
+    "gpu": Size(tokens.SIZES["gpu"], 0.25, None, 500, 200),
+}
 DECIDING = ("gsm8k", "math")
 BASELINES = ("random", "zlib")
 
@@ -108,11 +134,17 @@ def experiment(scale: str) -> Experiment:
     """Return the experiment at a scale."""
     tiny = scale == "tiny"
     arms = [arm for arm in ARMS if arm.name in ("all", "teacher", "difference")] if tiny else ARMS
+    bases = {
+        "full": Base(),
+        "small": Base(batch_size=2, heal_until=200),
+        "tiny": TINY,
+        "gpu": Base(device="cuda", batch_size=32),
+    }
     return Experiment(
         name="filter",
         scale=scale,
-        base={"full": Base(), "tiny": TINY, "gpu": Base(device="cuda", batch_size=32)}[scale],
-        build=partial(build, tokens.SIZES[scale], 1.0 if tiny else QUARTER),
+        base=bases[scale],
+        build=partial(build, SIZES[scale]),
         aligned=("train", "dev"),
         scored={"train": ()},
         metadata=("kind",),
@@ -120,19 +152,24 @@ def experiment(scale: str) -> Experiment:
         units=2 if tiny else 10,
         search_units=1 if tiny else 3,
         measures_start=True,
-        measured=(2,) if tiny else (2, 4, 6, 8, 10),
+        measured={"tiny": (2,), "small": None}.get(scale, (2, 4, 6, 8, 10)),
         seeds=(0,) if tiny else (0, 1, 2),
         judge=judge,
     )
 
 
-def build(size: tokens.Size, share: float, data: Path, healing: Sequence[Document]) -> Texts:
+def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
     """Draw a share of the first experiment's noisy mixture."""
-    texts = tokens.build(replace(size, held=min(size.held, 120)), data, healing)
+    texts = tokens.build(size.mixture, data, healing)
     mixture = sorted(texts["noisy"], key=Document.line)
     random.Random(SEED).shuffle(mixture)
-    held = {name: own for name, own in texts.items() if name.startswith("held_")}
-    return {"train": mixture[: round(share * len(mixture))], "dev": texts["dev"], **held}
+    return {
+        "train": mixture[: round(size.share * len(mixture))],
+        "dev": texts["dev"][: size.development],
+        "held_gsm8k": texts["held_gsm8k"][: size.problems],
+        "held_math": texts["held_math"][: size.problems],
+        "held_docstrings": texts["held_docstrings"][: size.docstrings],
+    }
 
 
 def judge(folder: Path) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,13 @@ def test_ranks_are_shares_of_bytes() -> None:
         assert found[name] == pytest.approx(below / sum(sizes.values()))
 
 
-@pytest.mark.parametrize("module", [few, filtering, tokens, transfer])
-@pytest.mark.parametrize("scale", ["tiny", "full", "gpu"])
+@pytest.mark.parametrize(
+    ("module", "scale"),
+    [
+        *product((few, filtering, tokens, transfer), ("tiny", "full", "gpu")),
+        *product((few, filtering), ("small",)),
+    ],
+)
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
