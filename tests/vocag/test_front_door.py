@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 from textwrap import dedent
 
 import pytest
@@ -50,6 +51,15 @@ def test_type_checkers_see_what_the_interpreter_finds() -> None:
     seen = {name: module for module, name in declared if not module.startswith("vocag.")}
     assert seen == vocag._HOMES
     assert set(vocag.__all__) <= set(dir(vocag))
+
+
+def test_the_reference_has_every_name() -> None:
+    """The site reads its page's paths without importing them: each must be the name's own object."""
+    page = (ROOT / "docs/reference/library.md").read_text("utf-8")
+    shown = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    assert sorted(path.rpartition(".")[2] for path in shown) == vocag.__all__
+    for path in shown:
+        assert resolve_name(path) is getattr(vocag, path.rpartition(".")[2])
 
 
 def test_an_unknown_name_is_refused() -> None:
