@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from vocag import command
 from vocag.failures import report
 from vocag.options import Option, parse_options
 
@@ -50,4 +51,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.main(["export", *sys.argv[1:]])

@@ -9,8 +9,9 @@ with an `Option` says more.
 import argparse
 import inspect
 import re
+import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -153,6 +154,17 @@ def add_options(
             place.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
 
 
+def option_names(kind: type) -> list[str]:
+    """Return the options that `add_options` adds for a dataclass.
+
+    Example:
+        >>> option_names(RunOptions)
+        ['--workers', '--quiet', '--verbose']
+    """
+    forms = ("positional", "rest")
+    return [_flag(entry.name) for entry in _entries(kind) if entry.option.form not in forms]
+
+
 def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
     """Return the dataclass that a parser with its options has read.
 
@@ -289,10 +301,24 @@ def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong and what to write; argparse would print every option before that."""
 
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and remember what was given for `error`."""
+        self.given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """End the process with status 2, a message and a hint."""
-        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        close = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        names = [argument.partition("=")[0] for argument in self.given]
+        known: Collection[str] = self._option_string_actions
+        unknown = [name for name in names if name.startswith("--") and name not in known]
+        meant: Collection[str] = ()
+        if message.startswith("unrecognized arguments"):
+            meant = known
+        elif message.startswith("the following arguments are required"):
+            meant = re.findall(r"--[\w-]+", message)  # one of them may be given, misspelt
+        close = [best for name in unknown for best in get_close_matches(name, meant, 1)]
         hint = close[0] if close else f"{self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\nhint: {hint}\n")
 

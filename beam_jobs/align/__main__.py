@@ -1,11 +1,12 @@
-"""`vocag align`: the command. Help needs neither Beam nor the job."""
+"""`vocag align`, or `python -m beam_jobs.align`. Help needs neither Beam nor the job."""
 
+import sys
 from collections.abc import Sequence
 
 from beam_jobs.align.options import parse_options
 from beam_jobs.running.exits import exit_status
 from beam_jobs.running.run_options import configure_logging
-from vocag.command import leave
+from vocag import command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,4 +26,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    command.main(["align", *sys.argv[1:]])

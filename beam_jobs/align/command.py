@@ -22,6 +22,7 @@ from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
 from beam_jobs.runs import SUMMARY_FILE
 from schemas.manifest import MANIFEST_FILE, Manifest
+from vocag.options import option_names
 
 
 def align(options: AlignOptions) -> Manifest:
@@ -77,7 +78,9 @@ def describe(options: AlignOptions) -> str:
 
 def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
     """Return the options with a full path of the output, and Beam's, once both can be used."""
-    beam_options = make_beam_options(options.beam_arguments, run=options.run)
+    beam_options = make_beam_options(
+        options.beam_arguments, run=options.run, own=option_names(AlignOptions)
+    )
     files = [place for place in options.input if place != STANDARD_INPUT]
     require_cluster(beam_options, {"--input": files, "--output": [options.output]})
     FileSystems.set_options(beam_options)

@@ -18,6 +18,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation
 from schemas.removed import RemovedDocuments, decode_removed, encode_removed
+from vocag.options import option_names
 
 _MAX_NAMED = 5
 _SCRATCH = ".vocag-remove"
@@ -37,7 +38,9 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
-    FileSystems.set_options(make_beam_options(options.beam_arguments, command="remove"))
+    own = option_names(RemoveOptions)
+    beam_options = make_beam_options(options.beam_arguments, command="remove", own=own)
+    FileSystems.set_options(beam_options)
     location = storage.absolute(options.dataset)
     storage.require_answer(location)
     ids = read_ids(options.ids)

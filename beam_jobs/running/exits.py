@@ -35,7 +35,8 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
     except (ValueError, OSError, MemoryError) as error:
         shortage = explain_shortage(f"{type(error).__name__}: {error}", ".")
         if shortage is not None:
-            return _say(f"vocag {command}: {shortage}; {RESUME}", 1)
+            report(f"vocag {command}", error, f"{shortage}; {RESUME}")
+            return 1
         report(f"vocag {command}: error", error)
         return 2
     except (JobError, TooManyDeadLettersError) as error:

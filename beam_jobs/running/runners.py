@@ -3,8 +3,11 @@
 import os
 import traceback
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
 from functools import partial
+from io import StringIO
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
@@ -27,6 +30,7 @@ from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.running.supervision import run_supervised
 from beam_jobs.running.workers import WorkerDiedError, Workers
 from beam_jobs.shortages import explain_shortage
+from vocag.failures import hinted
 
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 
@@ -36,6 +40,7 @@ def make_beam_options(
     *,
     run: RunOptions = HERE,
     command: str = "align",
+    own: Sequence[str] = (),
 ) -> PipelineOptions:
     """Return Beam's options.
 
@@ -43,19 +48,17 @@ def make_beam_options(
         arguments: those that are not the command's own.
         run: how many processes of this machine.
         command: its name, for errors.
+        own: the command's own options, one of which may have been meant.
 
     Raises:
-        OptionsError: an argument that Beam does not know either, a runner that is unknown or does
-            not run these jobs, or one that --workers is not for.
+        OptionsError: an argument that Beam does not know either, or a value that it can't read; a
+            runner that is unknown or does not run these jobs, or one that --workers is not for.
     """
-    options = PipelineOptions([*arguments, *run.beam_arguments()])
-    require_tried_runner(options.view_as(StandardOptions).runner)
-    make_runner(options)  # importing a runner's module makes its options known
-    unknown = _unknown_arguments(arguments)
-    if unknown:
-        raise OptionsError(
-            f"neither {command} nor Beam knows {' '.join(unknown)}; see --help, and quote globs"
-        )
+    with _one_refusal(command):
+        options = PipelineOptions([*arguments, *run.beam_arguments()])
+        require_tried_runner(options.view_as(StandardOptions).runner)
+        make_runner(options)  # importing a runner's module makes its options known
+        _require_known(arguments, command, own)
     if run.workers > 1:
         _require_ours_to_start(options, arguments, run.workers)
     options.view_as(SetupOptions).save_main_session = False
@@ -175,8 +178,27 @@ def _require_ours_to_start(
         raise OptionsError(f"--workers {workers} says what {both[0]} says; leave one of them out")
 
 
-def _unknown_arguments(arguments: Sequence[str]) -> list[str]:
+@contextmanager
+def _one_refusal(command: str) -> Iterator[None]:
+    """Raise what Beam's parser refuses, before which it would print hundreds of options."""
+    printed = StringIO()
+    try:
+        with redirect_stderr(printed):
+            yield
+    except SystemExit as end:
+        message = printed.getvalue().strip().rpartition("error: ")[2]
+        raise hinted(OptionsError(f"Beam: {message}"), f"vocag {command} --help") from end
+
+
+def _require_known(arguments: Sequence[str], command: str, own: Sequence[str]) -> None:
     parsers: list[ArgumentParser] = []
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     unknown: list[str] = parsers[0].parse_known_args(list(arguments))[1]
-    return unknown
+    if not unknown:
+        return
+    names = [*own, *parsers[0]._option_string_actions]
+    close = get_close_matches(unknown[0].partition("=")[0], names, 1)
+    raise hinted(
+        OptionsError(f"neither {command} nor Beam knows {' '.join(unknown)}; quote globs"),
+        f"{close[0]}  # vocag {command} --help has all" if close else f"vocag {command} --help",
+    )

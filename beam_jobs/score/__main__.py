@@ -1,7 +1,8 @@
-"""`python -m beam_jobs.score`."""
+"""`python -m beam_jobs.score` is `vocag score`."""
 
-from beam_jobs.score.command import main
-from vocag.command import leave
+import sys
+
+from vocag.command import main
 
 if __name__ == "__main__":
-    leave(main())
+    main(["score", *sys.argv[1:]])

@@ -42,6 +42,7 @@ from schemas.document_scores import document_scores_name
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
 from schemas.sidecar import ScoreManifest, score_manifest_name
+from vocag.options import option_names
 
 
 def score(options: ScoreOptions) -> list[ScoreManifest]:
@@ -59,7 +60,9 @@ def score(options: ScoreOptions) -> list[ScoreManifest]:
         >>> [scores.source for scores in score(options)]  # doctest: +SKIP
         ['models/teacher']
     """
-    beam_options = make_beam_options(options.beam_arguments, run=options.run, command="score")
+    beam_options = make_beam_options(
+        options.beam_arguments, run=options.run, command="score", own=option_names(ScoreOptions)
+    )
     places = {"the dataset": [options.dataset.path], "--reuse": list(options.reuse or ())}
     if os.path.exists(options.teacher):
         places["--teacher"] = [options.teacher]

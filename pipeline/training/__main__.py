@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.training.command import main
+from vocag.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(["train", *sys.argv[1:]])

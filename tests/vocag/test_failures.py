@@ -1,8 +1,10 @@
 """How commands fail: the message, a hint on the last line, a traceback with --debug only."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from runpy import run_module
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +76,8 @@ def test_debug_shows_where_an_expected_error_arose(
     [
         ("train --data a --studnt s --student s --output o", "--student"),
         ("train --data a", "vocag train --help"),
+        ("train --data a --studnt s --output o", "--student"),
+        ("align --input a --runner x --student s --outptu=o", "--output"),
         ("explore inof aligned", "vocag explore --help"),
         ("validate aligned --workers many", "vocag validate --help"),
         ("doctor --jsn", "--json"),
@@ -87,6 +91,42 @@ def test_an_option_that_is_not_there(
     message, last = capsys.readouterr().err.splitlines()
     assert message.startswith(f"vocag {line.split()[0]}: error: ")
     assert last == f"hint: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "mistake"),
+    [
+        ("beam_jobs.align", "align", ["--input", "a", "--output", "b", "--shard-bytes", "1"]),
+        ("beam_jobs.score", "score", ["a", "--seq-length", "8", "--threads", "-1"]),
+        ("pipeline.training", "train", ["--data", "a", "--student", "s", "--output", "o"]),
+        ("megatron_plugin.export_command", "export", ["nowhere", "student"]),
+    ],
+)
+def test_a_command_s_module_is_the_command(
+    module: str,
+    command: str,
+    mistake: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`python -m beam_jobs.align`, such as clusters start: no traceback, but with --debug."""
+
+    def error_of(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", [module, *arguments])
+        for name in (module, f"{module}.__main__"):  # as in a process of its own
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            run_module(module, run_name="__main__")
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    message = error_of(*mistake)
+    assert message.startswith(f"vocag {command}: ")
+    assert "Traceback" not in message
+    for place in (0, len(mistake)):
+        debugged = error_of(*mistake[:place], "--debug", *mistake[place:])
+        assert debugged.startswith("Traceback (most recent call last):")
+        assert debugged.endswith(message)
 
 
 def test_a_name_that_no_command_has(capsys: pytest.CaptureFixture[str]) -> None:
