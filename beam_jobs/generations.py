@@ -21,7 +21,7 @@ def read_newest(output: str) -> Manifest:
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is None:
         raise OptionsError(
-            f"{output} holds no {MANIFEST_FILE}: it is no dataset, or its align job has not "
+            f"{output} holds no {MANIFEST_FILE}: it isn't a dataset, or its align job has not "
             "finished; run that command again"
         )
     return decode_manifest(storage.read_bytes(path), where=path)

@@ -16,7 +16,7 @@ DUPLICATE_OF = "the id was first used at "
 
 
 EXPECTED = frozenset({"known_id"})
-"""Reasons that are no loss: the dataset that grows has the document's id."""
+"""Reasons that aren't a loss: the dataset that grows already has the document's id."""
 
 
 def describe_place(letter: Mapping[str, Any]) -> str:

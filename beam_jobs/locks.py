@@ -1,9 +1,9 @@
 """One job at a time in one output folder.
 
-On a file system the operating system holds the lock, and it goes with the process that has it. An
-object store has no locks: there an object says who writes, is renewed while they do, and counts for
-nothing once it has not been renewed for a while. Two jobs that start within the same second are
-told apart by who wrote last; nothing that Beam's file systems offer is stricter.
+On a file system the operating system holds the lock, and it ends with the process that has it. An
+object store has no locks: there an object says which job writes, is renewed while it does, and
+expires once it has not been renewed for a while. If two jobs start within the same second, the one
+that wrote last wins; nothing that Beam's file systems offer is stricter.
 """
 
 import errno
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
-    """Hold a lock, or refuse to wait for who has it.
+    """Hold a lock, or refuse to wait for the process that has it.
 
     Args:
         path: the lock's file or object, which is removed in the end.
@@ -52,7 +52,7 @@ def hold_remote(path: str, folder: str) -> Iterator[None]:
     owner = _describe_owner()
     _require_free(path, folder)
     _write(path, owner)
-    time.sleep(_SETTLE_SECONDS)  # long enough for one who saw no lock either to write theirs
+    time.sleep(_SETTLE_SECONDS)  # long enough for another job that saw no lock to write its own
     other = _read(path)
     if other is None or other["id"] != owner["id"]:  # None: whose job ended has just deleted it
         raise OptionsError(_refuse(other, folder))
@@ -80,7 +80,7 @@ def _hold_local(path: str, folder: str) -> Iterator[None]:
         yield
     finally:
         if os.path.exists(path):
-            os.remove(path)  # before the lock goes: who opens it later finds another file
+            os.remove(path)  # before the lock goes: a later job that opens it finds another file
         if is_new:
             with suppress(OSError):  # something was written
                 os.rmdir(parent)
@@ -99,7 +99,7 @@ def _open_locked(path: str, folder: str) -> TextIO:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            logger.warning("%s knows no locks: start no other job with this output", folder)
+            logger.warning("%s has no locks: start no other job with this output", folder)
         if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             file.truncate(0)
             return file
@@ -125,7 +125,7 @@ def _renew(path: str, owner: dict[str, Any], ended: threading.Event) -> None:
                 return
             _write(path, owner)
         except Exception as error:  # each store's client has types of its own
-            logger.warning("%s could not be renewed, which is tried again: %s", path, error)
+            logger.warning("%s could not be renewed; trying again: %s", path, error)
 
 
 def _refuse(other: dict[str, Any] | None, folder: str) -> str:
@@ -144,7 +144,7 @@ def _describe_owner() -> dict[str, Any]:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Return a lock's owner; None where there is no lock, or none that says whose it is."""
+    """Return a lock's owner; None if there is no lock, or none that says whose it is."""
     try:
         if storage.num_bytes_of(path) is None:
             return None

@@ -98,7 +98,7 @@ def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
 def close_run(output: str, folder: str, manifest: Manifest) -> None:
     """Remove what a finished dataset does not need: its run's files, and abandoned shards.
 
-    The summary goes last: while it is there, the same command comes back to go on with this.
+    The summary goes last: while it is there, the same command comes back to continue with this.
 
     Args:
         output: the dataset's folder.

@@ -59,7 +59,7 @@ def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
 
 
 def explain_shortage(text: str, folder: str, need: int | None = None) -> str | None:
-    """Return in a sentence what a failure was short of, None where it was nothing of the kind.
+    """Return in a sentence what a failure was short of, None if it was nothing of the kind.
 
     Args:
         text: the failure's message, traceback or log.

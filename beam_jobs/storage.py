@@ -124,7 +124,7 @@ def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
     """Write a file that readers see either whole or not at all.
 
     Args:
-        path: where it appears; what stood there is replaced.
+        path: where it appears; what was there is replaced.
         data: its bytes.
         scratch: a folder of the same file system, for the local file while it is incomplete.
     """
@@ -136,7 +136,7 @@ def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
 
 
 def num_bytes_of(path: str) -> int | None:
-    """Return a file's size in bytes, None where there is no such file."""
+    """Return a file's size in bytes, None if there is no such file."""
     if is_local(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
     if not _stores().exists(path):
@@ -179,7 +179,7 @@ def list_folder(folder: str) -> Mapping[str, int]:
 
 
 def delete_files(folder: str, names: Iterable[str]) -> None:
-    """Delete files of a folder; one that is already gone is no error.
+    """Delete files of a folder; one that is already gone isn't an error.
 
     Raises:
         OSError: one stays.
@@ -239,7 +239,7 @@ def _copy_object(source: str, destination: str) -> None:
 
 
 class _S3Writer(io.BufferedWriter):
-    """A new object of S3: whole or not at all, and also where it is empty.
+    """A new object of S3: whole or not at all, and also if it is empty.
 
     Beam's client (2.77) completes an upload whose writer has failed, and one to which nothing was
     written, which S3 refuses as malformed: it has no part.

@@ -25,7 +25,7 @@ class Gather(beam.PTransform[_Strings, _Gathered]):
 class Spread(beam.PTransform[_Strings, _Strings]):
     """Hand each element to whichever worker is free; what went in is settled.
 
-    Beam's Reshuffle does the same, but 2.77 pickles a timestamp beside each element.
+    Beam's Reshuffle does the same, but 2.77 pickles a timestamp next to each element.
     """
 
     def expand(self, elements: _Strings) -> _Strings:

@@ -165,7 +165,7 @@ class VocagOptions:
 
     @property
     def guidance(self) -> dict[str, Any]:
-        """What a run goes on with alone."""
+        """What must be the same for a run to continue."""
         method = self.chosen_method
         own = {"aggregation": method.aggregation, "expectation": method.expectation}
         if self.kind.needs == "distributions":
@@ -256,7 +256,7 @@ def read_options(argv: Sequence[str]) -> VocagOptions | None:
     what `RANK` and `WORLD_SIZE` mean to it.
 
     Returns:
-        The options; None where help is asked for.
+        The options; None if help is asked for.
 
     Raises:
         ArgumentError: impossible options.

@@ -3,7 +3,7 @@
 One process of each student replica (last pipeline stage, first rank of those that share rows or
 layers), its leader, talks to the leader of each teacher replica that serves it, over a connection
 of their own. A request holds the teacher's side of some rows, the reply one float per teacher
-token, and 2 K where the K likeliest next tokens are wanted. Requests and replies of a pair keep
+token, and 2 K if the K likeliest next tokens are wanted. Requests and replies of a pair keep
 their order.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;

@@ -68,7 +68,7 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
     if not args.calculate_per_token_loss:
         raise ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
-            "by itself, and those with few kept tokens would weigh too much; add it"
+            "on its own, and those with few kept tokens would weigh too much; add it"
         )
     _require_defaults(args)
     _require_resumable(args)
@@ -124,7 +124,7 @@ def _require_resumable(args: Namespace) -> None:
 
 
 def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
-    """Check that a checkpoint can go on in these tensor- and pipeline-parallel sizes.
+    """Check that a checkpoint can continue in these tensor- and pipeline-parallel sizes.
 
     Raises:
         ArgumentError: its optimizer is stored by those that saved it.
@@ -145,7 +145,7 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
                 f"{args.load} was saved at {option} {was}, this run has {now}: its distributed "
                 f"optimizer was saved without --dist-ckpt-optim-fully-reshardable, so these sizes "
                 f"can't change. Use {option} {was} again (a checkpoint that this saves with "
-                "--dist-ckpt-optim-fully-reshardable goes on in any layout)"
+                "--dist-ckpt-optim-fully-reshardable continues in any layout)"
             )
 
 

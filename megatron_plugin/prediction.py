@@ -103,7 +103,7 @@ class Prediction:
     Attributes:
         student_seconds: of a step, the student's part.
         teacher_seconds: of a step, the teacher's part.
-        step_seconds: of a step: the slower part, or both where the teacher is colocated.
+        step_seconds: of a step: the slower part, or both if the teacher is colocated.
         tokens_per_second: student tokens, of the whole job.
         hours: for all tokens.
         student_gib: memory of the fullest rank with the student, with a colocated teacher's part.

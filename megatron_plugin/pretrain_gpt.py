@@ -68,7 +68,7 @@ def enter() -> StudentRun:
 
     Raises:
         ArgumentError: impossible options.
-        DatasetError: --vocag-data is no finished dataset.
+        DatasetError: --vocag-data isn't a finished dataset.
     """
     skip_missing_makefile()
     forget_engine_attention()

@@ -25,7 +25,7 @@ class World:
         size: ranks in it.
         job_size: ranks of both worlds.
         store: for its `init_process_group`; None: torch's default.
-        bridge_store: what both worlds see; None where the teacher has no world of its own.
+        bridge_store: what both worlds see; None if the teacher has no world of its own.
     """
 
     role: Role

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function for the types that it is first called with; it runs without the GIL.
 
-    The machine code is kept beside the source, or in the user's cache folder. What can't be read
+    The machine code is kept next to the source, or in the user's cache folder. What can't be read
     there is compiled anew, and a folder that can't be written costs each process the seconds of
     compiling: neither ends a command, as numba's own `cache=True` does.
     """
@@ -29,7 +29,7 @@ class _Cache(FunctionCache):
     """numba's cache on disk, whose failures are misses."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function, None where there is none that can be read."""
+        """Return the compiled function, None if there is none that can be read."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # unpickling altered bytes may raise anything

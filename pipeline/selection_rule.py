@@ -28,7 +28,7 @@ class SelectionRule:
             every token is kept (plain continual pretraining).
         keep_fraction: share of the competing tokens to keep; floor(keep_fraction * competing).
         unmapped: what happens to tokens without guidance (section 6.2). `include`: all are kept
-            beside the top fraction of the mapped tokens. `exclude`: none is kept. `mean`: each
+            next to the top fraction of the mapped tokens. `exclude`: none is kept. `mean`: each
             takes the average of all teacher token losses of the scope as its guidance and competes
             with the mapped ones. The strategy holds for every selector but `full`, so selectors
             differ in nothing but the ranking.

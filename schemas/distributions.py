@@ -91,8 +91,8 @@ class TopTokens:
 
     Attributes:
         rule: what is stored.
-        ids: int32 [P, K]; -1 where a position has no entry.
-        log_probs: uint8 or float16 [P, K], as stored; any value where there is no entry.
+        ids: int32 [P, K]; -1 if a position has no entry.
+        log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
     """
 
     rule: DistributionRule
@@ -121,7 +121,7 @@ class TopTokens:
         Args:
             positions: int64 [n], each once.
             ids: integers [n, K].
-            log_probs: float [n, K], nats, falling, no NaN; -inf where there is no such token.
+            log_probs: float [n, K], nats, falling, no NaN; -inf if there is no such token.
         """
         masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
         is_entry = log_probs > -np.inf
@@ -199,7 +199,7 @@ def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Return what stored log-probabilities mean, by their code: 8 bits, or fp16's 16.
 
     Returns:
-        float32 [256 or 65536], nats, NaN where a code is none; and float64, the least mass that is
+        float32 [256 or 65536], nats, NaN if a code is none; and float64, the least mass that is
         rounded to it.
     """
     if kind == "uint8":

@@ -62,7 +62,7 @@ class AlignedDocument:
         teacher: the teacher's tokens.
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
-        text: the text's UTF-8 bytes, or None where it was not kept.
+        text: the text's UTF-8 bytes, or None if it was not kept.
     """
 
     document_id: str
@@ -144,7 +144,7 @@ def decode_tensors(
         ) from error
     if body + end != len(sample):
         raise DamagedSampleError(
-            f"sample has {len(sample)} bytes where its header describes {body + end}: it is cut "
+            f"sample has {len(sample)} bytes, its header describes {body + end}: it is cut "
             "or altered; restore the shard or run beam_jobs.align again"
         )
     return tensors, metadata
@@ -212,7 +212,7 @@ def decode_spans(
 ) -> NDArray[np.int64]:
     """Return teacher_spans, int64 [T, 2], from the stored advances and widths.
 
-    An unmapped token advances by 0, so its empty span stands where the last span started.
+    An unmapped token advances by 0, so its empty span is where the last span started.
 
     Raises:
         ValueError: their shapes differ.

@@ -40,7 +40,7 @@ ALL_COLUMNS = tuple(_SCHEMA.names)
 
 @dataclass(frozen=True, eq=False)
 class DocumentScores:
-    """One number of each kind for each of N documents; NaN where there is none.
+    """One number of each kind for each of N documents; NaN if there is none.
 
     Attributes:
         bits_per_byte: float32 [N], the sum of a document's losses in bits, by the bytes of its
@@ -48,8 +48,8 @@ class DocumentScores:
         bits_per_byte_later: float32 [N], the mean loss in bits of the tokens after the first
             `FIRST_TOKENS`, by the document's bytes per token.
         largest_window: float32 [N], the same of the dearest `WINDOW_TOKENS` losses in a row, or of
-            all where there are fewer.
-        tokens_per_byte: float32 [N], teacher tokens by bytes of text, also where nothing was
+            all if there are fewer.
+        tokens_per_byte: float32 [N], teacher tokens by bytes of text, also if nothing was
             scored.
     """
 
@@ -99,7 +99,7 @@ def encode_document_scores(
 def decode_document_scores(
     data: bytes, names: Sequence[str], *, sidecar_sha256: str, where: str
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some columns of a table; NaN where a value is missing.
+    """Return some columns of a table; NaN if a value is missing.
 
     Args:
         data: the file's bytes.

@@ -80,7 +80,7 @@ class ShardIndex:
         cut_starts: int64 [N + 1]; document i owns cut points cut_starts[i]:cut_starts[i + 1].
         cut_student: uint32 [C], a cut lies before this student token of its document; int64 before
             it is stored.
-        cut_teacher: uint32 [C], and before this teacher token; likewise.
+        cut_teacher: uint32 [C], and before this teacher token.
         num_mapped: int64 [N], student tokens with a teacher token.
         byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes.
         metadata: by field, N values of one of `METADATA_TYPES`, any of which may be missing.

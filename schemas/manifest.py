@@ -76,11 +76,11 @@ class TokenizerRecord:
         vocab_size: one greater than the largest id, added tokens included.
         special_strings: "plain" where a special string in a text is plain text, "honoured" where
             it becomes its control token.
-        bos_token_id: begin-of-sequence id, None where the tokenizer has none.
+        bos_token_id: begin-of-sequence id, None if the tokenizer has none.
         eos_token_id: end-of-document id, None where unknown.
         adds_bos: whether the tokenizer's own convention puts BOS before a text.
         adds_eos: whether it puts EOS after one.
-        convention: what rows put around a text; None where the dataset is older than this field.
+        convention: what rows put around a text; None if the dataset is older than this field.
     """
 
     source: str
@@ -104,7 +104,7 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One shard: its tar and the index beside it.
+    """One shard: its tar and the index next to it.
 
     Attributes:
         file: the tar's name, relative to the manifest.
@@ -183,7 +183,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True)
 class RemovedRecord:
-    """Documents that stand in the shards and that a reader leaves out.
+    """Documents that are in the shards and that a reader leaves out.
 
     Attributes:
         file: a Parquet file that lists them, see `schemas/README.md`.
@@ -212,7 +212,7 @@ class Manifest:
         metadata: fields of the documents that the indices hold.
         generation: counts the dataset's states from 0.
         generations: the earlier ones, in order.
-        removed: documents that a reader leaves out, None where there are none.
+        removed: documents that a reader leaves out, None if there are none.
     """
 
     name: Name
@@ -375,7 +375,7 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
         manifest = read_record(data, Manifest)
     except RecordError as error:
         raise DatasetError(
-            f"{where} is no complete manifest ({error}): it is cut or altered; restore it or run "
+            f"{where} isn't a complete manifest ({error}): it is cut or altered; restore it or run "
             "beam_jobs.align again"
         ) from error
     for name in ("fingerprint", "totals"):

@@ -97,7 +97,7 @@ def write_file(body: Mapping[str, Any]) -> bytes:
     """Return a JSON file that people can read; equal bodies give equal bytes.
 
     The standard library writes it: the format's bytes are what it gives, from which msgspec differs
-    in numbers such as 1e-05 and in empty lists. Records may stand anywhere in the body.
+    in numbers such as 1e-05 and in empty lists. Records may be anywhere in the body.
 
     Raises:
         ValueError: a number is not finite, and could not be read again.
@@ -114,13 +114,13 @@ def require_format(data: bytes, expected: Format, *, where: str, remedy: str) ->
     """Check that a file is of this format and version, whatever else it holds.
 
     Raises:
-        RecordError: it is no JSON object.
+        RecordError: it isn't a JSON object.
         DatasetError: of another format.
         SchemaVersionError: of another version.
     """
     envelope = read_record(data, _Envelope)
     if envelope.schema != expected.name:
-        raise DatasetError(f"{where} is no {expected.name} manifest; {remedy}")
+        raise DatasetError(f"{where} isn't a {expected.name} manifest; {remedy}")
     version = envelope.schema_version
     if version != expected.version or isinstance(version, bool):
         raise SchemaVersionError(where, version, expected.version, job=expected.job)

@@ -1,4 +1,4 @@
-"""Documents that stand in the shards and are left out when these are read: `removed-g001.parquet`.
+"""Documents that are in the shards and are left out when these are read: `removed-g001.parquet`.
 
 A takedown is one small file and a new manifest; shards never change.
 """

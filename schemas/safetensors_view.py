@@ -34,7 +34,7 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
         data: the file, or its beginning up to the header's end.
 
     Raises:
-        ValueError: it is cut before the header's end, or the header is no JSON object.
+        ValueError: it is cut before the header's end, or the header isn't a JSON object.
 
     Example:
         >>> header, body = read_header(sample)
@@ -44,7 +44,7 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
         raise ValueError(f"header claims {body - 8} bytes of {len(data)}")
     header = orjson.loads(data[8:body])
     if not isinstance(header, dict):
-        raise ValueError("header is no JSON object")
+        raise ValueError("header isn't a JSON object")
     return header, body
 
 
@@ -58,7 +58,7 @@ def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -
 
     Raises:
         ValueError: dtype, shape and place contradict each other or the file's size.
-        KeyError: it is no tensor's entry, or of a dtype that this project does not store.
+        KeyError: it isn't a tensor's entry, or of a dtype that this project does not store.
     """
     start, end = entry["data_offsets"]
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])

@@ -1,7 +1,7 @@
-"""A teacher's losses beside a shard, two bytes a token: `*.teacher-<fingerprint>.safetensors`.
+"""A teacher's losses next to a shard, two bytes a token: `*.teacher-<fingerprint>.safetensors`.
 
 A frozen teacher gives the same text the same losses every time, so they are computed once. Shards
-are never rewritten; several teachers' sidecars stand side by side.
+are never rewritten; several teachers' sidecars lie side by side.
 """
 
 import json
@@ -40,7 +40,7 @@ _METADATA_KEY = "vocag"
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What ran a teacher, where it was another program than transformers or Megatron.
+    """What ran a teacher, if that was neither transformers nor Megatron.
 
     Attributes:
         name: "openai": a server of the completions API.
@@ -49,7 +49,7 @@ class EngineRecord:
         quantization: of weights and activations, "none" or such as "fp8".
         model: its name at the server.
         weights_of: whether the rule's `weights_sha256` is over "files", or over the model's "name"
-            where the files are out of sight.
+            if the files are out of sight.
     """
 
     name: Name
@@ -111,9 +111,9 @@ class ShardLosses:
     """The losses of every teacher token of one shard's documents that were scored.
 
     Attributes:
-        losses: float16 [M], nats, documents in the index's order; NaN where a token has no
+        losses: float16 [M], nats, documents in the index's order; NaN if a token has no
             context and so no loss.
-        starts: int64 [N + 1]; document i owns losses starts[i]:starts[i + 1], none where it was not
+        starts: int64 [N + 1]; document i owns losses starts[i]:starts[i + 1], none if it was not
             scored.
         teacher: fingerprint of the `TeacherRule`.
         shard_sha256: the tar that was scored.
@@ -157,7 +157,7 @@ class SidecarRecord:
     entries: EntriesRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without entries where there are none."""
+        """Return plain values, without entries if there are none."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -180,7 +180,7 @@ class ScoreManifest:
 
 @dataclass(frozen=True)
 class _ScoreClaims:
-    """What must follow from a score manifest's other fields, and the rule as it stands there."""
+    """What must follow from a score manifest's other fields, and the rule as written there."""
 
     teacher: Sha256
     rule: Mapping[str, Any]
@@ -275,8 +275,8 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         raise
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedShardError(
-            f"{where} is no complete sidecar ({error!r}): it is cut or altered; delete it and run "
-            "beam_jobs.score again"
+            f"{where} isn't a complete sidecar ({error!r}): it is cut or altered; delete it and "
+            "run beam_jobs.score again"
         ) from error
 
 
@@ -316,7 +316,7 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
             raise RecordError(f"$.rule has {_fields(claims.rule)}, not {_fields(known)}")
     except RecordError as error:
         raise DatasetError(
-            f"{where} is no complete score manifest ({error}): it is cut or altered; run "
+            f"{where} isn't a complete score manifest ({error}): it is cut or altered; run "
             "beam_jobs.score again"
         ) from error
     claimed = claims.teacher

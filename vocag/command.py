@@ -88,7 +88,7 @@ def run_command(arguments: list[str]) -> int:
     module_name, extra, _ = COMMANDS[name]
     try:
         return int(import_module(module_name).main(rest) or 0)
-    except ModuleNotFoundError as error:  # at once, or where a command needs it: help needs less
+    except ModuleNotFoundError as error:  # at once, or when a command needs it: help needs less
         if not extra or (error.name or "").partition(".")[0] in PACKAGES:
             raise
         message = f"it needs a package that is missing ({error.name})"

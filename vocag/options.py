@@ -1,6 +1,6 @@
 """Command lines from frozen dataclasses: a field is an option, its docstring line the help.
 
-Name, type, default and help stand in the dataclass alone. A field's type is str, int, float, Path,
+Name, type, default and help are in the dataclass only. A field's type is str, int, float, Path,
 bool (False by default), bool | None (which has a --no- twin), Literal, `X | None`, tuple[X, ...]
 (several values), or another dataclass, whose fields are options of the same command; `Annotated`
 with an `Option` says more.
@@ -34,15 +34,15 @@ class Option:
     """How a value is written on a command line.
 
     Attributes:
-        metavar: stands for the value in the help; by default one for its type.
-        read: makes the value of its text, or raises argparse.ArgumentTypeError; by default the
+        metavar: the value's name in the help; by default one for its type.
+        read: makes the value from its text, or raises argparse.ArgumentTypeError; by default the
             type does.
-        form: an option by its name; the same, once for each value; a value without a name; what is
-            no option of this command; a dataclass whose options begin with the field's name; or, in
-            a dataclass that another one holds, the option that is named like the holder's field:
-            `data: Reading` with `Reading.path` is --data.
+        form: an option by its name; the same, once for each value; a value without a name; what
+            isn't an option of this command; a dataclass whose options begin with the field's name;
+            or, in a dataclass that another one holds, the option that is named like the holder's
+            field: `data: Reading` with `Reading.path` is --data.
         once: what to do instead of giving the option twice; by default the last one holds.
-        without: fields of a held dataclass that are no options of this command.
+        without: fields of a held dataclass that aren't options of this command.
     """
 
     metavar: str | None = None
@@ -261,7 +261,7 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction if entry.default is None else "store_true"}
     if get_origin(hint) is Literal and option.read is None:
-        # "" is what a program gives where a user leaves the option out.
+        # "" is what a program gives if a user leaves the option out.
         return {"choices": [choice for choice in get_args(hint) if choice]}
     several: dict[str, Any] = {}
     if get_origin(hint) is tuple:
@@ -324,7 +324,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """An option that a second use would silently overrule; `const` tells what to do instead."""
+    """An option that a second use would silently overrule; `const` says what to do instead."""
 
     given = False
 

@@ -45,6 +45,6 @@ def _require_alike(output: str, manifest: Manifest, configuration: Mapping[str, 
     differences = describe_differences(there, here)
     if differences:
         raise OptionsError(
-            f"--append: {output} was made with other options: {differences}; a dataset's documents "
-            "are made alike: use its options, or another --output"
+            f"--append: {output} was made with other options: {differences}; all documents of "
+            "a dataset are made with the same options: use those, or another --output"
         )

@@ -96,7 +96,7 @@ class BlockStore:
 def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[int, bytes]]:
     """Yield (bucket, block): what was read, packed by the bucket that it hashes to.
 
-    Taken ids are read by themselves, so that a block holds nothing else if it holds one.
+    Taken ids are read on their own, so a block holds nothing else if it holds one.
     """
     buckets: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}

@@ -71,8 +71,8 @@ def describe_job(opened: OpenedInput) -> str:
     letters = _describe_letters(sample)
     if not documents:
         told = (
-            "--dry-run can't tell tokens, disk, memory or time: no document could be used in the "
-            f"{format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
+            "--dry-run can't estimate tokens, disk, memory or time: no document could be used in "
+            f"the {format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
         )
         raise InputError("\n".join([told, *letters]))
     for tokenizer in tokenizers:
@@ -220,7 +220,7 @@ def _describe_letters(sample: Sequence[SampledPart]) -> list[str]:
     ]
     lines = [
         f"  dead letters    {format_count(len(letters))} of {format_count(num_outcomes)} sampled "
-        f"documents ({format_share(len(letters), num_outcomes)}); doubled ids don't show here"
+        f"documents ({format_share(len(letters), num_outcomes)}); repeated ids don't show here"
     ]
     lines += [
         f"    {describe_place(msgspec.structs.asdict(letter))}: {letter.reason}: {letter.detail}"

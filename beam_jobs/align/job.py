@@ -1,4 +1,4 @@
-"""What workers tell each other about finished buckets, as JSON."""
+"""What workers report to each other about finished buckets, as JSON."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Job:
         teacher: the teacher's tokenizer.
         tokenizer_records: student and teacher as the manifest names them.
         configuration: what determines the shards' bytes; goes into the manifest.
-        attempt: names this start of the command, to tell its work from an earlier attempt's.
+        attempt: names this start of the command, to keep its work apart from an earlier attempt's.
         generation: that the job makes; 0: a new dataset. Others add to the one before, whose
             manifest is kept.
     """

@@ -192,7 +192,7 @@ def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
     lost, num_documents = count_lost(by_reason), by_reason.total()
     told = f"the dataset stays at generation {manifest.generation}; {letters} lists each document"
     if lost.total() > attempt.options.max_dead_letters * num_documents or lost == by_reason:
-        raise InputError(f"no document of the input is new and can be used: {told} and the reason")
+        raise InputError(f"no document of the input is both new and usable: {told} and the reason")
     attempt.options.run.say(
         f"nothing new: {attempt.output} has the ids of "
         f"{format_plural(by_reason[Reason.KNOWN_ID], 'document')} of "

@@ -113,7 +113,7 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
     if options.where:
         raise OptionsError(
             f"--where {options.where}: only documents of a dataset can be chosen, and --input "
-            f"{options.input[0]} is none: align it with --metadata, then choose of the result"
+            f"{options.input[0]} isn't one: align it with --metadata, then choose from the result"
         )
     options = _fill(options, {})
     files = find_inputs(options.input, fields=rules.text_fields, format=options.format)
@@ -173,7 +173,7 @@ def _take_conventions(
 
 
 def _name(chosen: int | None, own: int | None) -> str | None:
-    """Return what a user writes for a token; None where it is the tokenizer's own."""
+    """Return what a user writes for a token; None if it is the tokenizer's own."""
     if chosen == own:
         return None
     return NOTHING if chosen is None else str(chosen)

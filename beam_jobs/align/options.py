@@ -75,7 +75,7 @@ output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, man
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
 
 --append writes shards NAME-g001-000000-of-000003.tar next to those already there, and
-dead_letters-g001.jsonl. A run that was started before goes on with exactly its rows. A document
+dead_letters-g001.jsonl. A run that was started before keeps exactly its rows. A document
 whose id the dataset has, a removed one too, is left out and counted: known_id in the dead letters,
 which --max-dead-letters does not count. vocag score then scores what is new.
 
@@ -189,7 +189,7 @@ class AlignOptions:
     beam_arguments: Rest = ()
 
     def __post_init__(self) -> None:
-        """Check each option by itself.
+        """Check each option on its own.
 
         Raises:
             OptionsError: with the option, its value and the rule.

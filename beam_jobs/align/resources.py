@@ -35,6 +35,6 @@ def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
     """Return about how many bytes a job has on its output's disk at most, in its last minutes.
 
     The shards are written once and only renamed in the end; with `shuffle="files"` the texts, in
-    blocks, stand beside them until then.
+    blocks, exist next to them until then.
     """
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))

@@ -20,9 +20,9 @@ examples:
 the list: one id a line; in a file .jsonl or .ndjson, one JSON object a line with document_id or id.
 
 The dataset gets another generation. New runs never see these documents again; a run that was
-started before goes on with exactly its rows, unless it is told --generation latest. The documents'
+started before keeps exactly its rows, unless you pass --generation latest. The documents'
 bytes stay in the shards: vocag align --input DATASET --output NEW writes a dataset without them.
-Their ids stay taken, so that vocag align --append does not bring them back.
+Their ids stay taken, so vocag align --append does not bring them back.
 
 exit status: 0 done, or nothing was left to do; 2 asked for wrongly, and nothing was written.
 

@@ -1,1 +1,1 @@
-"""What a finished align job tells people: page, card and summary."""
+"""What a finished align job shows people: page, card and summary."""

@@ -1,4 +1,4 @@
-"""`README.md` beside the manifest: a dataset card for people and for the Hugging Face Hub."""
+"""`README.md` next to the manifest: a dataset card for people and for the Hugging Face Hub."""
 
 from pipeline.drawing.formatting import format_bytes, format_count, format_ratio, format_share
 from schemas.manifest import Manifest

@@ -57,8 +57,8 @@ class SideSummary:
     """What a run knows of the student's or the teacher's tokenizer.
 
     Attributes:
-        convention: which tokens stand around a text, in words.
-        slow_reason: why the fast path was not taken, None where it was.
+        convention: which tokens go around a text, in words.
+        slow_reason: why the fast path was not taken, None if it was.
     """
 
     convention: str

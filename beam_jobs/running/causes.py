@@ -1,7 +1,7 @@
 """What a runner's report of a failure says of its cause.
 
 A portable runner reports a worker's traceback within one of its own, in Java or in Go; what was
-wrong with the data or the options stands in the last line or two of it.
+wrong with the data or the options is in the last line or two of it.
 """
 
 import re
@@ -15,7 +15,7 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 def cause_of(report: str) -> str:
-    r"""Return the last error that a report tells of, in one line; "" where it tells of none.
+    r"""Return the last error that a report names, in one line; "" if it names none.
 
     Args:
         report: the message of a runner's error: a line, or tracebacks of several languages.
@@ -36,6 +36,6 @@ def cause_of(report: str) -> str:
     if not found and cause.startswith("ConnectException"):
         return (
             f"a task manager could not reach a server that it needs ({cause}): with "
-            "--environment_type EXTERNAL that is the worker pool beside it"
+            "--environment_type EXTERNAL that is the worker pool next to it"
         )
     return cause

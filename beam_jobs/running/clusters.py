@@ -37,9 +37,9 @@ def require_tried_runner(name: str | None) -> None:
     """
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
-            f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes Spark 3 "
-            "alone, and was not tried), and a dataset whose bytes nobody has compared is no "
-            "dataset; use FlinkRunner, DataflowRunner, Dask's or --workers"
+            f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes "
+            "only Spark 3, and was not tried), so nobody has compared the bytes that it writes; "
+            "use FlinkRunner, DataflowRunner, Dask's or --workers"
         )
 
 
@@ -151,7 +151,7 @@ def _require_version(master: str, version: str) -> None:
             running = str(json.load(answer)["flink-version"])
     except (OSError, ValueError, KeyError) as error:
         raise OptionsError(
-            f"--flink_master {master} gives no answer as Flink's REST service does ({error}); give "
+            f"--flink_master {master} doesn't answer as Flink's REST service does ({error}); give "
             "the host and port of its web page"
         ) from None
     if not running.startswith(f"{version}."):

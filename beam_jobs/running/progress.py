@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.3
 PROGRESS_PREFIX = "progress-"
 
 HEARTBEAT_SECONDS = 60.0
-"""Between two lines where there is no terminal to draw a bar on."""
+"""Between two lines if there is no terminal to draw a bar on."""
 
 
 class WorkerProgress:

@@ -35,7 +35,7 @@ class RunOptions:
         return [] if self.workers == 1 else [f"--direct_num_workers={self.workers}"]
 
     def say(self, text: str) -> None:
-        """Print what is no error."""
+        """Print what isn't an error."""
         if not self.quiet:
             print(text)
 

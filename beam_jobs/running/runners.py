@@ -175,7 +175,7 @@ def _require_ours_to_start(
         )
     both = [name for name in arguments if name.startswith(("--direct_num", "--direct_running"))]
     if both:
-        raise OptionsError(f"--workers {workers} says what {both[0]} says; leave one of them out")
+        raise OptionsError(f"--workers {workers} means the same as {both[0]}; leave one out")
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""`vocag score`: a teacher's losses, once, beside the shards."""
+"""`vocag score`: a teacher's losses, once, next to the shards."""

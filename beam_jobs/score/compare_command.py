@@ -32,7 +32,7 @@ class CompareOptions:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
     try:
         options = parse_options(CompareOptions, argv, prog="vocag compare-scores", epilog=_EPILOG)
         from pipeline.scoring.comparison import compare_scores
@@ -55,7 +55,7 @@ def describe_comparison(found: "Comparison") -> str:
             "the first's",
             f"  difference      mean {found.mean:+.4f} nats, mean size {found.mean_absolute:.4f}, "
             f"largest {found.largest:.3g}",
-            f"  kept tokens     {changed:.1f} % of {format_count(found.num_kept)} would be others "
+            f"  kept tokens     {changed:.1f} % of {format_count(found.num_kept)} would differ "
             f"at {100 * KEPT:g} %, ranked by the teacher's losses alone",
         ]
     )

@@ -66,7 +66,7 @@ def refuse_far_shards(
         records: of all shards.
         dataset: its folder.
         run_folder: of the run, the same for a run that resumes it.
-        started: when the command was; a step that Beam runs twice is no later run.
+        started: when the command was; a step that Beam runs twice isn't a later run.
 
     Raises:
         EngineError: some shards are, by name.

@@ -72,8 +72,8 @@ class ScoreOptions:
         dataset: what to score; of a mixture each dataset. Rows of other documents don't take the
             losses.
         teacher: folder, Hugging Face repository (owner/name) or .gguf file. With --engine openai,
-            the files behind the servers where they are at hand: their digest, in place of the
-            model's name, then tells the scores from others.
+            the files behind the servers, if they are at hand: their digest then identifies the
+            scores, in place of the model's name.
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
             12.5 %, as training takes it).
@@ -121,11 +121,11 @@ class ScoreOptions:
                 raise OptionsError("--teacher is required")
             for name in ("endpoint", "model", "quantization", "engine_version"):
                 if getattr(own, name):
-                    raise OptionsError(f"--{name.replace('_', '-')} is of use with --engine openai")
+                    raise OptionsError(f"--{name.replace('_', '-')} needs --engine openai")
         elif not (own.endpoint and own.model and own.quantization and self.dtype):
             raise OptionsError(
                 "--engine openai needs --endpoint, --model, --dtype and --quantization (such as "
-                "none or fp8): a server reports neither, and other ones give other losses"
+                "none or fp8): a server reports neither of the last two, and they change the losses"
             )
 
 

@@ -274,7 +274,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
             write_document_scores(job, shard, left)
             progress.add(reused_tokens=earlier.num_tokens)
             return ShardScored(number, earlier, WorkDone(num_resumed_shards=1))
-        logger.warning("%s is of no use: it is cut, or another shard's; scoring it again", path)
+        logger.warning("%s can't be used: it is cut, or another shard's; scoring it again", path)
     tokens = shard.read_tokens()
     found = teacher.known.find(tokens, shard.pieces, teacher.context)
     is_known, rule = found >= 0, job.rule.distributions

@@ -121,7 +121,7 @@ def _describe_entries(scores: ScoreManifest) -> list[str]:
 
 
 def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
-    """Return what the losses cost, of what their engine tells."""
+    """Return what the losses cost, of what their engine reports."""
     work = run.work
     if rule.engine is not None:
         return [f"  engine          {describe_engine(rule)}"]
@@ -130,7 +130,7 @@ def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
 
 
 def describe_context(rule: TeacherRule) -> str:
-    """Return where texts are split, and what stands before them."""
+    """Return where texts are split, and what comes before them."""
     context = ContextRule.from_json(rule.context)
     first = context.first_token_id
     return f"{context.describe()}, {'nothing' if first is None else f'token {first}'} before a text"

@@ -90,7 +90,7 @@ def run_configuration(rule: TeacherRule, dataset: str) -> dict[str, str]:
 
 
 def find_finished(folder: str, manifest: Manifest, rule: TeacherRule) -> ScoreManifest | None:
-    """Return the scores of a dataset by a teacher, None where they are not complete."""
+    """Return the scores of a dataset by a teacher, None if they are not complete."""
     path = storage.join(folder, score_manifest_name(rule.fingerprint))
     if storage.num_bytes_of(path) is None:
         return None
@@ -133,7 +133,7 @@ def _served(
     version = told or settings.engine_version
     if not version:
         raise OptionsError(
-            f"{first} does not tell its version, which is part of its scores' identity: state it "
+            f"{first} does not report its version, which is part of its scores' identity: give it "
             "with --engine-version"
         )
     options.run.say(

@@ -71,7 +71,7 @@ class RowSegments(PackedSeqParams):
     Attributes:
         longest: keys of the piece that has most.
         pieces: of the documents, all of this rank's places in order.
-        key_places: int64, the pieces' keys among t, one piece behind the other; None where that is
+        key_places: int64, the pieces' keys among t, one piece behind the other; None if that is
             every place once.
     """
 
@@ -222,7 +222,7 @@ def attend_documents(
 def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments) -> str:
     """Return what `attend_documents` runs on for these, and why on nothing faster.
 
-    torch takes cuDNN where it can, and says why not if nothing else is allowed.
+    torch takes cuDNN if it can, and says why not if nothing else is allowed.
     """
     if not _has_kernel(query):
         return f"one kernel a document, for {query.dtype} on {query.device.type}"

@@ -56,7 +56,7 @@ def packed_layer_spec(
 
 
 def forget_engine_attention() -> None:
-    """Take back what Transformer Engine's attention is told by the environment.
+    """Take back what Transformer Engine's attention reads from the environment.
 
     Attention here is torch's own. Megatron compares these variables with --attention-backend
     whenever it builds a model, and two models of one process needn't agree.

@@ -1,4 +1,4 @@
-"""Copies between host and device that let the host go on."""
+"""Copies between host and device that let the host continue."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def score_labels(
     Args:
         hidden_states: [o, b, h]; where tensor-parallel ranks share them, [o / ranks, b, h].
         output_layer: of the model, whose rows the ranks share.
-        output_weight: of the output layer where that has none of its own.
+        output_weight: of the output layer if that has none of its own.
         labels_ob: int64.
         vocab_size: without the padding of the embedding, which has no probability: the losses are
             those of the exported model.

@@ -166,7 +166,7 @@ def read_shape(folder: str | Path) -> ModelShape:
     """Read the shape of a model in Hugging Face's format.
 
     Args:
-        folder: holds `config.json`; a repository name works where the hub can be reached.
+        folder: holds `config.json`; a repository name works if the hub can be reached.
 
     Raises:
         UnsupportedModelError: another architecture, or a part of it that isn't translated.
@@ -252,5 +252,5 @@ def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:
             value = config.get(name, rope.get(name))
             raise UnsupportedModelError(
                 f"a {family} model with {name} {value!r} isn't supported: the plugin would train "
-                "or score another model than this"
+                "or score a different model from this"
             )

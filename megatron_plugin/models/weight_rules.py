@@ -96,7 +96,7 @@ def load_weights(
         num_ranks: of the group.
 
     Raises:
-        ValueError: a tensor has another shape than the model's parameter.
+        ValueError: a tensor has a different shape from the model's parameter.
 
     Example:
         >>> load_weights(model, open_weights("models/llama").open, shape, rank=0, num_ranks=1)

@@ -196,7 +196,7 @@ def require_whole(folder: Path) -> None:
 
 
 def _instead(folder: Path) -> str:
-    """Say what to do where one iteration's folder can't be read."""
+    """Say what to do if one iteration's folder can't be read."""
     others = [path.parent for path in folder.parent.glob("iter_*/.metadata")]
     numbers = sorted(int(path.name.removeprefix("iter_")) for path in others if path != folder)
     if not numbers:
@@ -212,7 +212,7 @@ def _undamaged(folder: Path, what: str) -> Iterator[None]:
     """Say which part of a checkpoint can't be read, and what to do."""
     try:
         yield
-    # Damaged pickles raise whatever their bytes happen to say; torch's wrapper is no Exception.
+    # Damaged pickles raise whatever their bytes happen to say; torch's wrapper isn't an Exception.
     except (Exception, CheckpointException) as error:
         raise WeightsError(
             f"{folder} is damaged: {what} can't be read ({error!r}): {_instead(folder)}"
@@ -231,7 +231,7 @@ def checkpoint_args(folder: Path) -> Namespace:
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Leave out warnings that don't concern who only reads a checkpoint, in one process."""
+    """Leave out warnings that don't concern a process that only reads a checkpoint."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         # Megatron's, at its import.

@@ -39,9 +39,9 @@ class MicroBatch:
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
             that compute no loss.
         teacher_losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss: what
-            guidance was made of; None where that is None.
-        next_tokens: labels' distributions, of whole rows; None where the method does without.
-        waited_seconds: that the student stood still for its teacher; None without a running one.
+            guidance was made of; None if that is None.
+        next_tokens: labels' distributions, of whole rows; None if the method does without.
+        waited_seconds: how long the student waited for its teacher; None without a running one.
     """
 
     number: int

@@ -80,7 +80,7 @@ class StudentData:
     def training_batches(
         self, args: Namespace, num_samples: int, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch]:
-        """Return a model chunk's micro-batches, from where the run stands to its last sample."""
+        """Return a model chunk's micro-batches, from the run's position to its last sample."""
         batches = _load_micro_batches(
             self.training_rows(args),
             args.micro_batch_size,
@@ -94,7 +94,7 @@ class StudentData:
     def validation_batches(
         self, args: Namespace, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch] | None:
-        """Return endless micro-batches to validate on, None where nothing is validated."""
+        """Return endless micro-batches to validate on, None if nothing is validated."""
         if self._held_out is None:
             return None
         if self._validation is None:
@@ -123,7 +123,7 @@ class StudentData:
         if rows.plan.num_rows is not None:
             raise ValueError(
                 f"--vocag-validation-data {self._options.validation_data} ends after {len(rows)} "
-                "rows, but validation goes on: let one of its datasets repeat"
+                "rows, but validation continues: let one of its datasets repeat"
             )
         return rows
 
@@ -151,13 +151,13 @@ class StudentData:
 
     @cached_property
     def _vocabulary_map(self) -> VocabularyMap:
-        assert self._training is not None, "who asks has read rows"
+        assert self._training is not None, "the caller has read rows"
         return vocabulary_map(self._training.dataset, self._training.rules)
 
     def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:
         """See `AlignedRows.leave_out`."""
         rows = self._validation if batch.of_validation else self._training
-        assert rows is not None, "who reads a batch has opened its data"
+        assert rows is not None, "a reader of batches has opened its data"
         rows.leave_out(batch.run_positions[row], segment, what)
 
     def _guided(
@@ -197,7 +197,7 @@ def _load_micro_batches(
     num_workers: int,
     of_validation: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Read this replica's micro-batches, onto the device, from where a run stands."""
+    """Read this replica's micro-batches, onto the device, from a run's position."""
     num_replicas = parallel_state.get_data_parallel_world_size()
     loader = load_batches(
         rows,

@@ -75,7 +75,7 @@ def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Report
 
     Args:
         rules: how.
-        batch: with guidance where there is a teacher.
+        batch: with guidance if there is a teacher.
         output: as `_token_scores` returns it; of this rank's places only where context-parallel
             ranks share rows.
     """
@@ -84,7 +84,7 @@ def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Report
 
 
 def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return the plain loss of a micro-batch, and the guided loss beside it."""
+    """Return the plain loss of a micro-batch, and the guided loss next to it."""
     result = _result(rules, batch, output)
     reported = {"lm loss": result.metrics["student_loss"].float()}
     if rules.rule.selector != "full":

@@ -1,4 +1,4 @@
-"""Say that a disk is full, where that is why a run failed.
+"""Say that a disk is full, if that is why a run failed.
 
 Megatron's checkpoint writers report it as a failed write of some tensor, or not at all.
 """

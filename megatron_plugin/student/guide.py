@@ -82,7 +82,7 @@ class Guide:
             batches: as `teacher_rows` took them.
             values: fp32 [rows of all, teacher_seq_length + 2 * seq_length * top_k], on the device:
                 losses in nats, each label's next tokens, whole numbers, and their probabilities.
-            waited_seconds: that the student stood still for them.
+            waited_seconds: how long the student waited for them.
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.

@@ -20,7 +20,7 @@ from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.upstream import parallel_state
 
-# Of Megatron's own timeout: the leader, who can say why, ends before ranks that wait for it.
+# Of Megatron's own timeout: the leader, which can say why, ends before ranks that wait for it.
 _PATIENCE = 0.8
 
 

@@ -62,7 +62,7 @@ class StudentRun:
         opened: OpenedRun,
         checkpoint: Namespace | None = None,
     ) -> None:
-        """Note what to do, by the arguments of a `checkpoint` that goes on; load no model yet."""
+        """Note what to do, by the arguments of a `checkpoint` that continues; load no model yet."""
         self._options = options
         self._world = world
         self._opened = opened
@@ -76,7 +76,7 @@ class StudentRun:
         self.argument_defaults = {
             "tokenizer_type": "NullTokenizer",
             "vocab_size": opened.manifest.student.vocab_size,
-            # Megatron divides by it even where nothing is evaluated.
+            # Megatron divides by it even if nothing is evaluated.
             "eval_interval": 1000,
         }
         # `pretrain` builds the datasets on every rank if an attribute of the function says so.
@@ -138,7 +138,7 @@ class StudentRun:
             if self._bridge is not None:
                 self._bridge.close()
         elif not isinstance(error, SystemExit | KeyboardInterrupt):
-            # What torch raises where a checkpoint fails, CheckpointException, is no Exception.
+            # What torch raises if a checkpoint fails, CheckpointException, isn't an Exception.
             explain_full_disks(error, self._written)
 
     def _open_student(self, args: Namespace, source: str) -> Weights:

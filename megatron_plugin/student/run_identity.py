@@ -1,4 +1,4 @@
-"""What a run is made of besides its weights; a checkpoint goes on with nothing else."""
+"""What a run is made of besides its weights; a checkpoint must find it unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.streaming import AlignedRows, StreamState
 
 
 class ChangedRunError(ValueError):
-    """A checkpoint can't go on with this teacher or guidance."""
+    """A checkpoint can't continue with this teacher or guidance."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def saved_stream(checkpoint: Namespace | None) -> StreamState | None:
 def require_same_run(
     args: Namespace, checkpoint: Namespace | None, identity: RunIdentity, rows: AlignedRows
 ) -> None:
-    """Check that the checkpoint which Megatron has loaded goes on in this run.
+    """Check that the checkpoint which Megatron has loaded continues in this run.
 
     Raises:
         ChangedRunError: another teacher, guidance or rotary embedding.

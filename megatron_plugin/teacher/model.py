@@ -88,7 +88,7 @@ class Teacher:
         """
         if len(rows) % self.micro_batch_size:
             raise ValueError(
-                f"{len(rows)} rows are no multiple of --vocag-teacher-micro-batch-size "
+                f"{len(rows)} rows aren't a multiple of --vocag-teacher-micro-batch-size "
                 f"{self.micro_batch_size}: choose one that divides the rows of a step"
             )
         own = own_rows(rows, self.micro_batch_size)
@@ -101,7 +101,7 @@ class Teacher:
         """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
 
         Args:
-            tokens: with what stands before a text; as many as fit into a row are read.
+            tokens: with what comes before a text; as many as fit into a row are read.
         """
         count = min(len(tokens), self.seq_length)
         row = torch.zeros(self.seq_length, dtype=torch.int32)
@@ -180,7 +180,7 @@ def _values_ahead(
     """Return what each place says of its label and the next tokens; GPTModel calls it.
 
     Returns:
-        fp32 [b, o, 1 + 2 K]: losses, NaN where the mask says so, next tokens' ids, and their
+        fp32 [b, o, 1 + 2 K]: losses, NaN if the mask says so, next tokens' ids, and their
         log-probabilities.
     """
     layer = hidden_states, output_layer, output_weight

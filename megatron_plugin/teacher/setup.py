@@ -52,7 +52,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
 
 
 def _probe_row(opened: OpenedRun) -> list[int]:
-    """Return the probe text as a row holds it, with what stands before a text."""
+    """Return the probe text as a row holds it, with what comes before a text."""
     context = opened.manifest.teacher.around_text.first_token_id
     text = probe_tokens(opened.dataset)
     return text if context is None else [context, *text]

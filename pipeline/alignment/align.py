@@ -50,7 +50,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
         if document >= 0:
             raise AlignmentError(
                 f"{side} offsets decrease in document {document} of the batch: special tokens, "
-                "padding or several texts in one document; tokenize each text by itself, without "
+                "padding or several texts in one document; tokenize each text on its own, without "
                 "special tokens"
             )
         for document in _without_offsets(tokens, others):
@@ -127,7 +127,7 @@ def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
 
 
 def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
-    """Return where each document's last token ends, int64 [D]; -1 where it has no tokens."""
+    """Return where each document's last token ends, int64 [D]; -1 if it has no tokens."""
     ends = np.full(tokens.num_documents, -1, np.int64)
     filled = np.diff(tokens.cu_tokens) > 0
     ends[filled] = tokens.byte_offsets[tokens.cu_tokens[1:][filled] - 1, 1]

@@ -2,7 +2,7 @@
 
 IoU and IoS compare the text that a student token (or chunk) covers with the text covered by the
 teacher tokens mapped to it. IoS alone says little: it is 1 whenever the teacher's tokens tile the
-text, however wide the run, so IoU always stands beside it.
+text, however wide the run, so IoU is always shown next to it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -185,7 +185,7 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def overlap_ratios(
     student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN where a range is empty.
+    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN if a range is empty.
 
     Args:
         student_ranges: int64 [T, 2], half-open, bytes or characters.

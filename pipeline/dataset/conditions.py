@@ -79,7 +79,7 @@ class ConditionQuery:
         except self._duckdb.Error as error:
             raise WhereError(f"where {where}: {_first_line(error)}") from error
         if kind != "BOOLEAN":
-            raise WhereError(f"where {where}: it is a value of type {kind}, no condition")
+            raise WhereError(f"where {where}: it is a value of type {kind}, not a condition")
         return columns
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
@@ -175,9 +175,7 @@ class ConditionQuery:
             if definition is not None:
                 yield definition, {each.lower(): each for each in parameters}
             elif stability != "CONSISTENT" or name in _CALLED_CONSISTENT:
-                raise WhereError(
-                    f"where {where}: {name} is not the same each time, and so would be the rows"
-                )
+                raise WhereError(f"where {where}: {name} differs each time, and so would the rows")
 
 
 def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereError:

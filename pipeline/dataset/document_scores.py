@@ -134,7 +134,7 @@ class ScoredDocuments:
             index: of the shard, where it was read anyway; names are not needed.
 
         Returns:
-            [N] by name, floats that are NaN where a document has no such number, and int64.
+            [N] by name, floats that are NaN if a document has no such number, and int64.
 
         Raises:
             DatasetError: the table, or the sidecar it is made from, is damaged.

@@ -57,7 +57,7 @@ class Dataset:
     def at_generation(self, number: int) -> "Dataset":
         """Return the newest one as it was at an earlier generation, or itself.
 
-        Raises DatasetError where there is none, its manifest is gone, or it lists a shard twice.
+        Raises DatasetError if there is none, its manifest is gone, or it lists a shard twice.
         """
         manifest = read_generation(self.location, self.manifest, number)
         _require_each_once(manifest, self.location)
@@ -169,7 +169,7 @@ class Dataset:
 
     @cached_property
     def removed(self) -> RemovedDocuments | None:
-        """The removed documents; None where there are none.
+        """The removed documents; None if there are none.
 
         Raises:
             DamagedShardError: their list is missing or is not the manifest's.

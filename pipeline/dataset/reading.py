@@ -1,4 +1,4 @@
-"""Read a dataset: its manifest, and samples that are checked before they are believed."""
+"""Read a dataset: its manifest, and samples that are checked before they are used."""
 
 import zlib
 from difflib import get_close_matches
@@ -41,7 +41,7 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
         return path, read_whole(path)
     except FileNotFoundError as error:
         missing = DatasetError(
-            f"{path} does not exist: {dataset} is no dataset, or its align job has not finished; "
+            f"{path} does not exist: {dataset} isn't a dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"
         )
         raise hinted(missing, _nearest_dataset(dataset)) from error
@@ -107,7 +107,7 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
 
 def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
-    """Return the generation of a dataset that has a fingerprint, None where none has.
+    """Return the generation of a dataset that has a fingerprint, None if none has.
 
     Example:
         >>> find_generation(manifest, manifest.fingerprint) == manifest.generation

@@ -1,4 +1,4 @@
-"""Which teachers' losses lie beside a dataset, and their files."""
+"""Which teachers' losses lie next to a dataset, and their files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def find_scores(
     """Return the scores that a user names.
 
     Args:
-        source: path of a score manifest; or, of the scores beside a dataset's shards, what
+        source: path of a score manifest; or, of the scores next to a dataset's shards, what
             `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
             fingerprint; "": the only ones there are.
         location: the dataset's folder.
@@ -84,7 +84,7 @@ def find_scores(
     there = ", ".join(
         f'{s.manifest.rule.fingerprint[:16]} ("{s.manifest.source}", {_describe(s)})' for s in found
     )
-    which = f"{len(fitting)} teachers are named" if fitting else "no scores are of teacher"
+    which = f"{len(fitting)} teachers are named" if fitting else "there are no scores by teacher"
     of_what = " with distributions (vocag score --top-k)" if with_distributions else ""
     missing = DatasetError(
         f'{which} "{source}"{of_what} in {location}: name one of {there or "none"} by its first '
@@ -118,7 +118,7 @@ def _size_of_entries(scores: ScoreFiles) -> tuple[int, str]:
 
 
 def list_scores(location: str) -> list[ScoreFiles]:
-    """Return every teacher's scores that lie beside a dataset's shards.
+    """Return every teacher's scores that lie next to a dataset's shards.
 
     Raises:
         DatasetError: a score manifest is unreadable.
@@ -251,7 +251,7 @@ def _read_scores(path: str) -> ScoreFiles:
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist: no teacher has scored the dataset to its end; run "
-            "beam_jobs.score, or again to resume it"
+            "beam_jobs.score, or run it again to resume"
         ) from error
     location = path.rsplit("/", 1)[0] if "/" in path else "."
     filesystem, local = fsspec.core.url_to_fs(location)

@@ -110,7 +110,7 @@ class ChosenDocuments:
 
         Args:
             shard_index: which.
-            with_removed: read those too that are removed, so that what is stored beside a shard
+            with_removed: read those too that are removed, so that what is stored next to a shard
                 doesn't depend on them.
             with_names: read ids and quality too, which samples are checked by.
 

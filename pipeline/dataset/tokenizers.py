@@ -53,7 +53,7 @@ def find_text(
     """Return a document's text: as kept, or spelled by its tokens with the sample's SHA-256.
 
     `tokenizers` give those that may spell it by side; a side is asked only if the text isn't found
-    before. UTF-8 bytes; None where no side spells them.
+    before. UTF-8 bytes; None if no side spells them.
 
     Example:
         >>> find_text(document, {"student": lambda: tokenizer})  # doctest: +SKIP

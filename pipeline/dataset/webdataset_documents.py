@@ -17,7 +17,7 @@ def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataP
     """Return a pipeline of all documents, split by node and DataLoader worker.
 
     Whole shards are dealt out, so that nodes and workers hold unequal numbers of documents, and
-    none where there are fewer shards; `pipeline.streaming` has neither limit.
+    none if there are fewer shards; `pipeline.streaming` has neither limit.
 
     Args:
         path: the dataset's folder or manifest: a path, or a URL that `fsspec` reads.

@@ -12,7 +12,7 @@ AMID, START = 0, 1
 """Rows of `Tables.mapped`."""
 
 LEAST_EXTENDING = 0.05
-"""Stored tokens that go on from amid a teacher token must hold this mass: with less, much of the
+"""Stored tokens that continue from amid a teacher token must hold this mass: with less, much of the
 condition isn't stored. Measured: 11 % on average below 0.05, 6 % and less above."""
 
 MOST_ENDING = 0.1
@@ -31,8 +31,8 @@ class Edges(NamedTuple):
         student_end: id after a document, -1 for none.
         teacher_context: as `student_context`.
         teacher_end: as `student_end`.
-        student_skip: 1 where only the student's tokens begin with a space that isn't in the text.
-        teacher_skip: 1 where only the teacher's do.
+        student_skip: 1 if only the student's tokens begin with a space that isn't in the text.
+        teacher_skip: 1 if only the teacher's do.
         always_skips: whether that does not depend on the text.
     """
 

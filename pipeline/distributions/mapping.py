@@ -7,7 +7,7 @@ A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student 
 and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
 "cd" starts inside the teacher's "bc", which its "b" comes before. What the teacher expects after
-"a" is known; of that, tokens that go on from "b" (here "bc" and "bcd") give their mass to the
+"a" is known; of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the
 student tokens that the rest of their bytes ("c", "cd") begins with, renormalised. "b" itself says
 nothing of what follows it. `kernels.LEAST_EXTENDING` and `MOST_ENDING` say when that is enough.
 
@@ -46,7 +46,7 @@ def map_row(
         log_probs: float32 [T, K], nats, theirs.
         vocabulary_map: of the row's tokenizers.
         next_token_ids: int32 [S, K], written: distinct student ids by falling mass for the label at
-            each place, -1 behind the last; -1 alone where there is no distribution.
+            each place, -1 behind the last; -1 alone if there is no distribution.
         next_token_probs: float32 [S, K], written: their mass; at most 1 in all.
     """
     fields = RowFields(*(np.asarray(row[name]) for name in RowFields._fields))

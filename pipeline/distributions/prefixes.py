@@ -67,7 +67,7 @@ def find_prefixes(
 
 @compiled
 def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
-    """Return the student token that is the longest prefix of some bytes, -1 where none is."""
+    """Return the student token that is the longest prefix of some bytes, -1 if none is."""
     best, value = NONE, _HASH_START
     for length in range(1, len(text) + 1):
         value = (value ^ np.uint64(text[length - 1])) * _HASH_FACTOR

@@ -34,7 +34,7 @@ class DoctorOptions:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
 
     def lines() -> Iterator[str]:
         options = parse_options(DoctorOptions, argv, prog="vocag doctor", epilog=_EPILOG)

@@ -170,7 +170,7 @@ def interval_chart(
     Args:
         title: what is shown.
         groups: the groups' labels.
-        series: by name, (low, value, high) for each group; None where there is none.
+        series: by name, (low, value, high) for each group; None if there is none.
         x_label: of the axis, with its unit.
         form: of the values, such as `+.3f`.
         marks: a dashed level in each group, such as chance.

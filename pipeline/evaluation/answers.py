@@ -19,7 +19,7 @@ def score(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, floa
     """Score a model's text; lm-eval calls it.
 
     Returns:
-        `accuracy`: 1 where the answer is right; `stated`: 1 where the text states one at all,
+        `accuracy`: 1 if the answer is right; `stated`: 1 if the text states one at all,
         instead of leaving its last number to be taken for it.
 
     Example:
@@ -38,7 +38,7 @@ def score(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, floa
 
 
 def chosen_letter(text: str) -> str:
-    """Return the letter of the first "answer is (X)", "" where there is none.
+    """Return the letter of the first "answer is (X)", "" if there is none.
 
     Source: `extract_multi_choice_answer` of math-evaluation-harness.
 

@@ -22,7 +22,7 @@ class Room:
     Attributes:
         documents: places in the task of those that fit, in order; none: the task is left out.
         num_left_out: those that don't.
-        answer_tokens: longest answer that is asked for; 0 where none is generated.
+        answer_tokens: longest answer that is asked for; 0 if none is generated.
         note: for people, where something is left out or lowered.
     """
 

@@ -104,6 +104,6 @@ def _download(name: str) -> tuple[bytes, str]:
             "such as data in a clone of math-evaluation-harness"
         ) from error
     if git_blob(content) != BLOBS[file]:
-        raise ValueError(f"{url} is not the file of that commit: what is on the way changed it?")
+        raise ValueError(f"{url} is not the file of that commit: did a proxy change it?")
     keep(cached, content.decode())
     return content, url

@@ -169,7 +169,7 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
 
 
 def _texts(dataset: Dataset, num_documents: int) -> Iterator[tuple[str, bytes | None]]:
-    """Yield id and text of every document; None where no side's tokens spell it."""
+    """Yield id and text of every document; None if no side's tokens spell it."""
     # disable=None: no bar where stderr is no terminal.
     with tqdm(total=num_documents, unit=" documents", disable=None) as bar:
         for shard in range(len(dataset.manifest.shards)):

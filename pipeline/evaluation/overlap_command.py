@@ -46,7 +46,7 @@ class OverlapOptions:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
 
     def lines() -> Iterator[str]:
         options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)

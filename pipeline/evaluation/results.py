@@ -1,4 +1,4 @@
-"""What a student scored: values with 95 % confidence intervals, in files beside each other."""
+"""What a student scored: values with 95 % confidence intervals, in files next to each other."""
 
 import json
 import math
@@ -31,7 +31,7 @@ class Measurement:
         values: by name: shares from 0 to 1, bits per byte.
         limit: items that were asked for, 0 for all of the set.
         num_left_out: items that the context does not hold.
-        answer_tokens: longest answer asked for, 0 where none is generated.
+        answer_tokens: longest answer asked for, 0 if none is generated.
         data: the set's file, see `describe_data`.
         settings: how the student ran, and versions of the libraries that had a say.
         note: for people.
@@ -76,7 +76,7 @@ class Results:
                 yield name, measure, made
 
     def find(self, name: str, measure: str, metric: str) -> Value | None:
-        """Return a value of a set, None where it wasn't measured."""
+        """Return a value of a set, None if it wasn't measured."""
         made = self.measurements.get(name, {}).get(measure)
         return made.values.get(metric) if made else None
 
@@ -87,7 +87,7 @@ def student_folders(output: Path) -> list[Path]:
 
 
 def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
-    """Return what a student made of a set's items, none where it was not asked."""
+    """Return what a student made of a set's items, none if it was not asked."""
     path = folder / "samples" / f"{name}.{measure}.jsonl"
     if not path.exists():
         return []
@@ -104,7 +104,7 @@ def read_results(folder: Path) -> Results:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path} is no result of vocag evaluate ({error}): remove it") from error
+        raise ValueError(f"{path} isn't a result of vocag evaluate ({error}): remove it") from error
 
 
 def share(values: Sequence[float]) -> Value:

@@ -49,8 +49,8 @@ def open_results(student: Student, folder: Path, engine: Engine) -> Results:
         if (then := made.settings["dtype"]) != engine.dtype:
             raise ValueError(
                 f"{folder} has results with --dtype {then}, this run has {engine.dtype}: one table "
-                f"must not mix them; name this student otherwise, NAME={student.source}, or remove "
-                "the folder"
+                f"must not mix them; give this student another name, NAME={student.source}, or "
+                "remove the folder"
             )
     fresh.measurements = found.measurements
     return fresh

@@ -31,8 +31,8 @@ class Item:
         problem: the same without them.
         answer: the right answer in words or numbers; for MATH the solution, whose box holds it.
         solution: a worked solution, "" where the set has none.
-        options: the options' texts, none where the set lets one answer freely.
-        label: the right option's place, -1 where there are none.
+        options: the options' texts, none if the set lets one answer freely.
+        label: the right option's place, -1 if there are none.
     """
 
     question: str
@@ -85,15 +85,15 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
         places = math_500()
         if len(rows) <= places[-1]:
             raise ValueError(
-                f"math: the file has {len(rows)} lines, MATH's test set 5,000 and the 500 are "
-                "places in it: name such a file math500.jsonl"
+                f"math: the file has {len(rows)} lines, but MATH's test set has 5,000, and "
+                "the 500 are taken by place: if these are the 500, name the file math500.jsonl"
             )
         rows = [rows[place] for place in places]
     try:
         return [SETS[name].make(row) for row in rows]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{name}: a line is not as math-evaluation-harness writes them ({error!r}): see "
+            f"{name}: a line isn't in math-evaluation-harness's format ({error!r}): see "
             "docs/evaluation.md"
         ) from error
 
@@ -253,4 +253,4 @@ def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> No
         ValueError: some are not.
     """
     if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"{option} {' '.join(unknown)}: choose of {', '.join(known)}")
+        raise ValueError(f"{option} {' '.join(unknown)}: choose one of {', '.join(known)}")

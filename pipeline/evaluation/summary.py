@@ -57,7 +57,7 @@ def describe_measurement(name: str, measure: str, made: Measurement) -> str:
 
 
 def format_value(value: Value | None, metric: str) -> str:
-    """Return a value with its interval, "–" where there is none.
+    """Return a value with its interval, "–" if there is none.
 
     Example:
         >>> format_value(Value(0.0, 0.0, 0.161), "accuracy")
@@ -114,6 +114,6 @@ def _notes(results: Results) -> list[str]:
     ]
     other = {SETS[name].title for name, _, made in results.all() if not made.data["as_harness"]}
     if other:
-        lines.append(f"another file than math-evaluation-harness's: {', '.join(sorted(other))}")
+        lines.append(f"a different file from math-evaluation-harness's: {', '.join(sorted(other))}")
     settings = describe_settings(results)
     return [f"note: {line}" for line in (*lines, *(settings if len(settings) > 1 else ()))]

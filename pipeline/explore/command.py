@@ -140,7 +140,7 @@ class ScoresOptions:
         from pipeline.explore.scores_page import render_scores
 
         if self.column not in SCORE_COLUMNS:
-            raise ValueError(f"--column {self.column}: it is one of {', '.join(SCORE_COLUMNS)}")
+            raise ValueError(f"--column {self.column}: choose one of {', '.join(SCORE_COLUMNS)}")
         dataset, quantiles = open_dataset(self.dataset), self.at or QUANTILES
         scores = named_scores(dataset, self.teacher or ())
         columns = {name: (own, self.column) for name, own in scores.items()}
@@ -207,7 +207,7 @@ class PlanOptions:
             return
         if self.num_steps is not None:
             raise ValueError(
-                f"--num-steps {self.num_steps} is for mixtures: {self.dataset.path} is none"
+                f"--num-steps {self.num_steps} is for mixtures: {self.dataset.path} isn't one"
             )
         plan = plan_dataset(opened.datasets[0], rules)
         yield from describe_plan(plan, global_batch_size=self.global_batch_size)
@@ -222,7 +222,7 @@ _COMMANDS: dict[str, type[InfoOptions | PreviewOptions | ScoresOptions | PlanOpt
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
 
     def lines() -> Iterator[str]:
         return parse_command(

@@ -41,7 +41,7 @@ class ScoreTable:
         place: int64 [N], its place in the shard's index.
         num_text_bytes: int64 [N].
         group: N values of a field of the metadata, as text; all "" where none was asked for.
-        values: by the column's name, float64 [N], NaN where a document has none.
+        values: by the column's name, float64 [N], NaN if a document has none.
     """
 
     shard: NDArray[np.int64]
@@ -117,7 +117,7 @@ def read_table(
 def find_thresholds(
     values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
 ) -> list[Threshold]:
-    """Return what the values at some quantiles keep; none where no document has a value."""
+    """Return what the values at some quantiles keep; none if no document has a value."""
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
     ordered, found = values[order], []

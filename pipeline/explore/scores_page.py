@@ -62,7 +62,7 @@ def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) 
     """Return where a document is far dearer than on the whole, in order.
 
     Args:
-        losses: float [T], nats, NaN where a token has none.
+        losses: float [T], nats, NaN if a token has none.
         byte_offsets: int [T, 2], of the tokens.
     """
     if len(losses) <= SPOT_TOKENS:

@@ -199,7 +199,7 @@ _FIGURES: dict[str, type[VocabularyOptions | TokensOptions | AlignmentOptions | 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 where it could not run."""
+    """Run the command; return its exit status: 0, or 2 if it could not run."""
 
     def lines() -> Iterator[str]:
         return parse_command(

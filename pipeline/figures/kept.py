@@ -33,10 +33,10 @@ class KeptTokens:
 
     Attributes:
         document: its T_student student tokens and its teacher tokens, as they belong together.
-        student_losses: float64 [T_student], nats; NaN where a token has no context.
+        student_losses: float64 [T_student], nats; NaN if a token has no context.
         guidance: float64 [T_student], nats, the teacher's; NaN = unmapped.
         kept: bool [T_student].
-        threshold: the smallest kept difference, nats; NaN where none was kept.
+        threshold: the smallest kept difference, nats; NaN if none was kept.
     """
 
     document: PreviewDocument

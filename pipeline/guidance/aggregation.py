@@ -35,7 +35,7 @@ def aggregate_teacher_losses(
         guidance, fp32 [rows, seq_length], nats; NaN = unmapped.
 
     Raises:
-        NonFiniteLossError: an infinite loss, or NaN where the mask expects a loss; names the row.
+        NonFiniteLossError: an infinite loss, or NaN if the mask expects a loss; names the row.
         ValueError: shapes disagree or a span leaves the row.
 
     Example:

@@ -78,5 +78,5 @@ def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
         place = outside.nonzero()[0].tolist()
         raise ValueError(
             f"entry_ids{place} is {int(entry_ids[tuple(place)])}, outside the vocabulary of "
-            f"{vocab_size}: entries are the student's tokens, -1 where there is none"
+            f"{vocab_size}: entries are the student's tokens, -1 if there is none"
         )

@@ -53,10 +53,10 @@ class TokenScores:
     """What a model says about each label.
 
     Attributes:
-        losses: fp32 (fp64 for fp64 inputs) [...], nats; 0 where the loss mask is 0; differentiable.
+        losses: fp32 (fp64 for fp64 inputs) [...], nats; 0 if the loss mask is 0; differentiable.
         entropies: like losses, nats, without a gradient; None unless asked for.
         entry_log_probs: like losses, [..., K], the log-probability of each of `entry_ids`, nats;
-            differentiable; -inf where there is no entry. None without `entry_ids`.
+            differentiable; -inf if there is no entry. None without `entry_ids`.
     """
 
     losses: Tensor
@@ -85,7 +85,7 @@ def linear_cross_entropy(
         hidden: float [..., H], the states that enter the output layer.
         output_layer: with its scale and cap; or its weight alone, float [V, H], if it has neither.
         labels: int64 [...], already shifted; any value where the loss mask is 0.
-        loss_mask: bool or float [...], 0 where a label doesn't count. None: all count.
+        loss_mask: bool or float [...], 0 if a label doesn't count. None: all count.
         vocab_size: rows of the weight that are tokens; later rows are padding with probability
             and gradient 0. None: all rows.
         with_entropy: also give the entropy of each predicted distribution.

@@ -51,7 +51,7 @@ def distribution_divergences(
 
     Args:
         entry_log_probs: fp32 or fp64 [n, K], log q, nats, with a gradient; -inf: no entry.
-        probs: float [n, K], p; 0 where there is no entry. No gradient is given to it.
+        probs: float [n, K], p; 0 if there is no entry. No gradient is given to it.
         temperature: τ.
         reverse: the direction.
 
@@ -106,7 +106,7 @@ def distilled_loss(
 
     Args:
         scores: the student's, [rows, seq_length], with the log-probabilities of `entry_ids`.
-        entry_ids: int [rows, seq_length, K], -1 behind the last and alone where a label has no
+        entry_ids: int [rows, seq_length, K], -1 behind the last and alone if a label has no
             distribution.
         probs: float [rows, seq_length, K], the teacher's.
         loss_mask: bool or float [rows, seq_length].

@@ -116,7 +116,7 @@ def guided_loss(
 
 
 def metric_values(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """Divide summed metrics; NaN where nothing was counted.
+    """Divide summed metrics; NaN if nothing was counted.
 
     Example:
         >>> metric_values({"kept_fraction": torch.tensor([50.0, 100.0])})

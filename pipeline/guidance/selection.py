@@ -33,7 +33,7 @@ class Selection:
         loss_mask: bool [rows, seq_length].
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher's losses.
         threshold: fp32 [rows] for scope `row`, else [1]: the smallest ranking among the kept tokens
-            that competed; NaN where none was kept or nothing competed.
+            that competed; NaN if none was kept or nothing competed.
     """
 
     kept: Tensor

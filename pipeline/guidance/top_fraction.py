@@ -39,7 +39,7 @@ def keep_top_fraction(
 
     Returns:
         Which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
-        each group, fp32 (one per row, or one for all), NaN where nothing is kept.
+        each group, fp32 (one per row, or one for all), NaN if nothing is kept.
 
     Example:
         >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5,

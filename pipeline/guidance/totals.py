@@ -19,7 +19,7 @@ class Totals:
         num_broken: int64 scalar, NaN or infinite values that count, on all ranks.
         num_before: int64 scalar, tokens on the ranks before this one.
         num_candidates: int64 [rows or 1], tokens that compete.
-        mean_teacher_loss: fp32 [rows or 1, 1], nats; 0 where there is no loss.
+        mean_teacher_loss: fp32 [rows or 1, 1], nats; 0 if there is no loss.
     """
 
     num_broken: Tensor

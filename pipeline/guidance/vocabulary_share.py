@@ -16,7 +16,7 @@ class VocabularyShare:
     Attributes:
         vocab_size: tokens of all ranks.
         first: the first of this rank's tokens.
-        num_own: its tokens; 0 where the rank has nothing but padding.
+        num_own: its tokens; 0 if the rank has nothing but padding.
         group: ranks that share the vocabulary; None: this process has all of it.
     """
 

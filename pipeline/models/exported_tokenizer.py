@@ -1,8 +1,8 @@
-"""A dataset's tokenizer beside an exported model, proven to give the dataset's ids.
+"""A dataset's tokenizer next to an exported model, checked to give the dataset's ids.
 
-A student is useless with another tokenizer than its own, and `transformers` makes one easily: some
-of its loader classes change a tokenizer without a word. So an export writes a complete
-`tokenizer.json` (converted where the dataset has a SentencePiece model) with a class that changes
+A student is useless with a different tokenizer from its own, and `transformers` easily makes one:
+some of its loader classes change a tokenizer without a word. So an export writes a complete
+`tokenizer.json` (converted if the dataset has a SentencePiece model) with a class that changes
 nothing, loads it as a user will, with `AutoTokenizer`, and compares ids on the dataset's own texts.
 """
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """What to write beside a model, and on what it was proven.
+    """What to write next to a model, and on what it was checked.
 
     Attributes:
         files: path in the model's folder, and content, of each file.
@@ -189,7 +189,7 @@ def _load_as_proven(
         alone = _load(files)
         _require_equal(alone, documents, before)
         logger.warning(
-            "transformers would change the tokenizer beside a %s model (%s): it lies in the folder "
+            "transformers would change the tokenizer next to a %s model (%s): it is in the folder "
             '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
             "--tokenizer in vLLM)",
             config.get("model_type"),

@@ -109,7 +109,7 @@ def find_folder(source: str, *, role: str = "teacher") -> Path:
         return path
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise ValueError(
-            f'{role} "{source}": no such folder or .gguf file, and no Hugging Face repository '
+            f'{role} "{source}": no such folder or .gguf file, and not a Hugging Face repository '
             "name (owner/name): name one of them"
         )
     try:

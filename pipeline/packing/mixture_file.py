@@ -48,7 +48,7 @@ class MixedDataset:
     """A dataset of a mixture.
 
     Attributes:
-        name: in the mixture; "" of a dataset by itself.
+        name: in the mixture; "" for a single dataset.
         path: its folder or manifest, a path or a URL.
         max_epochs: how often it may be read; None: without end.
         where: read those documents only that this is true of; "": all.
@@ -65,7 +65,7 @@ class Mixture:
     """What a file says.
 
     Attributes:
-        path: the file, or the dataset that is read by itself.
+        path: the file, or the dataset that is read on its own.
         seed: of the order of rows.
         datasets: in the file's order.
         stages: in order, the first from token 0.
@@ -78,7 +78,7 @@ class Mixture:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its datasets; none of a dataset by itself."""
+        """Of its datasets; none for a single dataset."""
         return tuple(entry.name for entry in self.datasets if entry.name)
 
 
@@ -151,7 +151,7 @@ def _dataset(file: str, name: str, entry: _Dataset) -> MixedDataset:
 
 def _require_stages(stages: tuple[Stage, ...], names: set[str]) -> None:
     if stages[0].from_tokens:
-        raise ValueError(f"stage 1 begins at {stages[0].from_tokens} student tokens: it must at 0")
+        raise ValueError(f"stage 1 begins at {stages[0].from_tokens} student tokens, not at 0")
     for number, stage in enumerate(stages, 1):
         before = stages[number - 2].from_tokens if number > 1 else -1
         if stage.from_tokens <= before:

@@ -94,12 +94,12 @@ class OpenedRun:
         if self.reading.generation != LATEST:
             raise StreamMismatchError(
                 f"the checkpoint was made with generation {_named(saved.generations)} of "
-                f"{path}, and generation {now} is open: hand the saved state to AlignedRows, which "
-                f'finds its own, or give generation="{LATEST}" to move the run on'
+                f"{path}, and generation {now} is open: pass the saved state to AlignedRows, which "
+                f'opens its own, or give generation="{LATEST}" to move the run on'
             )
         logger.warning(
-            "the run moves on to generation %s of %s: from here on its rows are another run's, so "
-            "this epoch reads some documents again and others not",
+            "the run moves on to generation %s of %s: from here on its rows are different, so "
+            "this epoch reads some documents twice and others not at all",
             *(now, path),
         )
         return True
@@ -196,8 +196,8 @@ def _choose_generations(
     if _fingerprint_at(mixture, known, saved) != saved.fingerprint:
         return newest  # `AlignedRows.restore` says what differs
     logger.warning(
-        "%s is at generation %s now; the run goes on with generation %s, on which it was started "
-        "(generation latest moves it on)",
+        "%s is at generation %s now; the run continues with generation %s, on which it was started "
+        "(generation latest moves it to the newest)",
         mixture.path,
         *(_named(newest), _named(saved.generations)),
     )
@@ -211,7 +211,7 @@ def _named(numbers: Sequence[int]) -> str:
 def _fingerprint_at(
     mixture: Mixture, known: Sequence[Mapping[int, str]], saved: StreamState
 ) -> str | None:
-    """Return a run's fingerprint at the generations that were saved, None where there are none."""
+    """Return a run's fingerprint at the generations that were saved, None if there are none."""
     if len(saved.generations) != len(known):
         return None
     pairs = zip(known, saved.generations, strict=True)
@@ -263,8 +263,8 @@ def _require_other_documents(
         raise DatasetError(
             f'{mixture.path}: "{entry.name}" and "{other_entry.name}" share {len(shared)} shards, '
             f"such as {shared[0]}: they are one dataset, or generations of one, whose documents "
-            'would be read twice: leave one out, or name the newest in both, each with a "where" '
-            "that no document is true of in both"
+            'would be read twice: leave one out, or name the newest in both, each with a "where", '
+            "so that no document matches both"
         )
 
 

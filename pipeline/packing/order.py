@@ -144,15 +144,16 @@ class ReplicaBatches:
         share = self.micro_batch_size * self.num_replicas
         if share < 1 or self.global_batch_size % share:
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} is no multiple of micro_batch_size "
+                f"global_batch_size {self.global_batch_size} isn't a multiple of micro_batch_size "
                 f"{self.micro_batch_size} by {self.num_replicas} replicas; change one of them"
             )
         for name in ("num_samples", "consumed_samples"):
             value = getattr(self, name)
             if value < 0 or value % self.global_batch_size:
                 raise ValueError(
-                    f"{name} {value} is no multiple of global_batch_size {self.global_batch_size}: "
-                    "a step would be cut; use the batch size that the run was started with"
+                    f"{name} {value} isn't a multiple of global_batch_size "
+                    f"{self.global_batch_size}: a step would be cut; use the batch size that the "
+                    "run was started with"
                 )
 
     def __len__(self) -> int:

@@ -160,7 +160,7 @@ def _load(folder: Path, rules: PackingRules) -> tuple[RowPlan, SampleTable]:
         )
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"plan {folder} is unreadable ({error}): remove that folder, it is planned again"
+            f"plan {folder} is unreadable ({error}): remove that folder, and it is planned again"
         ) from error
     return plan, table
 

@@ -1,10 +1,10 @@
-"""What a checkpoint must remember of the data, and when it may go on."""
+"""What a checkpoint must remember of the data, and when a run may continue from it."""
 
 from dataclasses import dataclass
 
 
 class StreamMismatchError(ValueError):
-    """A run can't go on with this data: its samples would not be those that it has not seen."""
+    """A run can't continue with this data: its samples would not be those that it has not seen."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class StreamState:
                 )
         if saved.consumed_samples % global_batch_size:
             raise StreamMismatchError(
-                f"the checkpoint has consumed {saved.consumed_samples} samples, which is no "
-                f"multiple of global_batch_size {global_batch_size}: use the batch size that the "
+                f"the checkpoint has consumed {saved.consumed_samples} samples, which isn't "
+                f"a multiple of global_batch_size {global_batch_size}: use the batch size that the "
                 "run was started with"
             )
 
@@ -81,7 +81,7 @@ _REMEDIES = {
     "seed": "use the run's seed",
     "shuffle_shards": "use the run's shuffle_shards",
     "where": "use the run's own condition, or start a new run",
-    "scores": "documents were chosen by other losses: restore the teacher's sidecars and score "
+    "scores": "documents were chosen by different losses: restore the teacher's sidecars and score "
     "manifest that the run was started with, or start a new run",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }

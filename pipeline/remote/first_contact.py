@@ -14,7 +14,7 @@ from vocag.installed import install
 FIRST_ANSWER_SECONDS = 8.0
 
 _EXTRAS = {"gs": "gcp", "gcs": "gcp", "s3": "aws", "s3a": "aws"}
-_HINTS = {"gs": " (without credentials, NO_GCE_CHECK=true spares the search for some)"}
+_HINTS = {"gs": " (without credentials, NO_GCE_CHECK=true skips the search for them)"}
 
 _answered: set[str] = set()
 
@@ -27,7 +27,7 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
     """Return what a call gives, or give up when it takes too long.
 
     Args:
-        ask: the call; it goes on in a thread that ends with the process.
+        ask: the call; it continues in a thread that ends with the process.
         of: who is asked, for the message.
 
     Raises:
@@ -53,8 +53,8 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
         if future.done():
             raise  # the client's own
         raise NoAnswerError(
-            f"{of} gave no answer within {FIRST_ANSWER_SECONDS:g} s: look at the network, the "
-            f"credentials and, where one is needed, the proxy{_HINTS.get(of.split(':')[0], '')}"
+            f"{of} gave no answer within {FIRST_ANSWER_SECONDS:g} s: check the network, the "
+            f"credentials and, if one is needed, the proxy{_HINTS.get(of.split(':')[0], '')}"
         ) from None
 
 
@@ -74,7 +74,7 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
     store = store_of(url)
     if store is None or store in _answered:
         return
-    import fsspec  # a tenth of a second, which who loads a local tokenizer need not wait
+    import fsspec  # a tenth of a second, that a local tokenizer need not wait for
 
     scheme, ask = store.partition("://")[0], look_at or _look_at
     try:

@@ -74,7 +74,7 @@ def download_folder(source: str, patterns: Sequence[str]) -> Path:
 
 
 def why_silent(source: str) -> str | None:
-    """Return why the hub can't be asked for a repository, None where it answers, whatever it says.
+    """Return why the hub can't be asked for a repository, None if it answers, whatever it says.
 
     Example:
         >>> why_silent("gpt2") is None  # doctest: +SKIP

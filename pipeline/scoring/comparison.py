@@ -93,7 +93,7 @@ def kept_tokens(guidance: NDArray[np.float64], share: float = KEPT) -> NDArray[n
     """Return which tokens a student whose loss is the same everywhere would keep, bool [T].
 
     Args:
-        guidance: float64 [T], nats, a teacher's; NaN where a token is unmapped.
+        guidance: float64 [T], nats, a teacher's; NaN if a token is unmapped.
         share: of the mapped tokens, rounded down as in training; equal ones go to the earlier
             token.
 
@@ -113,12 +113,12 @@ def _require_comparable(scores: list[ScoreFiles]) -> None:
         raise ForeignLossesError(f"{scores[0].path} is named twice: name two teachers' scores")
     if a.context != b.context:
         raise ForeignLossesError(
-            f"{scores[0].path} and {scores[1].path} were scored in other contexts "
+            f"{scores[0].path} and {scores[1].path} were scored in different contexts "
             f"({a.context}, {b.context}): score again with the same lengths and --teacher-context"
         )
     if a.where != b.where:
         raise ForeignLossesError(
-            f"{scores[0].path} and {scores[1].path} hold losses of other documents (where "
+            f"{scores[0].path} and {scores[1].path} hold losses of different documents (where "
             f"{a.where or 'true'}, where {b.where or 'true'}): score again with the same --where"
         )
 
@@ -145,7 +145,7 @@ def _spans(
 
 
 def _largest(losses: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the largest loss of each span, float64 [T]; NaN where there is none."""
+    """Return the largest loss of each span, float64 [T]; NaN if there is none."""
     # One more, so that a span may end where the losses do.
     padded = np.append(np.where(np.isnan(losses), -np.inf, losses), -np.inf)
     largest = np.maximum.reduceat(padded, spans.ravel())[::2] if len(spans) else np.empty(0)

@@ -35,7 +35,7 @@ class Pieces:
         document: int64 [P], number in the shard.
         start: int64 [P], the first teacher token.
         stop: int64 [P], behind the last one.
-        continues: bool [P], whether the document goes on here, after a split.
+        continues: bool [P], whether the document continues here, after a split.
     """
 
     document: NDArray[np.int64]
@@ -126,7 +126,7 @@ class ContextRule:
             return cls(**{**values, "student_added_tokens": tuple(values["student_added_tokens"])})
         except (KeyError, TypeError, ValueError) as error:
             raise DatasetError(
-                f"no context rule ({error!r}): the score manifest was altered; run "
+                f"not a context rule ({error!r}): the score manifest was altered; run "
                 "beam_jobs.score again"
             ) from error
 

@@ -30,8 +30,8 @@ def fill_entries(
         entries: of its shard.
         document: its number in the shard.
         start: the first position; it has all that are asked for.
-        ids: int32 [n, K], gets token ids, -1 where a position has no more entries; K is the rule's.
-        log_probs: float32 [n, K], gets nats, falling, -inf where there is none.
+        ids: int32 [n, K], gets token ids, -1 if a position has no more entries; K is the rule's.
+        log_probs: float32 [n, K], gets nats, falling, -inf if there is none.
         where: the sidecar's path, for errors.
 
     Raises:
@@ -56,7 +56,7 @@ def fill_entries(
     if bad < len(ids):
         what = {
             _ID: f"a token id beyond the vocabulary of {rule.vocab_size}",
-            _ORDER: "a log-probability that rises or is no number of at most 0",
+            _ORDER: "a log-probability that rises or isn't a number of at most 0",
             _MASS: "probabilities that add up to more than 1",
         }[kind]
         raise DamagedShardError(

@@ -61,7 +61,7 @@ class KnownDocuments:
         return cls(unique, np.concatenate([part.places for part in parts])[first])
 
     def find(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
-        """Return the numbers of documents here, int64 [N]; -1 where one is not known."""
+        """Return the numbers of documents here, int64 [N]; -1 if one is not known."""
         if not len(self):
             return np.full(len(digests), -1, np.int64)
         found = np.minimum(np.searchsorted(self.digests, digests), len(self) - 1)
@@ -70,7 +70,7 @@ class KnownDocuments:
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """A shard beside which losses are stored.
+    """A shard next to which losses are stored.
 
     Attributes:
         dataset: the dataset.

@@ -1,4 +1,4 @@
-"""What scoring reads of a shard, and what it leaves beside it; no torch."""
+"""What scoring reads of a shard, and what it leaves next to it; no torch."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ShardToScore:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Teacher tokens of each document, int64 [N]; 0 where it is not scored."""
+        """Teacher tokens of each document, int64 [N]; 0 if it is not scored."""
         lengths = self.index.num_teacher_tokens
         return lengths if self.kept is None else np.where(self.kept, lengths, 0)
 
@@ -130,8 +130,8 @@ class ShardToScore:
             lengths[place] = len(parts[-1])
         if not np.array_equal(lengths, expected):
             raise DamagedShardError(
-                f"the samples of {self.dataset.shard(self.number).url} have other numbers of "
-                "teacher tokens than its index says: restore the shard or run beam_jobs.align again"
+                f"the samples of {self.dataset.shard(self.number).url} don't have the numbers "
+                "of teacher tokens in its index: restore the shard or run beam_jobs.align again"
             )
         return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)))
 
@@ -141,7 +141,7 @@ class ShardToScore:
         """Return the shard's sidecar and what the score manifest says of it.
 
         Args:
-            losses: float32 [M], nats, of the documents' tokens; NaN where one has no context.
+            losses: float32 [M], nats, of the documents' tokens; NaN if one has no context.
             teacher: fingerprint of the `TeacherRule`.
             top: the likeliest tokens at the documents' positions, where the rule asks for them.
         """

@@ -1,4 +1,4 @@
-"""Losses that a teacher has given once, read beside the shards; the rest of `beam_jobs.score`.
+"""Losses that a teacher has given once, read next to the shards; the rest of `beam_jobs.score`.
 
 Losses are used only where an online teacher would have given the same: `open_stored_losses` holds
 the score manifest against the dataset and against the plan of rows, and refuses with the reason.
@@ -67,7 +67,7 @@ class StoredLosses:
         return self.scores.manifest.rule
 
     def mean_loss(self, document_index: int) -> float:
-        """Return the mean of a document's losses, nats a token; infinite where there is none."""
+        """Return the mean of a document's losses, nats a token; infinite if there is none."""
         opened, place, _ = self._find(document_index)
         first, end = opened.starts[place : place + 2].tolist()
         losses = opened.losses[first:end]
@@ -109,9 +109,9 @@ class StoredLosses:
             document_index: of the document.
             start: the first position.
             stop: behind the last one.
-            ids: int32 [stop - start, K], gets the teacher's token ids, -1 where there is no more;
+            ids: int32 [stop - start, K], gets the teacher's token ids, -1 if there is no more;
                 K is the `top_k` of the rule.
-            log_probs: float32 [stop - start, K], gets nats, falling, -inf where there is no more.
+            log_probs: float32 [stop - start, K], gets nats, falling, -inf if there is no more.
 
         Raises:
             DamagedShardError: the sidecar is missing or is not the score manifest's, or these
@@ -229,7 +229,7 @@ def _require_scored(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPla
         missing = own[:0] if kept is None else own[~kept[own]]
         if len(missing):
             raise ForeignLossesError(
-                f"{scores.path} holds losses where {selection.where} only, and these rows hold "
+                f"{scores.path} holds losses only where {selection.where}, and these rows hold "
                 f"{len(missing)} other documents of {scores.manifest.sidecars[shard_index].shard}, "
                 f"document {missing[0]} first, which were not scored: train with that condition, "
                 f"or {SCORE_AGAIN} with the run's own --where or none"
@@ -279,6 +279,6 @@ def _require_all_losses(scores: ScoreFiles) -> None:
     for record in scores.manifest.sidecars:
         if record.num_losses != record.num_tokens:
             raise ForeignLossesError(
-                f"{record.file} has losses of {record.num_losses} tokens where {record.num_tokens} "
+                f"{record.file} has losses of {record.num_losses} tokens, but {record.num_tokens} "
                 f"have a context: {SCORE_AGAIN}"
             )

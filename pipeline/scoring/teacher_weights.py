@@ -19,7 +19,7 @@ def check_teachers(
     """Return the teachers' shares of a mean, adding up to 1; none for a choice.
 
     Args:
-        names: the stored losses; None where a run has none.
+        names: the stored losses; None if a run has none.
         weights: of each, with any sum; none weighs all alike.
         choice: how they become one.
         prefix: of the options that messages name.

@@ -18,7 +18,7 @@ class Rows(Mapping[str, torch.Tensor]):
         teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length].
         cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
-        teacher_losses: float32 [B, teacher_seq_length], nats, NaN where there is none; only where
+        teacher_losses: float32 [B, teacher_seq_length], nats, NaN if there is none; only where
             rows are read with `StreamConfig.stored_losses`.
         next_token_ids: int32 [B, seq_length, top_k], the student's tokens that the teacher expects
             in place of each label, by falling mass, -1 behind the last; only where rows are read
@@ -122,7 +122,7 @@ def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
         if row.layout is not layout and row.layout != layout:
             raise ValueError(
                 f"rows of two layouts in one batch, {layout} and {row.layout}: batch each dataset "
-                "by itself, or read both with equal seq_length and teacher_seq_length and put what "
-                "they hold into one dataset"
+                "on its own, or read both with equal seq_length and teacher_seq_length and put "
+                "what they hold into one dataset"
             )
     return Rows(torch.stack([row.buffer for row in rows]), rows[0].layout)

@@ -23,7 +23,7 @@ class StreamConfig:
             says how often each of its datasets is read, and by which seed.
         shuffle_shards: shards that are shuffled together, and so are read at one time.
         on_damage: "raise", or "quarantine" to mask what can't be read, counted and listed.
-        cache_folder: for remote shards and for plans that can't lie beside the dataset.
+        cache_folder: for remote shards and for plans that can't lie next to the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
         stored_losses: losses that `beam_jobs.score` has stored: a score manifest, or the name of

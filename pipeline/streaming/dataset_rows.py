@@ -88,7 +88,7 @@ class DatasetRows:
 
     @property
     def teacher_rule(self) -> TeacherRule | CombinedRule | None:
-        """What determined the stored losses that rows hold; None where they hold none."""
+        """What determined the stored losses that rows hold; None if they hold none."""
         return None if self._losses is None else self._losses.rule
 
     @property
@@ -137,7 +137,7 @@ class DatasetRows:
         error = NonFiniteLossError(
             f"{what} (document {json.dumps(named.document_id)}, sample {named.key} in "
             f"{named.shard}, step {step} on {self.opened.entry.path}): the model that gave it is "
-            "broken, or overflows on this text; mend it, or leave such documents out by "
+            "broken, or overflows on this text; fix it, or leave such documents out by "
             '"quarantine"'
         )
         self.damage.note(document_index, replace(named, reason=str(error)), error)

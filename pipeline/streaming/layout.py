@@ -43,7 +43,7 @@ class RowLayout:
         max_segments: the most segments in a row.
         with_losses: whether rows hold stored losses of their teacher tokens.
         top_k: entries of a label's distribution, 0 where rows hold none.
-        sources: names of a mixture's datasets; where there are any, a row says which it is from.
+        sources: names of a mixture's datasets; if there are any, a row says which it is from.
     """
 
     seq_length: int

@@ -171,7 +171,7 @@ class AlignedRows(TorchDataset[Rows]):
 
     @property
     def teacher_rule(self) -> TeacherRule | CombinedRule | None:
-        """What determined the stored losses that rows hold; None where they hold none."""
+        """What determined the stored losses that rows hold; None if they hold none."""
         return self.datasets[0].teacher_rule
 
     @property

@@ -159,7 +159,7 @@ class SampleReader:
     def _names(self, document_index: int) -> tuple[str, str, str]:
         """Return a document's shard, key and id, for messages; reads the shard's index.
 
-        Key and id are empty where the index can't be read either.
+        Key and id are empty if the index can't be read either.
         """
         shard_index = self.shard_of(document_index)
         record = self._dataset.manifest.shards[shard_index]

@@ -48,7 +48,7 @@ class LibraryError(ValueError):
 def _failures_of(library: str) -> Iterator[None]:
     """Raise whatever a library raises as `LibraryError`.
 
-    A panic of its Rust code is a `PanicException`, which is no `Exception`: uncaught it ends the
+    A panic of its Rust code is a `PanicException`, which isn't an `Exception`: uncaught it ends the
     process. Each library brings a type of that name of its own, and exports none.
     """
     try:
@@ -149,7 +149,7 @@ class HuggingFaceReference:
         return encoded
 
     def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, b"" where that is not known.
+        """Return what each id stands for in a normalised text, b"" if that is not known.
 
         White space aside, where tokens don't spell the text.
         """
@@ -219,7 +219,7 @@ class SentencePieceReference:
             self.processor.LoadFromSerializedProto(file.data)
         except RuntimeError as error:
             raise TokenizerError(
-                f'tokenizer "{file.source}" is no SentencePiece model: {error}'
+                f'tokenizer "{file.source}" isn\'t a SentencePiece model: {error}'
             ) from error
         self.vocab_size = int(self.processor.vocab_size())
         bos = _non_negative(self.processor.bos_id())
@@ -245,7 +245,7 @@ class SentencePieceReference:
         ]
 
     def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, b"" where that is not known."""
+        """Return what each id stands for in a normalised text, b"" if that is not known."""
         table = []
         for token_id in range(self.vocab_size):
             piece = self.processor.id_to_piece(token_id)
@@ -275,7 +275,7 @@ class SentencePieceReference:
     def _keeps_ascii(self) -> bool:
         """Return whether normalising keeps every pair of ASCII characters.
 
-        The model's rules are compiled, so they are tried. A dummy prefix and `▁` are no change.
+        The model's rules are compiled, so they are tried. A dummy prefix and `▁` don't count.
         """
         pairs = "".join(
             f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)

@@ -54,7 +54,7 @@ def differing_splits(copy: Definition) -> DifferingCharacters:
 def splits_ascii_alike(definition: Definition) -> bool:
     """Return whether both encoders split ASCII texts in the same places.
 
-    gigatoken (0.10) recognises a pattern by its text and ignores what stands beside it: steps for
+    gigatoken (0.10) recognises a pattern by its text and ignores what stands next to it: steps for
     digits or punctuation, the pattern's behaviour, a prefix space. Own ids may hide that in probes.
     """
     steps = [definition.get("normalizer"), definition.get("pre_tokenizer")]
@@ -64,7 +64,7 @@ def splits_ascii_alike(definition: Definition) -> bool:
 
 
 def same_ids(reference: Reference, encoder: FastEncoder, texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return for which texts both give the same ids, bool [D]; none where a library fails."""
+    """Return for which texts both give the same ids, bool [D]; none if a library fails."""
     try:
         input_ids, cu_tokens = encoder.encode_batch([text.encode() for text in texts])
         slow = reference.encode_batch(texts)

@@ -113,7 +113,7 @@ def content_vocabulary(
     """Return the normalised text that each id stands for, white space aside where it is lost.
 
     b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
-    that swallow the white space beside them or look like a dummy prefix.
+    that swallow the white space next to them or look like a dummy prefix.
     """
     spell = _speller(definition) or _reader(definition)
     table = [b""] * vocab_size
@@ -195,7 +195,7 @@ def loses_characters(definition: Definition) -> bool:
 def read_conventions(definition: Definition) -> Conventions:
     """Return a model's conventions, by its own vocabulary and post-processor.
 
-    Nothing beside the file counts, so that a file, a folder and a repository give one answer; and
+    Nothing next to the file counts, so that a file, a folder and a repository give one answer; and
     `tokenizer_config.json` of a chat model names what ends a turn, not what ends a document.
     """
     ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
@@ -234,7 +234,7 @@ def control_tokens(definition: Definition) -> dict[str, int]:
 
 
 def _speller(definition: Definition) -> Callable[[str], bytes] | None:
-    """Return what turns a piece into the bytes it stands for, None where nothing does."""
+    """Return what turns a piece into the bytes it stands for, None if nothing does."""
     model = definition["model"]
     kind = model.get("type", "BPE")
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
@@ -350,7 +350,7 @@ def puts_space_first(definition: Definition) -> bool:
 def read_template(
     processor: Mapping[str, Any] | None, ids: Mapping[str, int]
 ) -> tuple[list[int], list[int]] | None:
-    """Return the tokens put before and after a single text, None where no processor says."""
+    """Return the tokens put before and after a single text, None if no processor says."""
     for step in _steps(processor, "processors"):
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return [step["cls"][1]], [step["sep"][1]]

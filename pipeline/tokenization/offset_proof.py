@@ -46,7 +46,7 @@ def mend_offsets(
     Args:
         reported: int64 [T, 2], byte ranges, none decreasing.
         text: the text's UTF-8 bytes.
-        contents: what each token stands for; b"" where that is not known.
+        contents: what each token stands for; b"" if that is not known.
 
     Returns:
         int64 [T, 2], byte ranges; tokens may overlap or leave text uncovered.
@@ -82,7 +82,7 @@ def find_unproven(
 
     Args:
         byte_offsets: [T, 2], ranges of `text`, none decreasing.
-        contents: what each token stands for, b"" where that is not known.
+        contents: what each token stands for, b"" if that is not known.
         text: UTF-8 bytes.
         normalize: gives a string's normalised form.
         lost_bytes: bytes that the vocabulary lacks and leaves out.

@@ -17,7 +17,7 @@ class RankModel:
         pattern: the regular expression whose matches are encoded each by itself.
         control_tokens: they follow the ranks, in this order.
         normalizer: a Unicode form that texts are brought to first, "NFC" or None.
-        bos_token: put before every text, None where nothing is.
+        bos_token: put before every text, None if nothing is.
     """
 
     name: str

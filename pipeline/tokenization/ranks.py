@@ -60,7 +60,7 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
     r"""Return the tokens of a tiktoken file and their ranks.
 
     Raises:
-        RankFileError: a line is no token and rank.
+        RankFileError: a line isn't a token and its rank.
 
     Example:
         >>> read_ranks(b"IQ== 0\nIg== 1\n")
@@ -73,7 +73,7 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
             ranks[b64decode(token, validate=True)] = int(rank)
         except ValueError as error:
             raise RankFileError(
-                f"line {number} is no base64 token and rank ({error}): download the file again"
+                f"line {number} isn't a base64 token and rank ({error}): download the file again"
             ) from error
     return ranks
 
@@ -110,7 +110,7 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
         model: how texts are split, and the control tokens.
 
     Raises:
-        RankFileError: ids have gaps, or a single byte is no token.
+        RankFileError: ids have gaps, or a single byte isn't a token.
 
     Example:
         >>> model = RankModel("mine", r"\s+|\S+", ["<|end|>"])
@@ -141,7 +141,7 @@ def convert_tekken(body: Any) -> bytes:
         ranks = {b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in body["vocab"]}
         pattern = str(config["pattern"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RankFileError(f"it is no tekken file that can be read: {error!r}") from error
+        raise RankFileError(f"it isn't a readable tekken file: {error!r}") from error
     ranks = {token: rank for token, rank in ranks.items() if rank < num_ranks}
     if len(ranks) != num_ranks:
         raise RankFileError(
@@ -187,7 +187,7 @@ def _pieces(ranks: Ranks) -> dict[str, int]:
         )
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise RankFileError(f"single bytes {missing[:5]} are no tokens: a text with them fails")
+        raise RankFileError(f"single bytes {missing[:5]} aren't tokens: a text with them fails")
     return {write_byte_level(token): rank for token, rank in ordered}
 
 

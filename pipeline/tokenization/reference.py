@@ -2,7 +2,7 @@
 
 Where tokens spell a text, offsets are a running sum. Where a normaliser rewrote it, they spell what
 it became (`pipeline.tokenization.normalization`), and are carried back over each piece that
-changed. Only where a token stands for unknown bytes is the library's report believed, mended and
+changed. Only if a token stands for unknown bytes is the library's report used, mended and
 then held against the text: a token that its bytes do not hold takes its whole word, or the document
 fails.
 """
@@ -71,7 +71,7 @@ class ReferencePath:
     def carry_back(self, input_ids: NDArray[np.uint32], text: bytes) -> NDArray[np.int64] | None:
         """Return the offsets of tokens that spell what a text becomes when normalised, [T, 2].
 
-        None where they don't spell it to the last byte, but for a space put before it: an encoder
+        None if they don't spell it to the last byte, but for a space put before it: an encoder
         that isn't the reference may not leave out white space either.
         """
         if self._reference.lost_bytes or not self.contents.all_known(input_ids):
@@ -183,16 +183,16 @@ class ReferencePath:
         if unproven:
             start, end = mended[unproven[0]].tolist()
             return (
-                f"{len(unproven)} tokens stand for other text than the tokenizer's offsets say, "
+                f"{len(unproven)} tokens stand for different text from what their offsets cover, "
                 f"the first is token {unproven[0]} at bytes {start}:{end}"
             )
         return mended
 
 
 def _spelled_from(spelled: bytes, text: bytes) -> int | None:
-    """Return where in a text its tokens begin, None where they don't spell it.
+    """Return where in a text its tokens begin, None if they don't spell it.
 
-    -1 where a space comes first; more than 0 where white space is left out at the text's start.
+    -1 if a space comes first; more than 0 where white space is left out at the text's start.
     """
     if spelled in (text, b" " + text):
         return len(text) - len(spelled)

@@ -92,7 +92,7 @@ def find_tokenizer(source: str) -> TokenizerFile:
                 f'tokenizer "{source}": no such file or folder, and {error}'
             ) from error
     raise TokenizerError(
-        f'tokenizer "{source}": no such file or folder, and no Hugging Face repository name '
+        f'tokenizer "{source}": no such file or folder, and not a Hugging Face repository name '
         "(owner/name, or a name such as gpt2); name one of the three, or bytes"
     )
 
@@ -128,7 +128,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
     if ".model" in path.name:
         return TokenizerFile(source, "sentencepiece", data)
     raise TokenizerError(
-        f'tokenizer "{path}" is no tokenizer.json, no SentencePiece .model file and no tiktoken '
+        f'tokenizer "{path}" is not a tokenizer.json, a SentencePiece .model file or tiktoken '
         "ranks: name one of these"
     )
 
@@ -141,12 +141,12 @@ def _tokenizer_json(source: str, data: bytes, path: Path) -> TokenizerFile:
     try:
         body = orjson.loads(data)
     except ValueError as error:
-        raise TokenizerError(f'tokenizer "{path}" is no valid JSON: {error}') from error
+        raise TokenizerError(f'tokenizer "{path}" isn\'t valid JSON: {error}') from error
     if is_tekken(body):
         return _converted(source, convert_tekken(body))
     if not isinstance(body, dict) or not isinstance(body.get("model"), dict):
         raise TokenizerError(
-            f'tokenizer "{path}" is JSON but no tokenizer.json (no "model") and no tekken.json: '
-            "convert it to the Hugging Face format, whose library reports offsets"
+            f'tokenizer "{path}" is JSON but neither a tokenizer.json (no "model") nor a '
+            "tekken.json: convert it to the Hugging Face format, whose library reports offsets"
         )
     return TokenizerFile(source, "huggingface", data, body)

@@ -196,7 +196,7 @@ def _united(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _read(path: Path) -> DifferingCharacters | None:
-    """Return what was written, None where nothing readable was."""
+    """Return what was written, None if nothing readable was."""
     try:
         return _from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):

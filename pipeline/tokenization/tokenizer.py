@@ -67,7 +67,7 @@ class Tokenizer:
         eos_token_id: end-of-document id or None.
         adds_bos: whether the tokenizer's convention puts BOS before a text.
         adds_eos: whether it puts EOS after one.
-        slow_reason: why the fast path is not taken, None where it is.
+        slow_reason: why the fast path is not taken, None if it is.
         num_reference_documents: documents that went through the reference so far.
     """
 
@@ -132,7 +132,7 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for.
 
-        b"" where it stands for none or for none that is known: control tokens, the unknown token,
+        b"" if it stands for none or for none that is known: control tokens, the unknown token,
         every token of a model that does not spell its text (WordPiece), ids out of range.
         """
         known = self._vocabulary.entries
@@ -149,7 +149,7 @@ class Tokenizer:
             num_text_bytes: of the text.
 
         Returns:
-            None where tokens leave gaps or overlap, or one stands for bytes that are not known.
+            None if tokens leave gaps or overlap, or one stands for bytes that are not known.
 
         Example:
             >>> tokens = tokenizer.tokenize_batch([b"Hi there"])  # doctest: +SKIP
@@ -222,7 +222,7 @@ class Tokenizer:
         return next((name for name, found in every if found == token_id), "")
 
     def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
-        """Tokenize documents, each by itself, without special tokens around it.
+        """Tokenize documents, each on its own, without special tokens around it.
 
         Args:
             texts: the documents' UTF-8 bytes.
@@ -275,7 +275,7 @@ class Tokenizer:
     def _check_ascii_splits(self) -> None:
         definition = self.file.definition
         if self._fast is not None and definition and not splits_ascii_alike(definition):
-            self._disable_fast("gigatoken splits ASCII texts in other places than the reference")
+            self._disable_fast("gigatoken splits ASCII texts differently from the reference")
 
     def _disable_fast(self, reason: str) -> None:
         self._fast = None
@@ -327,7 +327,7 @@ class Tokenizer:
         )
         if len(left) == 0:
             return batch
-        if len(left) == len(texts):  # a long document's arrays are not kept beside its next ones
+        if len(left) == len(texts):  # a long document's arrays are not kept next to its next ones
             del batch, input_ids, byte_offsets
             return reference(texts)
         return splice_documents(batch, left, reference([texts[d] for d in left]))

@@ -65,7 +65,7 @@ class VocabularyTable:
     def walk(self, input_ids: NDArray[np.integer], text: bytes) -> NDArray[np.int64] | None:
         """Return where tokens lie in a text that they spell but for white space, int64 [T, 2].
 
-        None where they don't.
+        None if they don't.
         """
         places: list[tuple[int, int]] = []
         position = 0
@@ -90,7 +90,7 @@ class VocabularyTable:
         return b"".join([self.entries[token_id] for token_id in input_ids.tolist()])
 
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
-        """Return the text that tokens tile, None where one stands for too few bytes.
+        """Return the text that tokens tile, None if one stands for too few bytes.
 
         Where a token covers fewer bytes than it stands for, the last ones are the text's: a dummy
         prefix is in the vocabulary and not in the text.

@@ -1,4 +1,4 @@
-"""A run's checkpoint: one file, replaced whole, from which the run goes on bit for bit."""
+"""A run's checkpoint: one file, replaced whole, from which the run continues bit for bit."""
 
 import os
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from pipeline.training.config import TrainConfig
 from vocag.failures import hinted
 
 CHECKPOINT = "checkpoint.pt"
-# What may change when a run goes on: none of it decides the weights.
+# What may change when a run continues: none of it decides the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
     *("tensorboard", "workers", "device"),
@@ -64,7 +64,7 @@ def load_checkpoint(
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
 ) -> int:
-    """Load the run's checkpoint where there is one; return the step to go on from.
+    """Load the run's checkpoint if there is one; return the step to continue from.
 
     Raises:
         ValueError: it was made with options, or from data, that decide other weights.

@@ -52,7 +52,7 @@ _GROUPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 where it can't run."""
+    """Run the command; return its exit status: 0, or 2 if it can't run."""
     who = "vocag train"
     logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(who, error, printable(str(error)))
         return 2
     except KeyboardInterrupt:
-        print(f"{who}: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(f"{who}: stopped; run the same command again to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -99,7 +99,7 @@ def what_next(config: TrainConfig) -> str:
         next: vocag evaluate runs/guided/model --output evaluated
     """
     if config.exit_after and config.exit_after < config.num_steps:
-        return f"stopped after step {config.exit_after}, as asked: leave out --exit-after to go on"
+        return f"stopped after step {config.exit_after}, as asked: omit --exit-after to continue"
     model = config.output / "model"
     return (
         f"the student is in {model}, a Hugging Face folder with its tokenizer\n"

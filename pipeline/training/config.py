@@ -22,12 +22,12 @@ class TrainConfig:
     """Train a Hugging Face student on an aligned dataset, by the paper's method or a baseline.
 
     On one GPU or a CPU, or data-parallel under torchrun with the same rows and losses. Run the same
-    command again to go on from the last checkpoint, bit for bit.
+    command again to continue from the last checkpoint, bit for bit.
 
     Attributes:
         data: what to train on.
         student: folder, Hugging Face repository or .gguf file.
-        output: folder of this run; the same command again goes on from its checkpoint.
+        output: folder of this run; run the same command again to continue from its checkpoint.
         random_init: use only the student's configuration.
         teacher: folder, repository or .gguf file; for rho1 the reference model.
         stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
@@ -43,7 +43,7 @@ class TrainConfig:
         workers: processes that read ahead; 0 reads in the run's own.
         method: how the loss is made.
         num_steps: of the whole run; the learning rate's schedule ends there.
-        exit_after: stop after this step, with a checkpoint, to go on later.
+        exit_after: stop after this step, with a checkpoint, to continue later.
         global_batch_size: rows per step, over all processes.
         micro_batch_size: rows at a time in each process; the rest is accumulated.
         learning_rate: its maximum; the paper's where pretraining is continued. A student with
@@ -112,7 +112,7 @@ class TrainConfig:
                 raise ValueError(f"{option} {getattr(self, name)} is below 1")
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
-                f"--global-batch-size {self.global_batch_size} is no multiple of "
+                f"--global-batch-size {self.global_batch_size} isn't a multiple of "
                 f"--micro-batch-size {self.micro_batch_size}"
             )
         if not 0 <= self.warmup_steps < self.num_steps:
@@ -127,7 +127,7 @@ class TrainConfig:
 
     @property
     def heldout_sets(self) -> dict[str, str]:
-        """The held-out datasets by their names: what stands before "=", or the folder's name."""
+        """The held-out datasets by their names: what comes before "=", or the folder's name."""
         return dict(map(_split_name, self.heldout))
 
     @property

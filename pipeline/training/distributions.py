@@ -20,7 +20,7 @@ class LabelDistributions:
     """Distributions of the labels of a batch, over the student's vocabulary.
 
     Attributes:
-        ids: int64 [rows, seq_length, K], by falling mass; -1 behind the last, and alone where a
+        ids: int64 [rows, seq_length, K], by falling mass; -1 behind the last, and alone if a
             label has no distribution.
         probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
     """

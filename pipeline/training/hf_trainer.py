@@ -128,7 +128,7 @@ class GuidedTrainer(Trainer):
 
         Raises:
             StreamMismatchError: the checkpoint's run read other rows.
-            ValueError: a checkpoint of another trainer, or True where there is none.
+            ValueError: a checkpoint of another trainer, or True if there is none.
         """
         found: str | bool | None = resume_from_checkpoint
         if found is True:

@@ -42,7 +42,7 @@ class Run:
         rows: of the training data.
         student: its weights.
         guided: the student with its loss, wrapped for data parallelism where there are processes.
-        teacher: frozen; None where the method runs none.
+        teacher: frozen; None if the method runs none.
         optimizer: of the student's weights.
         tokenizer: files that are written with the student, in the first process.
         heldout: rows of each held-out set, by its name.
@@ -164,7 +164,7 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
-    """Open data and models, go on from the checkpoint; return the run and its step."""
+    """Open data and models, continue from the checkpoint; return the run and its step."""
     rows = _open_rows(config, ranks)
     require_context(config, rows)
     heldout = open_heldout(config, rows)
@@ -235,7 +235,7 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:
         raise ValueError(
-            f"--global-batch-size {config.global_batch_size} is no multiple of {share}, "
+            f"--global-batch-size {config.global_batch_size} isn't a multiple of {share}, "
             f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
         )
     return rows
@@ -279,7 +279,7 @@ def _wrapped(run: Run) -> Run:
 
 
 def _require_one_step(step: int, ranks: Ranks) -> None:
-    """Check that all processes go on from the same step."""
+    """Check that all processes continue from the same step."""
     ahead = torch.tensor([step, step * step], dtype=torch.float64, device=ranks.device)
     total, squares = ranks.add_up(ahead).tolist()
     if squares * ranks.count != total * total:

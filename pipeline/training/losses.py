@@ -82,7 +82,7 @@ class StudentPass:
 
     @cached_property
     def distributions(self) -> LabelDistributions | None:
-        """What the teacher expects in place of each label; None where the method does without.
+        """What the teacher expects in place of each label; None if the method does without.
 
         Raises:
             ValueError: neither the rows nor a teacher say so.
@@ -121,7 +121,7 @@ class StudentPass:
     def teacher_losses(self) -> Tensor | None:
         """Return the losses that rows hold, or the teacher's own; NaN for padding.
 
-        None where the rule does without.
+        None if the rule does without.
         """
         if self.rule.selector not in RANKED_BY_TEACHER:
             return None

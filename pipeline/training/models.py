@@ -25,7 +25,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
     """Return the student, fp32; the same weights for the same seed.
 
     Raises:
-        ForeignTokenizerError: it comes with another tokenizer than the data's.
+        ForeignTokenizerError: it comes with a different tokenizer from the data's.
         ValueError: its vocabulary or its length is too small for the data.
     """
     manifest, source = rows.manifest, config.student
@@ -50,7 +50,7 @@ def load_teacher(
     """Return the frozen teacher of a method that runs one, None for the others.
 
     Raises:
-        ForeignTokenizerError: it comes with another tokenizer than the data's.
+        ForeignTokenizerError: it comes with a different tokenizer from the data's.
         ValueError: it can't have given losses for this data, or its weights did not load.
     """
     manifest, kind = rows.manifest, kind_of(config.method)

@@ -69,7 +69,7 @@ class Side:
     tokenizer: Tokenizer
 
     def encode(self, text: bytes) -> list[int] | None:
-        """Return a text's tokens behind the context token; None where it can't be tokenized."""
+        """Return a text's tokens behind the context token; None if it can't be tokenized."""
         batch = self.tokenizer.tokenize_batch([text])
         if batch.failures:
             return None

@@ -147,7 +147,7 @@ def _require_transferable(
     if not isinstance(embeddings, nn.Embedding) or not isinstance(output, nn.Linear):
         raise UntransferableError(
             f"{type(model).__name__} has embeddings of {type(embeddings).__name__} and an output "
-            f"layer of {type(output).__name__}, where nn.Embedding and nn.Linear are expected"
+            f"layer of {type(output).__name__}, not nn.Embedding and nn.Linear"
         )
     own = {id(p) for layer in (embeddings, output) for p in layer.parameters()}
     size = embeddings.num_embeddings

@@ -28,7 +28,7 @@ def contradicting_entries(
     """
     entries = losses.entries
     if (entries and entries.rule) != rule:
-        return [f"it holds {entries and entries.rule} where its score manifest says {rule}"]
+        return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
     try:
         if entries is not None:
             require_sound(entries, where=where)
@@ -119,7 +119,7 @@ def _differences(
     # What the other left out is at most as likely as the last that it has, however many it has.
     counts = (other_ids >= 0).sum(axis=1)
     last = np.take_along_axis(others, np.maximum(counts - 1, 0)[:, None], axis=1)
-    with np.errstate(invalid="ignore"):  # where there is no entry
+    with np.errstate(invalid="ignore"):  # places without an entry
         off = np.where(np.isnan(found), log_probs - last, np.abs(log_probs - found))
         off = off - 2 * largest_error(log_probs, rule.log_probs)
     return np.where(ids >= 0, np.maximum(off, 0), 0).astype(np.float32)

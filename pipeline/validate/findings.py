@@ -7,7 +7,7 @@ CHECKS = {
     "files": "the files that the manifest lists exist and have the size it says",
     "sha256": "the files have the SHA-256 that the manifest says",
     "dead_letters": "dead letters are one JSON object a line, counted by reason",
-    "removed": "the list of removed documents is the manifest's, in order, of documents there are",
+    "removed": "the list of removed documents is the manifest's, in order, of existing documents",
     "generations": "earlier generations' manifests are kept, with the fingerprints they had",
     "duplicate_keys": "no key is in the dataset twice",
     "teacher_losses": "stored losses fit their shards and score manifest, and are finite",

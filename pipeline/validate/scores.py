@@ -1,4 +1,4 @@
-"""Check the teachers' losses beside a dataset: is each what its score manifest says it is?"""
+"""Check the teachers' losses next to a dataset: is each what its score manifest says it is?"""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 CHECK = "teacher_losses"
 SAMPLED_DOCUMENTS = 16
 TOLERANCES = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
-"""Nats beside fp16's rounding by which a loss may differ when it is computed in other batches."""
+"""Nats by which a loss may differ, besides fp16's rounding, if it is computed in other batches."""
 
 _FP16_STEP = 2.0**-10
 
 
 def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
-    """Check every teacher's score manifest and sidecars beside a dataset.
+    """Check every teacher's score manifest and sidecars next to a dataset.
 
     Args:
-        dataset: beside which they lie.
+        dataset: the one that they lie next to.
         teacher: folder, repository or .gguf file to score a random sample of documents again with;
             None checks what needs no model.
 
@@ -98,7 +98,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
         findings.take_over(of_shard)
     if no_tables:
         findings.note(
-            f"{len(no_tables)} tables of documents' scores, such as {no_tables[0]}, are not there: "
+            f"{len(no_tables)} tables of documents' scores, such as {no_tables[0]}, are missing: "
             "they follow from the losses, and beam_jobs.score writes them"
         )
 
@@ -111,13 +111,13 @@ def _contradictions(
     losses = decode_sidecar(data, where=record.file)
     found = contradicting_entries(losses, scores.manifest.rule.distributions, where=record.file)
     if sha256(data).hexdigest() != record.sha256 or len(data) != record.num_bytes:
-        found.append(f"{len(data)} bytes with another SHA-256 than {scores.path} says")
+        found.append(f"{len(data)} bytes whose SHA-256 isn't the one in {scores.path}")
     if losses.teacher != scores.manifest.rule.fingerprint:
         found.append(f"the losses are of teacher {losses.teacher[:16]}…")
     if losses.shard_sha256 != shard.record.sha256:
-        found.append(f"another tar was scored, of SHA-256 {losses.shard_sha256[:16]}…")
+        found.append(f"a different tar was scored, of SHA-256 {losses.shard_sha256[:16]}…")
     if not np.array_equal(np.diff(losses.starts), shard.lengths):
-        return [*found, "documents have other numbers of losses than of teacher tokens to score"]
+        return [*found, "documents' numbers of losses differ from their teacher tokens to score"]
     expected = _expected(losses, shard.pieces, rule)
     bad = np.flatnonzero(np.isnan(losses.losses) == expected)
     if len(bad):
@@ -150,7 +150,7 @@ def _table_contradictions(
     made = make_document_scores(losses, shard.index, record.sha256)
     same = decode_document_scores(made, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
     differing = [column for column in ALL_COLUMNS if not _equal(own[column], same[column])]
-    return [f"{name} has other {', '.join(differing)} than follow from it"] if differing else []
+    return [f"{name}: {', '.join(differing)} don't follow from the losses"] if differing else []
 
 
 def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -176,8 +176,8 @@ def _score_again(
     own = [s for s in found if s.manifest.rule.weights_sha256 == weights.sha256]
     if not own:
         raise DatasetError(
-            f'none of the {len(found)} scores in {dataset.location} are of teacher "{teacher}": '
-            "its weights or configuration are others; name the model that scored them"
+            f'none of the {len(found)} scores in {dataset.location} are by teacher "{teacher}": '
+            "its weights or configuration differ; name the model that scored them"
         )
     if findings.found:
         findings.note("nothing was scored again: with other findings it can't agree")
@@ -186,7 +186,7 @@ def _score_again(
         if scores.manifest.rule.engine is not None:
             findings.note(
                 f"{scores.path} was not scored again: {scores.manifest.rule.engine.name} gave it, "
-                "and its kernels or quantization round otherwise than transformers"
+                "and its kernels or quantization round differently from transformers"
             )
             continue
         rule, device = scores.manifest.rule, default_device()

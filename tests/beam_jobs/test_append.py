@@ -90,7 +90,7 @@ def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixt
         file.write("{\n")
     bad = options(tmp_path, path, append=True)
     assert align(replace(bad, max_dead_letters=0.04)) == manifest
-    with pytest.raises(InputError, match="no document of the input is new and can be used"):
+    with pytest.raises(InputError, match="no document of the input is both new and usable"):
         align(replace(bad, max_dead_letters=0.03))
     assert grow(tmp_path, "c", ["c1"]).generation == 2
     assert letters_of(folder, "dead_letters-g002.jsonl") == []

@@ -73,7 +73,7 @@ def test_what_a_runner_needs_must_be_there() -> None:
 def test_flink_must_answer_in_the_job_server_s_version(jar: str, flink_1_19: str) -> None:
     flink = ("--runner=FlinkRunner", jar, *IMAGE)
     silent = f"localhost:{free_port()}"
-    assert "gives no answer" in refusal(*flink, f"--flink_master={silent}")
+    assert "doesn't answer" in refusal(*flink, f"--flink_master={silent}")
     message = refusal(*flink, f"--flink_master={flink_1_19}")
     assert "is Flink 1.19.3, and the job server is for 2.2; add --flink_version 1.19" in message
     fits = [*flink, f"--flink_master={flink_1_19}", "--flink_version=1.19"]

@@ -264,7 +264,7 @@ def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:
     grow(tmp_path, "b", ["b99"])
     assert len(list(read_texts(part, RULES))) == 9
     another = replace(part, file=replace(part.file, content=f"dataset:{'0' * 64}"))
-    with pytest.raises(InputChangedError, match="is another dataset than when"):
+    with pytest.raises(InputChangedError, match="isn't the dataset for which"):
         list(read_texts(another, RULES))
 
 

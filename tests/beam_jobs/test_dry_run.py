@@ -180,7 +180,7 @@ def test_a_small_input_is_read_whole(tmp_path: Path) -> None:
 def test_a_document_above_the_sample_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its start is aligned, and stands for the rest."""
+    """Its start is aligned, and represents the rest."""
     corpus, _ = reference_dataset()
     monkeypatch.setattr("beam_jobs.align.dry_run.MEASURED_BYTES", 4000)
     monkeypatch.setattr(sampling, "ESTIMATE", sampling.SampleSize(24, 2000, 1000))
@@ -210,5 +210,5 @@ def test_nothing_usable_is_said_and_no_success(
     options = align_options(corpus, tmp_path / "out", input=(f"{tmp_path}/in/*",))
     assert main([*command_line(options), "--dry-run"]) == 2
     error = capsys.readouterr().err
-    assert "can't tell tokens, disk, memory or time" in error
+    assert "can't estimate tokens, disk, memory or time" in error
     assert "bad_json" in error

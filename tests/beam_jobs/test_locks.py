@@ -114,5 +114,5 @@ def test_a_store_that_fails_once_does_not_end_the_renewal(
     monkeypatch.setattr(locks, "RENEW_SECONDS", 0.01)
     with hold_remote(str(path), "out"):
         assert renewed.wait(30)
-    assert "could not be renewed, which is tried again: 503" in caplog.text
+    assert "could not be renewed; trying again: 503" in caplog.text
     assert not path.exists()

@@ -140,7 +140,7 @@ def test_what_is_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 class KilledError(BaseException):
-    """Ends the command where it stands, as SIGKILL would."""
+    """Ends the command at once, as SIGKILL would."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

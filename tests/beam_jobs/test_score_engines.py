@@ -96,7 +96,7 @@ def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
     ("fault", "message"),
     [
         (lambda answer: None, r'document "doc-.*gave no usable answer in 2 attempts'),
-        (off, "losses that differ by 3.00 nats a token from those the job started with"),
+        (off, "losses of a plain text that differ by 3.00 nats a token from those at the start"),
     ],
 )
 def test_a_server_that_dies_or_goes_wrong_ends_the_job_and_a_re_run_goes_on(
@@ -176,7 +176,7 @@ def test_a_shard_far_from_the_rest_is_scored_again_and_accepted_if_it_stays_so(
     assert found, message
     own = np.nanmean(decode_sidecar(losses_of(reference)[1], where="").losses.astype(float))
     assert float(found[1]) - own == pytest.approx(3.0, abs=0.1)
-    assert "look after the servers" in message
+    assert "check the servers" in message
     left = sidecars(unscored)
     assert left.items() <= reference.items()
     assert len(left) == 4
@@ -192,5 +192,5 @@ def test_what_a_server_does_not_tell_must_be_stated(
     assert "--engine-version 1.0, but" in capsys.readouterr().err
     server.get = lambda path: 404 if "version" in path else CompletionsServer.get(server, path)  # type: ignore[method-assign]
     assert main(served(unscored, server)) == 2
-    assert "does not tell its version" in capsys.readouterr().err
+    assert "does not report its version" in capsys.readouterr().err
     assert main(served(unscored, server, "--engine-version", "1.0")) == 0

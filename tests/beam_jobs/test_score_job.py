@@ -91,7 +91,7 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     other = data.set_column(2, data.schema.field(2), dearer)
     pq.write_table(pa.Table.from_batches([other]), unscored / "data" / min(tables))
     (finding,) = check_scores(open_dataset(unscored / "data"), teacher=None).found
-    assert "has other bits_per_byte than follow from it" in finding.message
+    assert ": bits_per_byte don't follow from the losses" in finding.message
 
 
 def test_the_estimate_of_disk_is_that_of_the_files_that_are_not_there(
@@ -207,7 +207,7 @@ def test_what_can_t_be_scored_or_scored_with_is_refused(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no config.json with \*.safetensors"):
         find_teacher(str(tmp_path / "empty"))
-    with pytest.raises(ValueError, match=r"no such folder or .gguf file, and no Hugging Face"):
+    with pytest.raises(ValueError, match=r"no such folder or .gguf file, and not a Hugging Face"):
         find_teacher("nowhere.gguf")
     for arguments, message in [
         ([str(tmp_path / "empty"), "--teacher", "t", "--seq-length", "64"], MANIFEST_FILE),
@@ -224,7 +224,7 @@ def test_what_can_t_be_scored_or_scored_with_is_refused(
         ([], "--teacher is required"),
         (["--teacher", "t", "--threads", "-1"], "--threads -1 is below 0"),
         (["--engine", "openai"], "needs --endpoint, --model, --dtype and --quantization"),
-        (["--model", "m", "--teacher", "t"], "--model is of use with --engine openai"),
+        (["--model", "m", "--teacher", "t"], "--model needs --engine openai"),
         (["--teacher", "t", "--concurrency", "0"], "--concurrency 0 is below 1"),
         (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is not a positive"),
     ],

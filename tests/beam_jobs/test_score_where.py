@@ -72,7 +72,7 @@ def test_only_the_part_is_scored_and_stored(world: Path) -> None:
 
 @pytest.mark.parametrize("where", ["", "good", "year < 2030"])
 def test_rows_of_documents_that_were_not_scored_are_refused(world: Path, where: str) -> None:
-    message = r"holds losses where good and year < 2030 only, and these rows hold \d+ other doc"
+    message = r"holds losses only where good and year < 2030, and these rows hold \d+ other doc"
     with pytest.raises(ForeignLossesError, match=message):
         open_part(world, where)
 

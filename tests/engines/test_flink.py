@@ -92,6 +92,6 @@ def test_workers_that_can_not_be_had_are_told_in_one_sentence(
     said, _ = job.communicate()
     assert job.returncode == 1, said
     assert "could not reach a server that it needs (ConnectException: " in said
-    assert "with --environment_type EXTERNAL that is the worker pool beside it" in said
+    assert "with --environment_type EXTERNAL that is the worker pool next to it" in said
     assert said.endswith(f"; {RESUME}\n")
     assert said.count("\n") == 1

@@ -158,7 +158,7 @@ def example(rule: DistributionRule = RULE) -> ShardLosses:
 def test_every_cut_and_every_contradiction_is_noticed() -> None:
     data = encode_sidecar(example())
     for length in range(len(data)):
-        with pytest.raises(DamagedShardError, match=r"x is no complete sidecar"):
+        with pytest.raises(DamagedShardError, match=r"x isn't a complete sidecar"):
             decode_sidecar(data[:length], where="x")
     scores = example()
     entries = scores.entries
@@ -186,14 +186,29 @@ def test_every_cut_and_every_contradiction_is_noticed() -> None:
     [
         ("uint8", 13, 0, r"position 0 of document 2 has a log-probability that rises"),
         ("uint8", 12, 0, r"position 0 of document 2 has probabilities that add up to more than 1"),
-        ("float16", 5, np.nan, r"position 1 of document 0 has a log-probability that .* no number"),
-        ("float16", 5, np.inf, r"position 1 of document 0 has a log-probability that .* no number"),
-        ("float16", 4, 0.5, r"position 1 of document 0 has a log-probability that .* no number"),
+        (
+            "float16",
+            5,
+            np.nan,
+            r"position 1 of document 0 has a log-probability that .* a number",
+        ),
+        (
+            "float16",
+            5,
+            np.inf,
+            r"position 1 of document 0 has a log-probability that .* a number",
+        ),
+        (
+            "float16",
+            4,
+            0.5,
+            r"position 1 of document 0 has a log-probability that .* a number",
+        ),
         (
             "float16",
             7,
             -np.inf,
-            r"position 1 of document 0 has a log-probability that .* no number",
+            r"position 1 of document 0 has a log-probability that .* a number",
         ),
         ("ids", 19, 1001, r"position 1 of document 2 has a token id beyond the vocabulary of 1000"),
         ("ids", 19, 17, r"position 1 of document 2 has a token twice"),

@@ -126,7 +126,7 @@ class TestDamage:
                 decode_document(sample[:size])
 
     def test_bytes_too_many_are_noticed(self) -> None:
-        with pytest.raises(DamagedSampleError, match="bytes where its header describes"):
+        with pytest.raises(DamagedSampleError, match="bytes, its header describes"):
             decode_document(encode_document(DOCUMENT) + b"\0")
 
     @given(st.data())
@@ -152,7 +152,7 @@ class TestDamage:
             (lambda h: h["span.width"].update(data_offsets=[-(1 << 80), 4]), "no readable"),
             (lambda h: h["span.width"].update(data_offsets=4), "no readable safetensors header"),
             (lambda h: h["student.input_ids"].update(data_offsets=[0, 15], shape=[3]), "tensor at"),
-            (lambda h: h.pop("text"), "bytes where its header describes"),
+            (lambda h: h.pop("text"), "bytes, its header describes"),
             (lambda h: h.pop("span.width"), r"lacks or contradicts a field.*span\.width"),
             (lambda h: h["__metadata__"].pop("text_sha256"), r"lacks or .*text_sha256"),
             (lambda h: h["__metadata__"].update(num_text_bytes="x"), "lacks or contradicts"),

@@ -99,7 +99,7 @@ def test_what_a_dataset_that_grows_adds() -> None:
 def test_every_cut_is_noticed() -> None:
     data = encode_manifest(MANIFEST)
     for size in range(0, len(data) - 2, 17):
-        with pytest.raises(DatasetError, match=r"lost/manifest\.json is no complete manifest"):
+        with pytest.raises(DatasetError, match=r"lost/manifest\.json isn't a complete manifest"):
             decode_manifest(data[:size], where="lost/manifest.json")
 
 
@@ -121,7 +121,10 @@ def test_every_cut_is_noticed() -> None:
         (lambda b: b["shards"][0].update(file="/etc/passwd"), r"inside the dataset.*\[0\]\.file`"),
         (lambda b: b["student"].update(file="../x"), r"inside the dataset.*\$\.student\.file`"),
         (lambda b: b["shards"][0].update(index_file=""), "inside the dataset"),
-        (lambda b: b.update(schema="other"), "is no vocag.aligned_dataset manifest; name a folder"),
+        (
+            lambda b: b.update(schema="other"),
+            "isn't a vocag.aligned_dataset manifest; name",
+        ),
     ],
 )
 def test_alterations_are_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
@@ -137,7 +140,7 @@ NOT_UTF8 = encode_manifest(MANIFEST).replace("naïve".encode(), b"na\xefve")
     "data", [b"", b"[]", b"1", b"null", b"\xff", b"[" * 100_000, DEEP, NOT_UTF8]
 )
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
-    with pytest.raises(DatasetError, match="is no complete manifest"):
+    with pytest.raises(DatasetError, match="isn't a complete manifest"):
         decode_manifest(data)
 
 

@@ -63,7 +63,7 @@ def test_losses_beyond_fp16_are_the_largest_number_and_nan_stays() -> None:
 def test_every_cut_and_every_altered_header_is_noticed() -> None:
     data = encode_sidecar(example())
     for length in range(len(data)):
-        with pytest.raises(DamagedShardError, match=r"x is no complete sidecar"):
+        with pytest.raises(DamagedShardError, match=r"x isn't a complete sidecar"):
             decode_sidecar(data[:length], where="x")
     for old, new in [(b'"F16"', b'"F32"'), (b"[5]", b"[4]"), (b"losses", b"lesses")]:
         assert old in data
@@ -89,12 +89,12 @@ def test_a_score_manifest_comes_back_and_what_was_altered_does_not() -> None:
     body = json.loads(data)
     for field in ("dataset", "rule", "sidecars", "teacher"):
         less = {name: value for name, value in body.items() if name != field}
-        with pytest.raises(DatasetError, match=r"x is no complete score manifest"):
+        with pytest.raises(DatasetError, match=r"x isn't a complete score manifest"):
             decode_score_manifest(json.dumps(less).encode(), where="x")
     other = json.dumps(body | {"rule": body["rule"] | {"dtype": "bfloat16"}}).encode()
     with pytest.raises(DatasetError, match=r"its rule gives .*it was altered"):
         decode_score_manifest(other, where="x")
-    with pytest.raises(DatasetError, match=r"is no vocag.teacher_losses manifest"):
+    with pytest.raises(DatasetError, match=r"isn't a vocag.teacher_losses manifest"):
         decode_score_manifest(b'{"schema": "vocag.aligned_dataset"}', where="x")
 
 

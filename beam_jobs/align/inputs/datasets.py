@@ -96,7 +96,7 @@ class InputDataset:
         """Return into how many buckets its documents are hashed.
 
         They are as many as the same documents' own files would be hashed into, as far as the
-        dataset tells the size of these; of one that has grown the texts alone are counted.
+        dataset records the size of these; of one that has grown only the texts are counted.
         """
         manifest = self.dataset.manifest
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
@@ -116,7 +116,7 @@ class InputDataset:
 
 
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
-    """Return the folder of the dataset that the input names, None where it names files.
+    """Return the folder of the dataset that the input names, None if it names files.
 
     Raises:
         InputError: a mixture, a dataset among other input, or no dataset where one is asked for.
@@ -262,7 +262,7 @@ def _open(location: str, fingerprint: str) -> StoredDataset:
         manifest = read_kept(location, number)
     if manifest.fingerprint != fingerprint:
         raise InputChangedError(
-            f"{location} is another dataset than when the job was planned ({fingerprint[:16]}…): "
+            f"{location} isn't the dataset for which the job was planned ({fingerprint[:16]}…): "
             "run the same command again"
         )
     return StoredDataset(location, manifest)

@@ -2,8 +2,8 @@
 
 Beam's own decompression takes the end of the file for the end of the data, so half a file reads
 like a whole one, and `bz2.open` and `lzma.open` take a second stream that is damaged for padding.
-Here the end of a file inside a compressed frame, and whatever else is no frame, is an error, raised
-after the data before it was delivered.
+Here the end of a file inside a compressed frame, and whatever else isn't a frame, is an error,
+raised after the data before it was delivered.
 """
 
 import bz2

@@ -23,7 +23,7 @@ Value = str | int | float | bool | None
 
 
 class Reason(StrEnum):
-    """Why a document is no sample: the codes in `dead_letters.jsonl`."""
+    """Why a document isn't a sample: the codes in `dead_letters.jsonl`."""
 
     BAD_JSON = "bad_json"
     BAD_ROW = "bad_row"
@@ -47,7 +47,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     Attributes:
         source: the input file.
         position: where in it.
-        document_id: its id, None where it is unknown.
+        document_id: its id, None if it is unknown.
         reason: a code.
         detail: for people.
         line: the line of JSON where it begins, counted from 1 at the start of its part; None in

@@ -2,8 +2,8 @@
 
 A file's *content* is a digest of samples of its bytes, or the checksum that an object store keeps.
 It does not enter the configuration: shards depend on the documents alone, which every bucket's
-digest covers. It is written beside the manifest in `inputs.json`, which no reader needs, so that a
-command that is run again can tell whether "finished" is still true.
+digest covers. It is written next to the manifest in `inputs.json`, which no reader needs, so that a
+command that is run again can check whether "finished" is still true.
 """
 
 import json
@@ -21,7 +21,7 @@ from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.errors import InputError, JobError
 
 INPUTS_FILE = "inputs.json"
-"""Each input file's size, time and content, beside the manifest and in the run's folder."""
+"""Each input file's size, time and content, next to the manifest and in the run's folder."""
 
 NUM_SAMPLES = 8
 SAMPLE_BYTES = 32 << 10
@@ -35,7 +35,7 @@ class InputChangedError(JobError):
 
 
 def content_of(path: str, num_bytes: int) -> str:
-    """Return a digest that tells files of one size apart, cheaply; "" where there is none.
+    """Return a digest that cheaply distinguishes files of one size; "" if there is none.
 
     Locally eight samples of 32 KiB are read. An edit that keeps the size and misses all of them is
     not seen here; the time of the file then differs. In an object store it is the checksum or ETag
@@ -64,8 +64,8 @@ def content_of(path: str, num_bytes: int) -> str:
 def require_unchanged(file: InputFile) -> None:
     """Check, at the end of reading, that a file is what it was when the job was planned.
 
-    Locally its size and time are compared. In an object store it is the checksum, where there is
-    one: stores give times to the millisecond or to the second, as they are asked.
+    Locally its size and time are compared. In an object store it is the checksum, if there is
+    one: stores give times to the millisecond or to the second, depending on the request.
 
     Raises:
         InputChangedError: it was cut, written to or removed.
@@ -92,7 +92,7 @@ def encode_inputs(files: Sequence[InputFile]) -> bytes:
 
 
 def publish_inputs(run_folder: str, output: str) -> None:
-    """Put a run's `inputs.json` beside the manifest that it has made."""
+    """Put a run's `inputs.json` next to the manifest that it has made."""
     path = storage.join(run_folder, INPUTS_FILE)
     if storage.num_bytes_of(path) is not None:
         body = storage.read_bytes(path)
@@ -131,8 +131,8 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
     if not num_touched:
         return ""
     return (
-        f"{num_touched} input files have another time than when it was made; their sizes, and "
-        "samples of their content where both can be had, are the same"
+        f"{num_touched} input files have different times from when it was made; their sizes are "
+        "the same, and so are samples of their content if both can be had"
     )
 
 
@@ -146,5 +146,5 @@ def _find_change(file: InputFile) -> str:
     except FileNotFoundError:
         return "was removed"
     if status.st_size != file.num_bytes:
-        return f"had {file.num_bytes} bytes and got {status.st_size}"
+        return f"changed from {file.num_bytes} to {status.st_size} bytes"
     return "" if status.st_mtime_ns == file.modified else "was written to"

@@ -17,7 +17,7 @@ from beam_jobs.align.inputs.decompression import CutStreamError
 from pipeline.compiled import compiled
 
 HEAD_BYTES = 1 << 16
-"""How much of a file is looked at to tell values from lines."""
+"""How much of a file is looked at to distinguish values from lines."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -32,7 +32,7 @@ class JsonValue(NamedTuple):
     Attributes:
         position: byte at which it starts.
         num_bytes: its length.
-        data: its bytes, None where it is longer than allowed.
+        data: its bytes, None if it is longer than allowed.
     """
 
     position: int
@@ -150,7 +150,7 @@ class _Window:
         return bool(state[0] == 0 and state[1] == 0)
 
     def _fetch(self, *, keep_from: int | None = None) -> bool:
-        """Read on; what stands before `keep_from`, or before here, is let go."""
+        """Read on; what comes before `keep_from`, or before here, is released."""
         kept = self.at if keep_from is None else keep_from
         del self._buffer[:kept]
         self._dropped += kept

@@ -31,10 +31,10 @@ class FoundFile(NamedTuple):
 def list_files(pattern: str) -> Iterator[FoundFile]:
     """Yield the files that a path or glob names.
 
-    A folder that the `datasets` library wrote (`save_to_disk`) stands for its Arrow files.
+    A folder that the `datasets` library wrote (`save_to_disk`) means its Arrow files.
 
     Raises:
-        InputError: nothing matches, or something that matches is no readable file.
+        InputError: nothing matches, or something that matches isn't a readable file.
     """
     if not storage.is_local(pattern):
         yield from _match_remote(pattern)
@@ -49,7 +49,7 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
     for path in paths:
         why = _why_not_a_file(path)
         if why:
-            raise InputError(f"{path} is {why}: remove it, mend it, or narrow --input")
+            raise InputError(f"{path} is {why}: remove it, fix it, or narrow --input")
     for path in paths:
         status = os.stat(path)
         yield FoundFile(path, status.st_size, status.st_mtime_ns)
@@ -91,7 +91,7 @@ def _match_remote(pattern: str) -> Iterator[FoundFile]:
 
 
 def _walk(pattern: str) -> Iterator[str]:
-    """Yield whatever matches and is no folder, as Beam's patterns go; links are followed once.
+    """Yield whatever matches and isn't a folder, as Beam's patterns go; links are followed once.
 
     Beam's own listing leaves out what it can't ask the size of, such as a dangling link.
     """

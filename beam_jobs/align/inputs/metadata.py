@@ -110,12 +110,12 @@ def _parse_field(text: str) -> MetadataField:
     if not name:
         raise ValueError(f'"{text}" names no field; write such as source,language,meta.score')
     if colon and kind not in TYPES:
-        raise ValueError(f'"{kind}" in "{text}" is no type; write {", ".join(TYPES)}')
+        raise ValueError(f'"{kind}" in "{text}" is not a type; write one of {", ".join(TYPES)}')
     return MetadataField(name, next((known for known in TYPES if known == kind), None))
 
 
 def _fit(value: Any, kind: MetadataType, is_text: bool) -> Value:
-    """Return the value as its column holds it, None where it does not fit."""
+    """Return the value as its column holds it, None if it does not fit."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if is_text and isinstance(value, str):

@@ -46,8 +46,8 @@ class InputFile:
         modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
         content: digest of samples of its bytes, or an object store's checksum; "" where unknown. Of
             a shard its dataset's fingerprint.
-        row_group_bytes: uncompressed bytes of a parquet file's row groups; empty where the file
-            is no parquet or its footer is unreadable.
+        row_group_bytes: uncompressed bytes of a parquet file's row groups; empty if the file
+            isn't parquet or its footer is unreadable.
         num_documents: in a dataset's shard, read or not; 0 of other files.
         chosen: which of them are read, see `beam_jobs.align.inputs.datasets`; "": all.
     """
@@ -78,7 +78,7 @@ class InputPart:
     Attributes:
         file: the file, as it was when the job was planned.
         start: of the range.
-        end: of the range; None where the rest of the file belongs to it.
+        end: of the range; None if the rest of the file belongs to it.
     """
 
     file: InputFile
@@ -117,7 +117,7 @@ def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> l
             room = task_bytes
         tasks[-1].append(part)
         room -= num_bytes
-    # The standard library writes a path of bytes that are no UTF-8, which msgspec refuses.
+    # The standard library writes a path of bytes that aren't UTF-8, which msgspec refuses.
     return [json.dumps([asdict(part) for part in task]) for task in tasks]
 
 

@@ -37,7 +37,7 @@ def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> Readi
     """Return the rules with a type for each column of metadata.
 
     Raises:
-        InputError: the documents' values don't tell a type that the options don't name.
+        InputError: the documents' values don't determine a type that the options don't name.
     """
     documents = [document.metadata for sampled in sample for document in sampled.documents]
     return replace(rules, metadata=settle_columns(rules.metadata, documents))

@@ -1,4 +1,4 @@
-"""`--input -`: standard input, kept in a file beside the dataset while the job runs.
+"""`--input -`: standard input, kept in a file next to the dataset while the job runs.
 
 A job seeks in its input, reads it in several processes, and reads it again to resume; a pipe can do
 none of that.

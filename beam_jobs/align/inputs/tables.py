@@ -36,7 +36,7 @@ class _DamageError(Exception):
 def read_shape(opened: BinaryIO, file: InputFile) -> tuple[list[str], tuple[int, ...]] | None:
     """Return a table's columns, and the uncompressed bytes of a parquet file's row groups.
 
-    None where it is damaged, which reading it will report.
+    None if it is damaged, which reading it will report.
     """
     try:
         with _as_damage():
@@ -168,7 +168,7 @@ def _csv_rows(
     reader = _csv_reader(decompress(opened, file.compression), file, max_cell_bytes)
     header = next(reader, [])
     wanted = [(name, header.index(name)) for name in fields if name in header]
-    for cells in filter(None, reader):  # blank lines are no rows
+    for cells in filter(None, reader):  # blank lines aren't rows
         if len(cells) != len(header):
             detail = f"the row has {len(cells)} columns, the header {len(header)}"
             yield UnusableError(Reason.BAD_ROW, detail)

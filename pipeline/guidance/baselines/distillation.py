@@ -21,7 +21,7 @@ def distillation_loss(
 
     Args:
         student_losses: float [rows, seq_length], nats, with a gradient.
-        divergences: float [rows, seq_length], student from teacher, with a gradient; 0 where the
+        divergences: float [rows, seq_length], student from teacher, with a gradient; 0 if the
             teacher has nothing to compare with.
         loss_mask: bool or float [rows, seq_length].
         weight: λ; the paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6).

@@ -43,7 +43,7 @@ def kld_losses(
     _check_inputs(student_logits, teacher_logits, vocab_size)
     student = _log_probabilities(student_logits[..., :vocab_size])
     teacher = _log_probabilities(teacher_logits[..., :vocab_size].detach())
-    # A token that the student excludes adds 0, also where the teacher does. It leaves before the
+    # A token that the student excludes adds 0, also if the teacher does. It leaves before the
     # product: a derivative of 0 * -inf would be NaN even where its value is replaced.
     excluded = student == -torch.inf
     difference = student.masked_fill(excluded, 0.0) - teacher.masked_fill(excluded, 0.0)

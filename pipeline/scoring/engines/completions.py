@@ -32,7 +32,7 @@ class NonsenseError(ValueError):
 
 
 class DisprovedError(EngineError):
-    """A server is not, or is no longer, what the job's scores are named after."""
+    """A server isn't, or is no longer, what the job's scores are named after."""
 
 
 class _Entry(msgspec.Struct):
@@ -82,7 +82,7 @@ def read_likeliest(
         rule: how many there are.
 
     Returns:
-        int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf where there is no token.
+        int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
         The last row is what follows the prompt.
 
     Raises:
@@ -101,7 +101,7 @@ def read_likeliest(
     ids, log_probs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
     for row, entries in enumerate(found):
         if len(entries) < rule.top_k:
-            raise NonsenseError(f"{len(entries)} tokens after {row + 1} where {rule.top_k} are due")
+            raise NonsenseError(f"{len(entries)} tokens after {row + 1}, not {rule.top_k}")
         # The prompt's own token comes on top of the likeliest.
         ranked = sorted((-value, token) for token, value in entries.items())[: rule.top_k]
         kept = [pair for pair in ranked if pair[1] < rule.vocab_size and -pair[0] > _IMPOSSIBLE]
@@ -139,10 +139,10 @@ def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np
     except msgspec.ValidationError as error:
         raise NonsenseError(f"no log-probabilities of the prompt: {error}") from error
     if found.model not in (None, model):
-        raise NonsenseError(f'an answer of model "{found.model}"')
+        raise NonsenseError(f'it answered as model "{found.model}"')
     if found.usage and found.usage.prompt_tokens not in (None, len(input_ids)):
         raise NonsenseError(
-            f"it read {found.usage.prompt_tokens} tokens where {len(input_ids)} were sent"
+            f"it read {found.usage.prompt_tokens} tokens, but {len(input_ids)} were sent"
         )
     places = found.choices[0].prompt_logprobs
     if len(places) != len(input_ids):
@@ -155,9 +155,7 @@ def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np
         if entry.logprob > _ROUNDING:
             raise NonsenseError(f"place {place} has the positive log-probability {entry.logprob}")
         if entry.logprob <= _IMPOSSIBLE:
-            raise NonsenseError(
-                f"place {place} has {entry.logprob}, which stands for an infinite loss"
-            )
+            raise NonsenseError(f"place {place} has {entry.logprob}, which means an infinite loss")
         losses[place] = max(0.0, -entry.logprob)
     known = losses[1:]
     if len(known) >= _NEVER_ALL_EQUAL and (known == known[0]).all():

@@ -40,7 +40,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 PROOF_INTERVAL = 256
 """Requests after which a server must prove again that it is what it was."""
 
-_REMEDY = "Shards that are scored stay: look after the servers and run the same command again"
+_REMEDY = "Scored shards stay: check the servers and run the same command again"
 
 # What asking again can't help: the request itself is refused.
 _FINAL_STATUSES = (400, 401, 403, 413, 422)
@@ -78,7 +78,7 @@ class Endpoints:
     Attributes:
         settings: how they are asked.
         servers: all of them.
-        prove: raises `DisprovedError` for a server that is another; None: all are believed.
+        prove: raises `DisprovedError` for a server that is another; None: all are trusted.
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
@@ -168,7 +168,7 @@ class Endpoints:
             server.disproof = str(error)
             if is_only:
                 raise
-            logger.warning("%s is asked no more: %s", server.url, error)
+            logger.warning("%s gets no more requests: %s", server.url, error)
             raise PassingError(str(error)) from error
         except (PassingError, NonsenseError):
             with self._lock:
@@ -214,7 +214,7 @@ class Endpoints:
                 return None
             raise NonsenseError(f"{server.url}{path} is not there ({status}{_explain(response)})")
         if status in _FINAL_STATUSES:
-            key = "; set VOCAG_API_KEY to the key that it knows" if status in (401, 403) else ""
+            key = "; set VOCAG_API_KEY to a key that it accepts" if status in (401, 403) else ""
             raise EngineError(
                 f"{server.url}{path} refuses the request with status {status}"
                 f"{_explain(response)}{key}"
@@ -224,7 +224,7 @@ class Endpoints:
         try:
             return orjson.loads(response.content)
         except orjson.JSONDecodeError as error:
-            raise NonsenseError(f"no JSON ({error})") from error
+            raise NonsenseError(f"not JSON ({error})") from error
 
 
 def base_url(url: str) -> str:
@@ -239,7 +239,7 @@ def base_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise EngineError(f"--endpoint {url} is no URL such as http://localhost:8000")
+        raise EngineError(f"--endpoint {url} isn't a URL such as http://localhost:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""What a server is, found out before it is believed: its model, its version, its losses."""
+"""What a server is, checked before it is used: its model, its version, its losses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def shake_hands(
     listed = endpoints.send(server, "/v1/models")
     models = listed.get("data") if isinstance(listed, Mapping) else None
     if not isinstance(models, list):
-        raise EngineError(f"{server.url} lists no models: it is no server of the completions API")
+        raise EngineError(f"{server.url} lists no models: it isn't a server of the completions API")
     named = {str(entry.get("id")): entry for entry in models if isinstance(entry, Mapping)}
     if model not in named:
         raise EngineError(
@@ -98,7 +98,7 @@ class Answer(NamedTuple):
 
     Attributes:
         losses: float32 [T], nats, NaN at the first.
-        ids: int64 [T, K], the tokens likeliest to follow each; None where none are asked for.
+        ids: int64 [T, K], the tokens likeliest to follow each; None if none are asked for.
         log_probs: float32 [T, K], nats, of those.
     """
 
@@ -150,12 +150,12 @@ def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:
     """
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(
-            f"{where} is {now.describe()}, the job's scores are of {first.describe()}: their "
-            "losses are not mixed; serve all with one version"
+            f"{where} is {now.describe()}, the job's scores are of {first.describe()}: don't "
+            "mix their losses: serve all with one version"
         )
     difference = float(np.nanmean(np.abs(np.subtract(first.losses, now.losses))))
     if not difference <= _SAME_MODEL:
         raise DisprovedError(
-            f"{where} gives a plain text losses that differ by {difference:.2f} nats a token from "
-            "those the job started with: it serves another model or quantization, or has gone wrong"
+            f"{where} gives losses of a plain text that differ by {difference:.2f} nats a token "
+            "from those at the start: it serves another model or quantization, or has gone wrong"
         )

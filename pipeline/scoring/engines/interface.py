@@ -43,10 +43,10 @@ class ScoredDocuments:
     """The losses of some documents.
 
     Attributes:
-        losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN where a token has no context.
+        losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN if a token has no context.
         work: what they cost.
         top: the likeliest tokens at each of the documents' positions, rounded as they are stored;
-            None where the engine's `DistributionRule` is.
+            None if the engine's `DistributionRule` is.
     """
 
     losses: NDArray[np.float32]
@@ -94,7 +94,7 @@ class Line:
     """One piece as a teacher reads it.
 
     Attributes:
-        input_ids: int64 [l], the context token first where there is one.
+        input_ids: int64 [l], the context token first if there is one.
         places: int64 [n], of the tokens whose losses are taken.
         targets: int64 [n], where those tokens stand among the documents'.
         positions: int64 [n or n + 1], where what is expected in their stead stands among the

@@ -4,7 +4,7 @@
     engine.score(tokens, rule.pieces(index)).losses
 
 A piece is a request, and `concurrency` of them are under way at each server, whose own scheduler
-makes batches of them. What comes back is held against what was sent before it is believed. And it
+makes batches of them. What comes back is checked against what was sent before it is used. And it
 is kept only once its server, asked again for the losses of a plain text, has given the job's own: a
 server that went wrong in between gives no sign of it.
 """
@@ -113,7 +113,7 @@ class ServedEngine:
             left = [one for one, (_, server) in zip(left, given, strict=True) if server in void]
             advance = int  # what is asked again was counted
             for server in void:
-                logger.warning("what %s gave is asked again: %s", server.url, server.disproof)
+                logger.warning("asking again for what %s gave: %s", server.url, server.disproof)
         work = Work(num_tokens, num_tokens, time.perf_counter() - start)
         return ScoredDocuments(losses, work, top)
 

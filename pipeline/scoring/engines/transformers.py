@@ -2,7 +2,7 @@
 
     rule = ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
     teacher = load_scorer("models/teacher", rule, dtype="bfloat16", device="cuda")
-    teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN where no context stands
+    teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN if no context stands
 
 Pieces of documents (`pipeline.scoring.contexts`) are sorted by length and batched until padding
 would exceed 5 %; padding stands at the end, where causal attention never looks from a token, so no

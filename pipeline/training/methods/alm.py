@@ -29,7 +29,7 @@ def _loss(given: StudentPass) -> LossResult:
 KINDS = (
     MethodKind(
         "alm",
-        "match the teacher's likelihood of text by its losses; keeps cross entropy where asked",
+        "match the teacher's likelihood of text by its losses; keeps cross entropy if asked",
         _loss,
         selector="teacher",
         needs="losses",

@@ -165,11 +165,14 @@ def test_a_condition_keeps_the_score_that_it_named(copied_scores: tuple[Path, An
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("mine.rank < 1", r'no scores are of teacher "mine" in .*: name one of [0-9a-f]{16} \("'),
+        (
+            "mine.rank < 1",
+            r'no scores by teacher "mine" in .*: name one of [0-9a-f]{16} \("',
+        ),
         ("qwen.bits < 1", r'"qwen.bits" not found; .*as "TEACHER".COLUMN, bits_per_byte, '),
         ("Small-2.5B.rank < 1", r"syntax error.*as \"TEACHER\".COLUMN"),
         ("rank < 1", r'column "rank" not found; .*"TEACHER".COLUMN'),
-        ("qwen.rank", r"it is a value of type DOUBLE, no condition"),
+        ("qwen.rank", r"it is a value of type DOUBLE, not a condition"),
         ("a.qwen.rank < 1", r'column "a.qwen.rank" not found'),
     ],
 )

@@ -31,8 +31,8 @@ def student(folder: Path, vocab_size: int = 300, *, seed: int = 0, context: int 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "--tasks", "gsm8k", "gsm9k"], "--tasks gsm9k: choose of gsm8k, math, svamp"),
-        (["a", "--measures", "luck"], "--measures luck: choose of accuracy, text"),
+        (["a", "--tasks", "gsm8k", "gsm9k"], "--tasks gsm9k: choose one of gsm8k, math, svamp"),
+        (["a", "--measures", "luck"], "--measures luck: choose one of accuracy, text"),
         (["a", "--limit", "-1"], "--limit -1: it must be 0 or more"),
         (["a", "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
         (["a", "--data", "nowhere"], "--data nowhere: neither gsm8k.jsonl nor gsm8k/test.jsonl"),
@@ -73,7 +73,7 @@ def test_two_students_of_different_vocabularies_side_by_side(
         assert main([*command, "--tasks", "gsm8k", "mmlu_stem"]) == 0
     text = capsys.readouterr().out
     assert "GSM8K, accuracy, 0 items: not asked: the longest prompt has" in text
-    assert "note: another file than math-evaluation-harness's: GSM8K, MMLU-STEM" in text
+    assert "note: a different file from math-evaluation-harness's: GSM8K, MMLU-STEM" in text
     found = {name: read_results(output / name) for name in ("small", "large")}
     for results in found.values():
         value = results.measurements["gsm8k"]["solution"].values["bits_per_byte"]

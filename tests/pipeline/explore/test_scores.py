@@ -176,9 +176,9 @@ def test_info_shows_quantiles_of_every_column(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--teacher", "three"], r'no scores are of teacher "three".*name one of'),
+        (["--teacher", "three"], r'no scores by teacher "three".*name one of'),
         (["--by", "colour"], r'the dataset has no metadata "colour": it has source'),
-        (["--column", "loss"], r"--column loss: it is one of bits_per_byte, "),
+        (["--column", "loss"], r"--column loss: choose one of bits_per_byte, "),
         (["--at", "2"], r"--at 2: a quantile is from 0 to 1"),
         (["--documents", "0"], r"--documents 0: it must be at least 1"),
     ],

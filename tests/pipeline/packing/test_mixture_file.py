@@ -81,7 +81,7 @@ def test_paths_are_relative_to_the_file_even_where_that_is_a_url(tmp_path):
         ("math = 0.3", "maths = 0.3", r'stage 1 names "maths", the datasets are "code", "math", '),
         ("math = 0.4, code = 0.2", "math = 0.6", r'no stage reads "code": give a weight'),
         ("10_000_000_000", "0", r"stage 2 begins at 0 student tokens, the stage before it at 0"),
-        ("[[stages]]", "[[stages]]\nfrom_tokens = 5", r"stage 1 begins at 5 student tokens: it mu"),
+        ("[[stages]]", "[[stages]]\nfrom_tokens = 5", r"stage 1 begins at 5 student tokens, not"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file(read, old, new, message):

@@ -153,7 +153,7 @@ def test_incomplete_losses_are_refused(copied: Path) -> None:
     with pytest.raises(ForeignLossesError, match="sidecars of 2 shards, the dataset has 3, docs-"):
         open_rows(copied)
     scores.unlink()
-    with pytest.raises(DatasetError, match=r'no scores are of teacher "teacher" in .*: name one'):
+    with pytest.raises(DatasetError, match=r'no scores by teacher "teacher" in .*: name one'):
         open_rows(copied)
 
 
@@ -162,7 +162,7 @@ def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
     body = json.loads(scores.read_text())
     body["sidecars"][2]["num_losses"] -= 1
     scores.write_text(json.dumps(body))
-    with pytest.raises(ForeignLossesError, match=r"has losses of \d+ tokens where \d+ have a"):
+    with pytest.raises(ForeignLossesError, match=r"has losses of \d+ tokens, but \d+ have a"):
         open_rows(copied, stored_losses="")
 
 

@@ -102,7 +102,7 @@ def test_scores_that_can_t_be_compared_are_refused(
         compare_scores(data, "teacher", "teacher")
     run_score(compared, "--dtype", "bfloat16", seq_length=128)
     (other,) = [s for s in list_scores(data) if s.manifest.rule.dtype == "bfloat16"]
-    with pytest.raises(ForeignLossesError, match="were scored in other contexts"):
+    with pytest.raises(ForeignLossesError, match="were scored in different contexts"):
         compare_scores(data, "other", other.path)
     Path(other.path).unlink()
     assert main([data, "teacher", "teacher"]) == 2

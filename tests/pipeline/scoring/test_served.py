@@ -112,15 +112,15 @@ def wrong_length(answer: dict[str, Any]) -> dict[str, Any]:
 
 NONSENSE: dict[str, Fault] = {
     "place 3 has the positive log-probability 0.5": changed(3, logprob=0.5),
-    "place 3 has -9999.0, which stands for an inf": changed(3, logprob=-9999.0),  # vLLM's
+    "place 3 has -9999.0, which means an inf": changed(3, logprob=-9999.0),  # vLLM's
     r"\d+ prompt_logprobs of \d+ tokens": wrong_length,
     "place 2 has no log-probability of token": changed(2, {"479000": {"logprob": -1.0}}),
-    'an answer of model "another"': lambda answer: answer | {"model": "another"},
-    "it read 7 tokens where": lambda answer: answer | {"usage": {"prompt_tokens": 7}},
+    'it answered as model "another"': lambda answer: answer | {"model": "another"},
+    "it read 7 tokens, but": lambda answer: answer | {"usage": {"prompt_tokens": 7}},
     "missing required field `choices`": lambda answer: {"model": MODEL},
 }
 BROKEN: dict[str, Fault] = {
-    "no JSON": changed(3, logprob=float("nan")),
+    "not JSON": changed(3, logprob=float("nan")),
     "status 503: as ordered": lambda answer: 503,
     "status 429: as ordered": lambda answer: 429,
     "RemoteProtocolError|ReadError": lambda answer: None,
@@ -213,8 +213,8 @@ def test_servers_that_differ_are_refused_whenever_they_show(
     [
         (zeros, 0, r"all \d+ log-probabilities are 0"),
         (constant, 7, r"all \d+ log-probabilities are -2\.5"),
-        (off, 0, r"a plain text losses that differ by 3\.00 nats a token from those the job start"),
-        (off, 30, r"a plain text losses that differ by 3\.00 nats a token from those the job"),
+        (off, 0, r"a plain text that differ by 3\.00 nats a token from those at the start"),
+        (off, 30, r"a plain text that differ by 3\.00 nats a token from those at the start"),
     ],
 )
 def test_a_server_that_goes_wrong_after_the_handshake_is_not_believed(
@@ -244,7 +244,7 @@ def test_what_a_server_gave_before_it_went_wrong_is_asked_of_another(
         losses = score(engine, world)
         assert len(second.faults) < num_wrong
     require_own(losses, own)
-    assert f"what {second.url} gave is asked again: {second.url} gives a plain" in caplog.text
+    assert f"asking again for what {second.url} gave: {second.url} gives losses" in caplog.text
 
 
 def test_servers_that_can_t_be_asked_are_refused(world: Path, server: CompletionsServer) -> None:
@@ -260,7 +260,7 @@ def test_servers_that_can_t_be_asked_are_refused(world: Path, server: Completion
     server.max_model_len = 20
     with pytest.raises(EngineError, match=r"takes 20 tokens at once, a piece may have \d+ and one"):
         ask(world, server)
-    with pytest.raises(EngineError, match="--endpoint gpu-7:8000 is no URL such as"):
+    with pytest.raises(EngineError, match="--endpoint gpu-7:8000 isn't a URL such as"):
         base_url("gpu-7:8000")
 
 

@@ -58,7 +58,7 @@ def test_a_run_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFi
     remove_documents(folder, "doc-0-7")
     with caplog.at_level(logging.WARNING):
         again = AlignedRows(config(folder), saved)
-    assert "is at generation 2 now; the run goes on with generation 0" in caplog.text
+    assert "is at generation 2 now; the run continues with generation 0" in caplog.text
     consumed = again.restore(saved)
     assert consumed == 3 * BATCH
     assert torch.equal(read(again, consumed), whole[consumed:])
@@ -77,7 +77,7 @@ def test_a_run_moves_on_where_it_is_told_to(
     remove_documents(folder, *[f"doc-0-{number}" for number in range(20)])
     fresh = AlignedRows(config(folder))
     assert fresh.state(0).samples_per_epoch < saved.samples_per_epoch
-    with pytest.raises(StreamMismatchError, match=r"generation 0 of .* generation 1 is open: hand"):
+    with pytest.raises(StreamMismatchError, match=r"generation 0 of .* generation 1 is open: pass"):
         fresh.restore(saved)
     moved = AlignedRows(config(folder, LATEST), saved)
     with caplog.at_level(logging.WARNING):
@@ -125,7 +125,7 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
     remove_documents(tmp_path / "b", "doc-1-3")
     with caplog.at_level(logging.WARNING):
         again = AlignedRows(plain, saved)
-    assert "is at generation 0, 1 now; the run goes on with generation 0, 0," in caplog.text
+    assert "is at generation 0, 1 now; the run continues with generation 0, 0," in caplog.text
     assert torch.equal(read(again, again.restore(saved)), whole[2 * BATCH :])
     fresh = AlignedRows(plain)
     assert fresh.state(0).generations == (0, 1)

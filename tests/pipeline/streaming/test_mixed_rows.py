@@ -173,7 +173,7 @@ def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
         DatasetError, match=r'student\'s first_token_id is None in "other" and 1 in "web": name'
     ):
         mixed_with_web(tmp_path / "bare")
-    with pytest.raises(DatasetError, match=r"nowhere is no dataset, or its align job"):
+    with pytest.raises(DatasetError, match=r"nowhere isn't a dataset, or its align job"):
         mixed_with_web(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"none.toml"):
         open_mixture(tmp_path, "none.toml")

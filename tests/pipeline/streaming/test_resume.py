@@ -69,7 +69,7 @@ def test_another_run_is_refused_with_the_reason(folder, option, value, told):
 
 def test_a_batch_size_that_does_not_divide_what_was_consumed_is_refused(folder):
     rows = open_rows(folder)
-    with pytest.raises(StreamMismatchError, match=r"has consumed 6 samples.*no multiple of .* 12"):
+    with pytest.raises(StreamMismatchError, match=r"consumed 6 samples.*isn't a multiple of .* 12"):
         rows.restore(replace(rows.state(0), consumed_samples=6))
 
 

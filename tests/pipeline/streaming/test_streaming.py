@@ -278,9 +278,9 @@ def test_a_dataset_smaller_than_a_batch_is_refused(dataset):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((96, 0, 5, 12, 0, 1), "global_batch_size 12 is no multiple of micro_batch_size 5 by 1"),
-        ((96, 6, 2, 12, 0, 1), "consumed_samples 6 is no multiple of global_batch_size 12"),
-        ((95, 0, 2, 12, 0, 1), "num_samples 95 is no multiple"),
+        ((96, 0, 5, 12, 0, 1), "global_batch_size 12 isn't a multiple of micro_batch_size 5 by 1"),
+        ((96, 6, 2, 12, 0, 1), "consumed_samples 6 isn't a multiple of global_batch_size 12"),
+        ((95, 0, 2, 12, 0, 1), "num_samples 95 isn't a multiple"),
         ((96, 0, 2, 12, 3, 3), r"replica 3 is not in 0 … 2"),
     ],
 )

@@ -156,14 +156,14 @@ def _lines(ranks: dict[bytes, int]) -> bytes:
 
 def test_damaged_ranks() -> None:
     assert read_ranks(_lines(single_bytes())) == single_bytes()
-    with pytest.raises(RankFileError, match=r"line 2 is no base64 token and rank"):
+    with pytest.raises(RankFileError, match=r"line 2 isn't a base64 token and rank"):
         read_ranks(b"IQ== 0\nIg= 1\n")
-    with pytest.raises(RankFileError, match=r"line 1 is no base64 token and rank"):
+    with pytest.raises(RankFileError, match=r"line 1 isn't a base64 token and rank"):
         read_ranks(b"IQ==\n")
     model = RankModel("small", SPLIT, [])
     with pytest.raises(RankFileError, match=r"257 ranks are not 0 to 256, each once"):
         convert_ranks(single_bytes() | {b"ab": 300}, model)
-    with pytest.raises(RankFileError, match=r"single bytes \[9\] are no tokens"):
+    with pytest.raises(RankFileError, match=r"single bytes \[9\] aren't tokens"):
         convert_ranks({b"ab" if t == b"\t" else t: r for t, r in single_bytes().items()}, model)
 
 
@@ -195,9 +195,9 @@ def test_tekken_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (_tekken(config={"pattern": "."}), "no tekken file that can be read: KeyError"),
+        (_tekken(config={"pattern": "."}), "isn't a readable tekken file: KeyError"),
         (_tekken(vocab=_tekken()["vocab"][:250]), "lists 250 tokens of 257"),
-        (_tekken(vocab=[{"rank": 0}]), "no tekken file that can be read: KeyError"),
+        (_tekken(vocab=[{"rank": 0}]), "isn't a readable tekken file: KeyError"),
         (_tekken(special_tokens=[{"rank": 20, "token_str": "<s>"}]), "1 special tokens do not fit"),
         (
             _tekken(special_tokens=[{"rank": i, "token_str": "<s>"} for i in (0, 1)]),

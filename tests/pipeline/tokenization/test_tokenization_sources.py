@@ -68,8 +68,8 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("tokenizer.json", b'{"model": {"type": "BPE", "vo', "is no valid JSON"),
-        ("tokenizer.json", b"[1, 2]", 'no tokenizer.json .no "model".'),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vo', "isn't valid JSON"),
+        ("tokenizer.json", b"[1, 2]", 'neither a tokenizer.json .no "model".'),
         ("tokenizer.json", b'{"model": {"type": "BPE"}, "added_tokens": []}', "does not load"),
         ("tokenizer.json", b'{"model": {"type": "New", "vocab": {}}}', "does not load"),
         (
@@ -77,8 +77,8 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{}]}',
             "load",
         ),
-        ("tokenizer.model", MISTRAL_MODEL.read_bytes()[:1000], "is no SentencePiece model"),
-        ("merges.txt", b"#version: 0.2\nt h\n", r"is no tokenizer\.json, no SentencePiece"),
+        ("tokenizer.model", MISTRAL_MODEL.read_bytes()[:1000], "isn't a SentencePiece model"),
+        ("merges.txt", b"#version: 0.2\nt h\n", r"is not a tokenizer\.json, a SentencePiece"),
     ],
 )
 def test_broken_files(name: str, data: bytes, message: str, tmp_path: Path) -> None:

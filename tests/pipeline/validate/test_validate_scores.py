@@ -86,9 +86,9 @@ def test_cut_missing_and_foreign_sidecars_are_found(copied: Path) -> None:
     second.unlink()
     third.write_bytes(whole)
     text = "\n".join(findings_of(copied))
-    assert f"{first.name} is no complete sidecar" in text
+    assert f"{first.name} isn't a complete sidecar" in text
     assert f"{second.name} can't be read" in text
-    assert f"{third.name}: another tar was scored" in text
+    assert f"{third.name}: a different tar was scored" in text
 
 
 def test_scores_of_other_data_and_altered_manifests_are_found(copied: Path) -> None:
@@ -97,7 +97,7 @@ def test_scores_of_other_data_and_altered_manifests_are_found(copied: Path) -> N
     path.write_text(json.dumps(body | {"dataset": "0" * 64}))
     assert "was made for dataset 0000000000000000" in findings_of(copied)[0]
     path.write_text("{}")
-    assert "is no vocag.teacher_losses manifest" in findings_of(copied)[0]
+    assert "isn't a vocag.teacher_losses manifest" in findings_of(copied)[0]
 
 
 def test_another_teacher_can_t_score_again(
