@@ -97,6 +97,6 @@ def refuse_far_shards(
     raise EngineError(
         f"the mean loss of {len(far)} of {len(records)} shards is far from the rest, in nats a "
         f"token: {shown}{more}. A server that goes wrong for a while gives such losses, so they "
-        "have been removed: look after the servers; the next run scores these shards again, and "
+        "have been removed: check the servers; the next run scores these shards again, and "
         "accepts losses that come out the same"
     )

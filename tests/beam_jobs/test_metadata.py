@@ -172,7 +172,7 @@ def test_what_an_option_may_say() -> None:
 
 @pytest.mark.parametrize("text", ["a,,b", ":int64", "a:float", "a,b,a:bool"])
 def test_what_an_option_may_not_say(text: str) -> None:
-    with pytest.raises(OptionsError, match=f"--metadata {text}: .*(no field|no type|twice)"):
+    with pytest.raises(OptionsError, match=f"--metadata {text}: .*(no field|not a type|twice)"):
         reading_rules(AlignOptions(("in",), "out", "s", "t", metadata=text))
 
 

@@ -129,7 +129,7 @@ def test_two_numbers_of_processes_are_refused_and_one_is_named() -> None:
     assert describe_runner(make_beam_options([])) == "DirectRunner"
     for argument, message in (
         ("--runner=BundleBasedDirectRunner", "--runner BundleBasedDirectRunner has its own"),
-        ("--direct_num_workers=3", "--workers 2 says what --direct_num_workers=3 says"),
+        ("--direct_num_workers=3", "--workers 2 means the same as --direct_num_workers=3"),
     ):
         with pytest.raises(OptionsError, match=message):
             make_beam_options([argument], run=two)
