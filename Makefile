@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-long test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -48,11 +48,14 @@ prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of docs/ev
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
 
-test: $(VENV)/.installed-test ## run the tests, but for Megatron, services and GPU (minutes)
-	$(BIN)/python -m pytest -m "not gpu and not chain" -n 2 --dist loadscope $(ELSEWHERE)
+test: $(VENV)/.installed-test ## run the tests, but for long ones, Megatron, services and GPU (minutes)
+	$(BIN)/python -m pytest -m "not gpu and not chain and not long" -n 2 --dist loadscope $(ELSEWHERE)
 
 test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
+
+test-long: $(VENV)/.installed-test ## run the README's first commands, the transfer demo with a tiny model, and what is as long (minutes)
+	$(BIN)/python -m pytest -m long -n 2 $(ELSEWHERE)
 
 test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of docs/evidence.md with a tiny student, from the text to the table (minutes)
 	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py

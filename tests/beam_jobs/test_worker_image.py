@@ -38,6 +38,7 @@ def test_the_build_context_holds_what_the_image_needs() -> None:
     assert set(packages) | set(named) <= set(kept)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_of_the_image_compiles_nothing(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"

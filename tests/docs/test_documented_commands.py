@@ -245,6 +245,7 @@ def test_a_pages_commands_run(
             run([easier(word) for word in small(command)])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_first_run_of_the_readme_leaves_a_student(tmp_path: Path) -> None:
     """As it is pasted, but for the environment, which is this one, and `make demo`'s corpus."""

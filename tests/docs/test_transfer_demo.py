@@ -62,6 +62,7 @@ def slow_bits(folder: Path, texts: list[str]) -> float:
     return bits / sum(len(text.encode()) for text in texts)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_chain_from_the_texts_to_the_table(tmp_path: Path) -> None:
     """The demo's own script, where model and texts are there already."""

@@ -193,6 +193,7 @@ def test_known_patterns_need_no_sweep(
     assert splits_ascii_alike(definition)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_shipped_sweep_is_what_a_fresh_one_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

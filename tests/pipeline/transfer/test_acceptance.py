@@ -130,6 +130,7 @@ def _distribution(side: Side, ids: list[int]) -> np.ndarray:
     return found / found.sum()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_transplanted_model_drafts_for_its_original(
     smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
