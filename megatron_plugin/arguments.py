@@ -47,7 +47,7 @@ class TeacherOptions:
         pipeline_model_parallel_size: pipeline-parallel ranks of each copy of the teacher.
         expert_model_parallel_size: expert-parallel ranks of each copy of the teacher.
         micro_batch_size: rows per forward pass of the teacher.
-        dtype: of the teacher's weights.
+        dtype: data type of the teacher's weights.
     """
 
     name: Annotated[str, Option("MODEL", form="itself")] = ""
@@ -102,12 +102,12 @@ class VocagOptions:
         student: Hugging Face folder or repository to start from; it also sets Megatron's model
             arguments (default: random weights, model arguments as given).
         on_damage: stop at a sample that can't be read, or mask and count it.
-        cache_folder: for remote shards and packing plans (default: ~/.cache/vocag).
+        cache_folder: folder for remote shards and packing plans (default: ~/.cache/vocag).
         cache_gigabytes: GiB of remote shards kept on local disk.
         teacher: which teacher runs in this job.
         allow_untrained_teacher: accept a teacher that predicts a probe text no better than chance
             (default: refuse).
-        stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
+        stored_losses: losses from vocag score, in place of a teacher: a score manifest or a
             teacher's name; "" if there is only one; several teachers are read as one (default:
             none).
         teacher_weights: positive weights of several teachers in their mean, with any sum (default:
@@ -115,7 +115,7 @@ class VocagOptions:
         teacher_choice: read several teachers' mean, or for each document the teacher that finds it
             likelier.
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
-        method: what ranks the tokens, or distill (default: teacher, or full without a teacher).
+        method: how the tokens are ranked, or distill (default: teacher, or full without a teacher).
         method_options: how tokens are chosen and losses divided, as in `vocag train`.
     """
 

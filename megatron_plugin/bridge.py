@@ -96,7 +96,7 @@ class TeacherAnswer:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Who serves whom: every replica of either side has equally many partners.
+    """Which replica serves which: all replicas of a side have equally many partners.
 
     Attributes:
         num_students: data-parallel replicas of the student.

@@ -18,7 +18,7 @@ class ExportOptions:
     Attributes:
         checkpoint: --save folder, or one iteration's folder.
         output: folder to make.
-        dtype: of the exported weights (default: as in the checkpoint).
+        dtype: data type of the exported weights (default: as in the checkpoint).
         no_tokenizer: leave the dataset's tokenizer out.
     """
 

@@ -125,7 +125,7 @@ def decode_tensors(
     """Return a sample's tensors as stored (views into `sample`, not copies) and its metadata.
 
     Raises:
-        DamagedSampleError: the bytes are no complete sample.
+        DamagedSampleError: the bytes aren't a complete sample.
         SchemaVersionError: another version of the format.
     """
     try:
@@ -154,7 +154,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
     """Return the document held by a sample.
 
     Raises:
-        DamagedSampleError: the bytes are no complete sample, or tensors contradict each other.
+        DamagedSampleError: the bytes aren't a complete sample, or tensors contradict each other.
         SchemaVersionError: another version of the format.
     """
     tensors, metadata = decode_tensors(sample)

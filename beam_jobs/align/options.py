@@ -143,7 +143,7 @@ class AlignOptions:
         max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
         max_dead_letters: end with status 3 if a larger share of the documents is left out; the
             dataset is written all the same.
-        student_bos: token that comes before a student's text, its id, or none (default: BOS where
+        student_bos: token that comes before a student's text, its id, or none (default: BOS if
             the tokenizer puts one, else what separates documents).
         student_eos: token that comes after a student's document, its id, or none (default:
             by the tokenizer).

@@ -40,7 +40,7 @@ class RemoveOptions:
         ids: list of the documents' ids.
         ignore_unknown: say how many ids no document has, instead of refusing the list.
         dry_run: say what would be removed; write nothing.
-        quiet: say nothing but errors.
+        quiet: print only errors.
         beam_arguments: options for Beam.
     """
 

@@ -13,8 +13,8 @@ class RunOptions:
 
     Attributes:
         workers: processes on this machine; 1 works in the launcher itself.
-        quiet: say nothing but errors.
-        verbose: say what Beam and its workers say, too.
+        quiet: print only errors.
+        verbose: also print what Beam and its workers say.
     """
 
     workers: int = 1

@@ -40,7 +40,7 @@ examples:
       --seq-length 2048 --student models/student --output runs/guided
 
 context: every document has its own left context. One that is longer than a row of the given
-lengths is split where rows split it, so that stored losses equal those that a teacher would give
+lengths is split where rows split it, so stored losses equal those that a teacher would give
 while training with the same lengths; training with rows that split a document elsewhere is refused.
 
 output: NAME-000000-of-000012.teacher-FINGERPRINT.safetensors next to every shard and, last,
@@ -69,20 +69,20 @@ class ScoreOptions:
     teachers' losses live side by side. Run the same command again to resume.
 
     Attributes:
-        dataset: what to score; of a mixture each dataset. Rows of other documents don't take the
-            losses.
+        dataset: dataset to score, or a mixture, of which each dataset is scored. Rows of other
+            documents don't take the losses.
         teacher: folder, Hugging Face repository (owner/name) or .gguf file. With --engine openai,
             the files behind the servers, if they are at hand: their digest then identifies the
             scores, in place of the model's name.
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
-            12.5 %, as training takes it).
+            12.5 %, as in training).
         top: what is stored besides losses.
         allow_untrained_teacher: accept a teacher that predicts a plain text no better than chance.
         reuse: dataset whose stored losses by the same teacher are taken over: those of every
             document with the same teacher tokens and context, whatever its id; the rest is
             computed. Give several for several datasets.
-        dtype: the teacher's (default: bfloat16 on a GPU, float32 on a CPU).
+        dtype: data type of the teacher's weights (default: bfloat16 on a GPU, float32 on a CPU).
         here: how a worker runs the teacher.
         dry_run: score the first hundred documents in this process, report what the job would read,
             write and take, and their mean loss; write nothing.

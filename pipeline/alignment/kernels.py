@@ -29,7 +29,7 @@ def merge_spans(
         tiles: bool [D], documents whose tokens tile the text on both sides: they take fewer steps.
 
     Returns:
-        teacher_spans, int32 [N, 2]; an unmapped token's empty span stands at the start of the
+        teacher_spans, int32 [N, 2]; an unmapped token's empty span is at the start of the
         last span before it.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)

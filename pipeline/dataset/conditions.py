@@ -213,7 +213,7 @@ def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]
             f"where {where}: it holds a {kind.lower().replace('_', ' ')}; a condition is made of "
             "columns, constants, operators and functions"
         )
-    # `"column".upper()` is a call whose column stands where a schema does.
+    # `"column".upper()` is a call whose column is where a schema would be.
     schema, last = part.get("schema") or "", part.get("function_name", "")
     path: list[str] = part["column_names"] if kind == "COLUMN_REF" else [last]
     path = [schema, *path] if schema else path

@@ -1,4 +1,4 @@
-"""Which tokens stand around a text: what a user names, over what a dataset's tokenizers say."""
+"""Which tokens go around a text: what a user names, over what a dataset's tokenizers say."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def choose_conventions(
 
     Args:
         dataset: the dataset; its tokenizers are read only for tokens that are named.
-        student_bos: stands before a student's text: a token, its id, or "none"; None keeps what
+        student_bos: comes before a student's text: a token, its id, or "none"; None keeps what
             the dataset has.
-        student_eos: after a document's last student token, likewise.
-        teacher_context: before a teacher's text, likewise.
+        student_eos: the same, after a document's last student token.
+        teacher_context: the same, before a teacher's text.
 
     Raises:
         ValueError: no such token.
@@ -68,7 +68,7 @@ def describe_tokenizer(
         tokenizer: the tokenizer.
         folder: of its copy, within the dataset.
         before: as in `name_tokens`.
-        after: likewise.
+        after: as in `name_tokens`.
 
     Example:
         >>> describe_tokenizer(tokenizer, "tokenizers/student").file
@@ -102,8 +102,8 @@ def name_tokens(
     Args:
         own: the convention.
         load: gives the tokenizer; one without such a token raises ValueError.
-        before: a token, its id, or "none"; it stands before a document and before its pieces.
-        after: likewise, after a document.
+        before: a token, its id, or "none"; it comes before a document and before its pieces.
+        after: the same, after a document.
     """
     first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
     if before is not None:
@@ -114,7 +114,7 @@ def name_tokens(
 
 
 def describe_convention(record: TokenizerRecord, tokenizer: Tokenizer) -> str:
-    """Return in words which tokens stand around a text.
+    """Return in words which tokens go around a text.
 
     Example:
         >>> describe_convention(manifest.student, tokenizer)

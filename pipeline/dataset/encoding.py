@@ -40,7 +40,7 @@ class EncodedBatch:
     """Tar members of a batch, ready to append to a shard.
 
     Attributes:
-        members: uint8, headers, payloads and padding as they stand in a tar.
+        members: uint8, headers, payloads and padding as they are in a tar.
         keys: each sample's key.
         payload_offset: int64 [D], position of each payload in `members`.
         payload_bytes: int64 [D], size of each payload.
@@ -254,7 +254,7 @@ def _write_field(
     """Write one field of each document, narrowed, at its byte position.
 
     The three outputs are views of one buffer; positions are aligned, because headers are padded
-    to 8 bytes and wider fields stand first.
+    to 8 bytes and wider fields come first.
     """
     for d in range(len(positions)):
         own = values[starts[d] : starts[d + 1]]

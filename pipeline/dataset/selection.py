@@ -1,8 +1,8 @@
-"""Which documents a run reads: those that are not removed and, with `where`, those it is true of.
+"""Which documents a run reads: those that are not removed and, with `where`, those that match.
 
 `where` is a condition in DuckDB's SQL over the index's columns: a field of the metadata by its
-name, in double quotes where it holds dots, or by its last part where that is no other's; the
-counts; and of teachers' stored losses the scores of documents, such as `qwen.bits_per_byte`, by the
+name, in double quotes if it contains dots, or by its last part if that is unambiguous; the
+counts; and, from teachers' stored losses, documents' scores, such as `qwen.bits_per_byte`, by the
 teacher's name. A condition that is null, as a comparison with a missing value is, is not true.
 """
 

@@ -12,11 +12,11 @@ AMID, START = 0, 1
 """Rows of `Tables.mapped`."""
 
 LEAST_EXTENDING = 0.05
-"""Stored tokens that continue from amid a teacher token must hold this mass: with less, much of the
-condition isn't stored. Measured: 11 % on average below 0.05, 6 % and less above."""
+"""Stored tokens that continue from inside a teacher token must hold this mass: with less, much of
+the condition isn't stored. Measured: 11 % on average below 0.05, 6 % and less above."""
 
 MOST_ENDING = 0.1
-"""A teacher token that ends exactly where the student stands says nothing of the bytes behind it;
+"""A teacher token that ends exactly where the student is says nothing of the bytes behind it;
 of what is consistent with the bytes read, it may hold less than this share."""
 
 FREE = np.uint8(255)
@@ -114,8 +114,8 @@ def _map_segment(
 
     `token`, `offset` is where the walk is: at a byte of a teacher token. Where the spans say that
     a student token starts on a teacher token (the label before ends on the one before), they are
-    believed; what was written since `anchor`, the last such place, is taken back if the walk
-    arrived elsewhere. So a segment that is cut amid a teacher token gives nothing wrong.
+    trusted; what was written since `anchor`, the last such place, is taken back if the walk
+    arrived elsewhere. So a segment that is cut inside a teacher token gives nothing wrong.
     """
     start, end, t_start, t_end = bounds
     first = start + _is_context(row.input_ids[start], edges.student_context)
@@ -183,7 +183,7 @@ def _start_of_text(
     tables: Tables,
     edges: Edges,
 ) -> tuple[int, tuple[int, int]]:
-    """Return which table a segment's first label takes, -1 for none, and where the walk goes on.
+    """Return which table a segment's first label takes, -1 for none, and where the walk continues.
 
     One tokenizer puts a space before a text, the other doesn't, and the segment may continue its
     document: whichever fits is the case. Spaces fit either way, and give nothing.

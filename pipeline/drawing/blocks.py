@@ -185,7 +185,7 @@ def show_bytes(data: bytes) -> str:
         '·the⏎<0xF0><0x9F>'
     """
     text = data.decode("utf-8", "surrogateescape")
-    # A mark that combines with the token before it needs something to stand on.
+    # A mark that combines with the token before it needs something to sit on.
     base = "◌" if text and unicodedata.category(text[0]).startswith("M") else ""
     return base + "".join(_show_character(character) for character in text)
 

@@ -1,1 +1,1 @@
-"""The paper's nine evaluation sets by its protocol, and what tells small students apart."""
+"""The paper's nine evaluation sets by its protocol, and what distinguishes small students."""

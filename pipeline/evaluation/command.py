@@ -26,7 +26,7 @@ examples:
   vocag evaluate full=runs/full/model --output evaluated
       Another student next to it: evaluated/report.html has both.
   vocag evaluate model.gguf --measures solution text --data benchmarks --limit 20 --output e
-      Bits per byte alone, which tell students below a billion parameters apart; 20 items of each
+      Only bits per byte, which distinguish students below a billion parameters; 20 items of each
       set, spread evenly, from local files.
 
 sets, --tasks: {", ".join(SETS)}
@@ -45,7 +45,7 @@ exit status: 0 done, 2 could not run."""
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Evaluate a student on the paper's nine sets, by the protocol that the paper's numbers have.
+    """Evaluate a student on the paper's nine sets, by the protocol of the paper's numbers.
 
     Attributes:
         student: [NAME=] a Hugging Face folder or repository, or a .gguf file.

@@ -16,7 +16,7 @@ Likelihood = tuple[float, bool]
 
 
 def text_to_score(item: Item, measure: str) -> str:
-    """Return the text whose likelihood a measure is; "" where it is no single one.
+    """Return the text whose likelihood a measure is; "" if there isn't a single one.
 
     The space before a solution or an answer is scored with it: lm-eval puts none before the target
     of a plain loglikelihood.
@@ -35,8 +35,8 @@ def scored(document: Document) -> str:
 def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
     """Return the scored text's log-likelihood (nats) with its length (bytes).
 
-    What stands before a text (BOS, or what separates documents) is its context and costs nothing;
-    its end isn't asked for. `heldout_bits_per_byte` of the trainer counts likewise.
+    What comes before a text (BOS, or what separates documents) is its context and costs nothing;
+    its end isn't asked for. `heldout_bits_per_byte` of the trainer counts the same way.
     """
     return {"bits_per_byte": (results[0][0], len(document["scored"].encode()))}
 
@@ -49,8 +49,8 @@ def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str
         results: one for each option, then one for each without the problem, in nats.
 
     Returns:
-        `accuracy` by what the problem adds to an option's likelihood, which asks of no option to
-        be likely by itself; `chance`; `bits_per_byte` of the right option.
+        `accuracy` by what the problem adds to an option's likelihood, so no option has
+        to be likely on its own; `chance`; `bits_per_byte` of the right option.
     """
     options, label = document["options"], document["label"]
     values = np.array([likelihood for likelihood, _ in results])

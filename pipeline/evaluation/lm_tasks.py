@@ -51,7 +51,7 @@ def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
         ['accuracy', 'text', 'answer']
     """
     found = [measure for measure in MEASURES if any(_has(item, measure) for item in items)]
-    in_solution = SETS[set_name].file == "math"  # whose answers stand there
+    in_solution = SETS[set_name].file == "math"  # whose answers are there
     return [measure for measure in found if not (in_solution and measure == "answer")]
 
 

@@ -1,7 +1,7 @@
 """Which items of the nine sets are in an aligned dataset: 13 words in a row say so.
 
 Of an item its problem, its options and its worked solution are looked for, and of MATH all 5,000
-items, not the 500 that are evaluated: who trains on the others has seen their like.
+items, not the 500 that are evaluated: a model trained on the others has seen similar ones.
 
 Words are runs of letters and digits in lower case, so spacing, punctuation and mark-up don't hide a
 question. At least three different ones must be of letters alone: "1 2 3 4 5 6 7 8 9 10 11 12 13" is
@@ -63,7 +63,7 @@ class Questions:
                 self.num_hidden[set_name] += 1
 
     def find(self, text: str) -> list[Question]:
-        """Return the items of which 13 words in a row stand in a text, each once.
+        """Return the items of which 13 words in a row are in a text, each once.
 
         Example:
             >>> words = "one two three four five six seven eight nine ten eleven twelve thirteen"
@@ -170,7 +170,7 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
 
 def _texts(dataset: Dataset, num_documents: int) -> Iterator[tuple[str, bytes | None]]:
     """Yield id and text of every document; None if no side's tokens spell it."""
-    # disable=None: no bar where stderr is no terminal.
+    # disable=None: no bar if stderr isn't a terminal.
     with tqdm(total=num_documents, unit=" documents", disable=None) as bar:
         for shard in range(len(dataset.manifest.shards)):
             index = dataset.read_index(shard, with_names=True)

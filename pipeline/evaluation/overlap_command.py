@@ -1,4 +1,4 @@
-"""`vocag overlap`: which test questions stand in an aligned dataset."""
+"""`vocag overlap`: which test questions are in an aligned dataset."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -126,7 +126,7 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
     """Return the difference of two shares of the same items.
 
     Its interval is Agresti and Min's: half an item more in each cell of the table of both, so that
-    it says something where the two never differed, too.
+    it says something even if the two never differed.
 
     Args:
         pairs: 1 or 0 of each item by the one and by the other.

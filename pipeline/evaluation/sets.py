@@ -51,7 +51,7 @@ class EvaluationSet:
         title: its name in tables.
         file: its data: FILE.jsonl, or FILE/test.jsonl as the harness has it.
         make: an item of a line.
-        shots: which examples stand before its questions.
+        shots: which examples come before its questions.
     """
 
     title: str
@@ -171,7 +171,7 @@ def _tabmwp(row: Row) -> Item:
 
 def _mathqa(row: Row) -> Item:
     problem = row["problem"].strip()
-    # An "answer : a" at the end is no part of the reasoning.
+    # An "answer : a" at the end isn't part of the reasoning.
     solution = re.sub(r"\s*answer\s*[:;=]?\s*\(?[a-e]\)?\W*$", "", row["rationale"].strip(' "'))
     item = _choice(
         problem[0].upper() + problem[1:],

@@ -15,12 +15,12 @@ class Asked:
     """What is measured.
 
     Attributes:
-        tasks: sets (default: the nine; math_full is MATH's whole test set).
-        measures: of each set, those that it allows (default: all).
+        tasks: sets to measure on (default: the nine; math_full is MATH's whole test set).
+        measures: measures to take; each set takes those that it allows (default: all).
         data: a folder of the sets' files, NAME.jsonl or NAME/test.jsonl (default:
             math-evaluation-harness's, downloaded once).
         limit: items of each set, spread evenly; 0 for all.
-        max_answer_tokens: longest answer; the protocol's is 1024.
+        max_answer_tokens: longest answer; the protocol allows 1024.
     """
 
     tasks: Annotated[tuple[str, ...], Option("SET")] = NINE
@@ -49,7 +49,7 @@ class Engine:
 
     Attributes:
         dtype: data type of the weights; auto keeps the stored one.
-        device: such as cpu or cuda:1 (default: the GPU if there is one).
+        device: device such as cpu or cuda:1 (default: the GPU if there is one).
         batch_size: questions at a time; with more than one, 16-bit answers may differ in rare
             cases.
     """

@@ -12,7 +12,7 @@ from pipeline.models.teacher_files import digest_of_files, find_teacher
 
 # Where a run leaves its student; the run's name says more.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
-# Where our exports keep a tokenizer that transformers would change beside this kind of model.
+# Where our exports keep a tokenizer that transformers would change next to this kind of model.
 _OWN_TOKENIZER = "tokenizer"
 _TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_TOKENIZER}/*")
 

@@ -77,7 +77,7 @@ def format_value(value: Value | None, metric: str) -> str:
 def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
     """Return a value with the ends of its interval: shares in percent, others as they are.
 
-    A `sign` of "+" shows the sign of what is positive, too; `to` stands between the ends.
+    A `sign` of "+" shows the sign of what is positive, too; `to` goes between the ends.
 
     Example:
         >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")

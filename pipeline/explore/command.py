@@ -61,7 +61,7 @@ class PreviewOptions:
 
     Attributes:
         dataset: folder, URL or manifest of a dataset.
-        documents: how many, from the first on.
+        documents: number of documents, from the first on.
         id: show the document of this id instead.
         max_tokens: student tokens shown of each.
         html: write a page to this file instead of drawing in the terminal.
@@ -110,10 +110,10 @@ class ScoresOptions:
     Attributes:
         dataset: folder, URL or manifest of a dataset that vocag score has scored.
         teacher: a score as conditions name it; repeat it for several (default: all of them).
-        column: what to look at, such as bits_per_byte, largest_window or rank.
+        column: score to look at, such as bits_per_byte, largest_window or rank.
         by: compare the values of this field of the documents' metadata.
         at: quantiles (default: 0.01 0.05 0.25 0.5 0.75 0.95 0.99).
-        documents: how many the page shows around each quantile of the first teacher.
+        documents: documents that the page shows around each quantile of the first teacher.
         html: write a page with charts and texts to this file.
     """
 
@@ -169,7 +169,7 @@ class PlanOptions:
         teacher_seq_length: teacher tokens per row (default: from the dataset's ratio, with room to
             spare).
         global_batch_size: rows per step.
-        num_steps: of the run on a mixture (default: as many as it gives).
+        num_steps: steps of the run on a mixture (default: as many as it gives).
     """
 
     dataset: Annotated[Reading, Option(form="positional")]

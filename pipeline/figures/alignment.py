@@ -31,7 +31,7 @@ Ratios = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkingQuality:
-    """How well tokens match by chunks and by themselves.
+    """How well tokens match by chunks and one by one.
 
     Attributes:
         num_sequences: sequences measured.
@@ -57,10 +57,10 @@ def measure_chunking(
     """Cut both tokenizations into chunks and compare with token-level alignment.
 
     Args:
-        texts: documents, each tokenized by itself. What is left at the end and is shorter than a
+        texts: documents, each tokenized on its own. What is left at the end and is shorter than a
             sequence is left out of the chunks.
         student: its tokens are counted.
-        teacher: likewise cut.
+        teacher: its tokens are cut, too.
         num_chunks: numbers of chunks to try.
         seq_length: student tokens of a sequence.
 

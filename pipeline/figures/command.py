@@ -42,7 +42,7 @@ class VocabularyOptions:
 
     Attributes:
         student: the student's tokenizer.
-        teacher: the teachers'.
+        teacher: the teachers' tokenizers.
         output: also draw it: .svg, .pdf or .png.
     """
 
@@ -72,7 +72,7 @@ class TokensOptions:
 
     Attributes:
         text: the text itself.
-        tokenizers: the student's first.
+        tokenizers: tokenizers, the student's first.
         output: also write .html.
     """
 
@@ -108,7 +108,7 @@ class AlignmentOptions:
         input: .jsonl or .txt.
         text_field: the field of each line that holds the text.
         seq_length: student tokens of the sequences that are cut into chunks, as in the paper.
-        chunks: into how many.
+        chunks: numbers of chunks to cut them into.
         output: also draw it: .svg, .pdf or .png.
     """
 
@@ -156,7 +156,7 @@ class KeptOptions:
         student: a causal language model with its tokenizer: folder or Hugging Face repository.
         teacher: the teacher, in the same form.
         keep_fraction: share of the mapped tokens to keep.
-        aggregation: of the teacher's losses over a span.
+        aggregation: how the teacher's losses over a span become one.
         output: also write .html.
     """
 

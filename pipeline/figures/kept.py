@@ -63,9 +63,9 @@ def score_text(
 
     Args:
         text: at most as long as the models' context.
-        student: its model (folder or repository) and its tokenizer, which says what stands before a
+        student: its model (folder or repository) and its tokenizer, which says what comes before a
             text.
-        teacher: likewise.
+        teacher: its model and tokenizer.
         keep_fraction: share of the mapped tokens to keep.
         aggregation: Φ.
 

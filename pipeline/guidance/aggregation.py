@@ -62,7 +62,7 @@ def aggregate_teacher_losses(
 
 
 def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
-    """Say which teacher tokens stand behind another of their document: only they can have a loss.
+    """Say which teacher tokens follow another of their document: only they can have a loss.
 
     The one rule of a row's teacher, wherever it runs: a document's context token, or its text's
     first token where the convention has none, is predicted by nothing.

@@ -63,7 +63,7 @@ class ChosenEntries:
 
 
 def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
-    """Refuse entries that are no tokens of the vocabulary.
+    """Refuse entries that aren't tokens of the vocabulary.
 
     Raises:
         ValueError: shape or type differ, or an entry of a counted place lies outside.

@@ -8,8 +8,8 @@ share lies a chunk; both models have a likelihood of it, the sum of their tokens
     teacher  Probability    ,  ·Unc|ertainty
     chunks   Probability    ,  ·Uncertainty
 
-The published method also makes up for a chunk that one model would go on with where the other
-stops; that takes a number more per token, which is not stored, and is left out.
+The published method also makes up for a chunk that one model would continue and the other would
+end; that takes a number more per token, which is not stored, and is left out.
 
 Source: Minixhofer, Vulić and Ponti, arXiv 2503.20083.
 """
@@ -100,7 +100,7 @@ def likelihood_divergences(
 
 @dataclass(frozen=True)
 class _Chunks:
-    """The text between common boundaries, as tokens; chunk c of a row stands at place c.
+    """The text between common boundaries, as tokens; chunk c of a row is at place c.
 
     Attributes, all [rows, seq_length]:
         numbers: each label's chunk; -1: no teacher token covers the label, so it is in none.

@@ -225,9 +225,9 @@ def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, di
 
 
 def _before(record: TokenizerRecord) -> list[int]:
-    """Return the ids that stand before a text.
+    """Return the ids that come before a text.
 
-    What ends documents stands between them in the rows of a student without BOS (Qwen); a prompt
+    What ends documents comes between them in the rows of a student without BOS (Qwen); a prompt
     needs none.
     """
     first, end = record.around_text.first_token_id, record.around_text.end_token_id

@@ -4,10 +4,10 @@ The library's own forward pass builds the logits of a whole sequence, in fp32 a 
 tokens of a large vocabulary. Here a model is asked for its last hidden states, and
 `pipeline.guidance.cross_entropy` walks the output layer in chunks.
 
-Rows are packed, and attention must not cross documents. A mask of our own is no way: transformers
+Rows are packed, and attention must not cross documents. A mask of our own won't do: transformers
 *adds* a boolean one under "eager" attention, so that tokens see the future, and sliding windows are
-lost. It is told positions instead, which start again with every document, no mask and no cache;
-`pipeline.models.packed_check` proves at load that a model then keeps documents apart.
+lost. It gets positions instead, which start again with every document, no mask and no cache;
+`pipeline.models.packed_check` checks at load that a model then keeps documents apart.
 """
 
 from pathlib import Path

@@ -50,7 +50,7 @@ def find_bounds(position_ids: Tensor) -> Tensor:
         [0, 2, 3, 6]
     """
     starts = position_ids == 0
-    starts[:, 0] = True  # nothing goes on from row to row
+    starts[:, 0] = True  # nothing continues from row to row
     places = starts.flatten().nonzero().flatten()
     return F.pad(places, (0, 1), value=position_ids.numel()).int()
 
@@ -82,7 +82,7 @@ def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, 
 
 
 def register() -> None:
-    """Let transformers know `packed_attention` by its name; again is no harm.
+    """Let transformers know `packed_attention` by its name; calling it twice does no harm.
 
     Example:
         >>> register()
@@ -112,7 +112,7 @@ def packed_attention(
         module: the layer's attention.
         query: float [rows, heads, T, d].
         key: float [rows, key heads, T, d].
-        value: likewise.
+        value: as `key`.
         attention_mask: not looked at where bounds are given.
         scaling: of the products.
         dropout: of attention weights.

@@ -137,7 +137,7 @@ def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
 
 
 def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    """Return the losses of all documents but for their first tokens, each run by itself."""
+    """Return the losses of all documents except for their first tokens, each run on its own."""
     states = [
         model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         for ids in chain(*rows)

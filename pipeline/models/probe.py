@@ -29,7 +29,7 @@ class UntrainedTeacherError(ValueError):
 
 
 def probe_tokens(dataset: Dataset) -> list[int]:
-    """Return `PROBE_TEXT` in a dataset's own teacher tokens, without what stands around a text.
+    """Return `PROBE_TEXT` in a dataset's own teacher tokens, without what goes around a text.
 
     Example:
         >>> probe_tokens(open_dataset("aligned"))[:3]
@@ -53,7 +53,7 @@ def require_trained(
         mean_loss: of the text's tokens, nats; NaN counts as chance.
         vocab_size: rows of the teacher's output layer.
         text: what was read, for the message.
-        accepted_by: the option that accepts such a teacher, where the command has one.
+        accepted_by: the option that accepts such a teacher, if the command has one.
 
     Raises:
         UntrainedTeacherError: a mean loss near that of guessing.

@@ -27,7 +27,7 @@ PERIOD = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset of a mixture, as its plan tells.
+    """A dataset of a mixture, as in its plan.
 
     Attributes:
         name: in the mixture.

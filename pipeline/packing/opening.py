@@ -62,7 +62,7 @@ class OpenedRun:
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that stands for all: its tokenizers are theirs, see `_stands_for_all`."""
+        """The dataset that represents all: its tokenizers are theirs, see `_stands_for_all`."""
         return _stands_for_all([each.dataset for each in self.datasets])
 
     @property
@@ -139,16 +139,16 @@ def open_run(
 
     Args:
         reading: what to read.
-        saved: what a run that goes on has noted: where datasets have grown since, they are opened
-            as they were, unless the reading names a generation.
-        seed: of a dataset's order; a mixture's file says its own.
-        max_epochs: of a dataset, likewise.
+        saved: what a resumed run has recorded: datasets that have grown since are opened as they
+            were, unless the reading names a generation.
+        seed: of a dataset's order; a mixture's file has its own.
+        max_epochs: of a dataset; a mixture's file has its own.
 
     Raises:
-        DatasetError: one is no finished dataset, or stands in the mixture twice, without conditions
-            that tell its documents apart, or two are generations of one dataset, or have other
+        DatasetError: one isn't a finished dataset, or is in the mixture twice without conditions
+            that separate its documents, or two are generations of one dataset, or have other
             tokens around their texts, which the reading doesn't name.
-        ForeignTokenizerError: one was made with other tokenizers than the first.
+        ForeignTokenizerError: one was made with different tokenizers from the first's.
         MixtureFileError: a file that can't be read, or contradicts itself.
         WhereError: a condition can't be understood; it lists the columns that there are.
         ValueError: no such token, or what a mixture can't have, see `Reading.mixture`.
@@ -221,7 +221,7 @@ def _fingerprint_at(
 
 def _fingerprint(mixture: Mixture, datasets: Sequence[str]) -> str:
     if not mixture.names:
-        return datasets[0]  # its seed, condition and epochs are compared, or free, by themselves
+        return datasets[0]  # its seed, condition and epochs are compared, or free, on their own
     names = [entry.name for entry in mixture.datasets]
     told = {
         "seed": mixture.seed,

@@ -1,7 +1,7 @@
-"""Which tokens stand in which row, planned from the index alone.
+"""Which tokens are in which row, planned from the index alone.
 
 A *row* is what one training step reads per sample: at most `seq_length` student tokens and at most
-`teacher_seq_length` teacher tokens, made of *segments*. A segment is a whole document or, where a
+`teacher_seq_length` teacher tokens, made of *segments*. A segment is a whole document or, if a
 document is longer than a row, a piece of it; pieces meet where student and teacher tokens share a
 byte boundary, so that each student token keeps all the teacher tokens it is mapped to.
 

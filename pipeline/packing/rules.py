@@ -1,4 +1,4 @@
-"""What a row is: its lengths, and the tokens that stand around a text."""
+"""What a row is: its lengths, and the tokens that go around a text."""
 
 import json
 from dataclasses import asdict, astuple, dataclass, replace
@@ -53,7 +53,7 @@ class PackingRules:
         """Return the rules for a dataset, see the class.
 
         Args:
-            manifest: the dataset's; it says which tokens stand around a text. Only the student
+            manifest: the dataset's; it says which tokens go around a text. Only the student
                 gets one after a document: it learns to stop.
             seq_length: student tokens per row.
             teacher_seq_length: teacher tokens per row; None: `suggest_teacher_seq_length`.

@@ -28,7 +28,7 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
 
     Args:
         ask: the call; it continues in a thread that ends with the process.
-        of: who is asked, for the message.
+        of: what is asked, for the message.
 
     Raises:
         NoAnswerError: no answer in time.
@@ -43,7 +43,7 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
     def run() -> None:
         try:
             future.set_result(ask())
-        except Exception as error:  # whatever a client raises belongs to the one who waits
+        except Exception as error:  # whatever a client raises belongs to the caller that waits
             future.set_exception(error)
 
     threading.Thread(target=run, name=f"first answer of {of}", daemon=True).start()

@@ -74,9 +74,9 @@ class ContextRule:
     Attributes:
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, the context token included.
-        first_token_id: stands before a document's first token, None for nothing: then that token
+        first_token_id: comes before a document's first token, None for nothing: then that token
             has no loss.
-        continued_token_id: stands before a piece that continues a document.
+        continued_token_id: comes before a piece that continues a document.
         student_added_tokens: how many tokens the rows add to the student's side of a segment that
             starts, continues or ends a document; they take room.
     """
@@ -92,7 +92,7 @@ class ContextRule:
         """Return the rule by which an online teacher scores rows.
 
         Raises:
-            ValueError: the teacher's convention ends documents with a token; it is no token of
+            ValueError: the teacher's convention ends documents with a token; it isn't a token of
                 the text, so no loss of it is stored and none is ever used.
 
         Example:
@@ -148,7 +148,7 @@ class ContextRule:
         return f"rows of {self.seq_length} student and {self.teacher_seq_length} teacher tokens"
 
     def context_token(self, *, continues: bool) -> int | None:
-        """Return the id that stands before a piece, None for nothing."""
+        """Return the id that comes before a piece, None for nothing."""
         return self.continued_token_id if continues else self.first_token_id
 
     def pieces(self, index: ShardIndex) -> Pieces:

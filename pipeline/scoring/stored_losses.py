@@ -103,7 +103,7 @@ class StoredLosses:
         """Fill in the distributions at positions start..stop-1 of a document.
 
         Position l is what the teacher expects after the document's first l tokens, so a document of
-        T tokens has T + 1. One before which nothing stands has no entries.
+        T tokens has T + 1. One with nothing before it has no entries.
 
         Args:
             document_index: of the document.
@@ -240,7 +240,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
     """Check that each token was scored with the context that the plan's rows give it.
 
     A plan of some documents only is without the contexts of the others; where digests differ the
-    shard's index tells how all of them would be split.
+    shard's index shows how all of them would be split.
     """
     scored, rows = ContextRule.from_json(scores.manifest.rule.context), plan.rules
     online = ContextRule.of_rows(rows)
@@ -275,7 +275,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
 
 
 def _require_all_losses(scores: ScoreFiles) -> None:
-    """Check that no token lacks a loss, since something stands before each."""
+    """Check that no token lacks a loss, since something comes before each."""
     for record in scores.manifest.sidecars:
         if record.num_losses != record.num_tokens:
             raise ForeignLossesError(

@@ -71,7 +71,7 @@ class RowLayout:
             "teacher_cu_seqlens": bounds,
             "num_quarantined_tokens": (),
         }
-        # Last, so that the kernels' fields stand where they always do.
+        # Last, so that the kernels' fields are where they always are.
         shapes |= {"teacher_losses": teacher} if self.with_losses else {}
         if self.top_k:
             entries = (self.seq_length, self.top_k)

@@ -99,7 +99,7 @@ class RowLoader:
             sampler=((n % num_slots, samples) for n, samples in enumerate(self.batches)),
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCHED_BATCHES,
-            # Else each loader draws a seed from the run's own generator, and a run that goes on
+            # Else each loader draws a seed from the run's own generator, and a resumed run
             # has one draw more behind it than one that never stopped.
             generator=torch.Generator(),
         )

@@ -87,8 +87,8 @@ class AlignedRows(TorchDataset[Rows]):
 
         Args:
             config: what is read, and how.
-            saved: the state of the run that goes on, None of a new run: where the data have grown
-                since, they are opened as they were. `restore` then says where the run stands.
+            saved: the state of a resumed run, None for a new one: data that have grown since are
+                opened as they were. `restore` then sets the run's position.
             opened: the data, if it is open already, by the seed and the epochs of `config`.
 
         Raises:

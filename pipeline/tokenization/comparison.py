@@ -54,7 +54,7 @@ def differing_splits(copy: Definition) -> DifferingCharacters:
 def splits_ascii_alike(definition: Definition) -> bool:
     """Return whether both encoders split ASCII texts in the same places.
 
-    gigatoken (0.10) recognises a pattern by its text and ignores what stands next to it: steps for
+    gigatoken (0.10) recognises a pattern by its text and ignores what is next to it: steps for
     digits or punctuation, the pattern's behaviour, a prefix space. Own ids may hide that in probes.
     """
     steps = [definition.get("normalizer"), definition.get("pre_tokenizer")]

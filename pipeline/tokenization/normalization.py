@@ -66,7 +66,7 @@ class Rewriting:
         inside = ranges[:, 1] > starts[known]
         last_bytes = np.where(inside, text_ends[known], before)
         last_bytes = np.where(following < len(ends), last_bytes, beyond)
-        # An empty range next to a piece that was dropped stands before it.
+        # An empty range next to a piece that was dropped comes before it.
         return np.stack([np.minimum(first_bytes, last_bytes), last_bytes], axis=1)
 
     def widen(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -92,8 +92,8 @@ def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
 
     Returns:
         The finest division that the normaliser agrees with: characters with their marks, else
-        words, else blocks of some hundred characters. None if it does not keep apart what
-        stands next to each other.
+        words, else blocks of some hundred characters. None if it does not keep
+        neighbours apart.
 
     Example:
         >>> follow_normalizer("xe\u0301y", nfc).changes.tolist()
@@ -122,7 +122,7 @@ def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
 def framed(normalize: Normalize) -> Normalize | None:
     """Return the normaliser of a piece in the middle of a text, None if it keeps no frame.
 
-    What stands around a piece keeps it from being trimmed or prefixed.
+    What is around a piece keeps it from being trimmed or prefixed.
     """
     before, kept, after = normalize(_FRAME * 2).partition(_FRAME * 2)
     if not kept:
@@ -140,7 +140,7 @@ def framed(normalize: Normalize) -> Normalize | None:
 
 
 class _FrameLostError(ValueError):
-    """A normaliser merged a piece with what stands next to it."""
+    """A normaliser merged a piece with what is next to it."""
 
 
 def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Offsets as tokenizers report them, mended, and held against what tokens stand for.
+"""Offsets as tokenizers report them, mended, and checked against what tokens stand for.
 
 What the reference libraries report is right for most tokens and wrong in known ways: the pieces of
 one character all claim the whole character, and SentencePiece's dummy prefix claims the first
@@ -6,8 +6,8 @@ character. Reports are mended *cluster* by cluster: a run of tokens whose report
 share a start. What a normaliser rewrote is `pipeline.tokenization.normalization`'s matter.
 
 The proof trusts no report and no bookkeeping: what a token stands for is what its bytes become when
-normalised. Each range of the text is normalised by itself and held against its tokens; tokens that
-share bytes are held against them together.
+normalised. Each range of the text is normalised on its own and checked against its tokens; tokens
+that share bytes are checked against them together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -86,7 +86,7 @@ def find_unproven(
         text: UTF-8 bytes.
         normalize: gives a string's normalised form.
         lost_bytes: bytes that the vocabulary lacks and leaves out.
-        keeps_spaces: whether white space reaches the tokens; one space too many may stand before
+        keeps_spaces: whether white space reaches the tokens; one space too many may come before
             a token's own in any case.
 
     Example:
@@ -107,7 +107,7 @@ def find_unproven(
                 rewrite(text[start:end].decode()).encode(), contents[a:b], lost_bytes, keeps_spaces
             ):
                 unproven += range(first, stop)
-        except ValueError:  # half a character is nobody's, or can't be normalised by itself
+        except ValueError:  # half a character is nobody's, or can't be normalised on its own
             unproven += range(first, stop)
     return unproven
 

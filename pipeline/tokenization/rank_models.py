@@ -1,6 +1,6 @@
 """What the code of models knows of their tiktoken files: pattern, control tokens, normaliser.
 
-Each stands here under the SHA-256 of the file that the model was published with; another file with
+Each is here under the SHA-256 of the file that the model was published with; another file with
 as many ranks may want another pattern, and would be split wrongly without a word.
 """
 
@@ -14,7 +14,7 @@ class RankModel:
 
     Attributes:
         name: for people.
-        pattern: the regular expression whose matches are encoded each by itself.
+        pattern: the regular expression whose matches are each encoded on their own.
         control_tokens: they follow the ranks, in this order.
         normalizer: a Unicode form that texts are brought to first, "NFC" or None.
         bos_token: put before every text, None if nothing is.

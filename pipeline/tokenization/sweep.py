@@ -98,7 +98,7 @@ def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters
 
     Args:
         same_tokens: says for each text whether both encoders give the same ids.
-        context: what stands around a character, which is written `{0}`.
+        context: what is around a character, which is written `{0}`.
     """
     code_points = [c for start, end in SWEPT for c in range(start, end)]
     code_points += [c for start, end in ELSEWHERE for c in range(start, end, STRIDE)]

@@ -20,13 +20,13 @@ CONTEXT = "\n  {0}Aa\n一{0}一\na'{0}a\n!!{0}1\ne\u0301{0}\u0334"
 """A character behind spaces and before capitals, between ideographs, where a contraction may end,
 between punctuation and a digit, and between marks that a normaliser may put it before.
 
-Together they tell apart every class of characters that a known pattern knows (letters of each
+Together they distinguish every class of characters that a known pattern knows (letters of each
 case, marks, digits, spaces, punctuation, what is none of these, what folds into a contraction), so
 encoders that split all of them alike put the character in the same class.
 """
 
 ASCII_TEXTS = tuple(map("".join, product("\n\r\t '(1As", repeat=4)))
-"""Every row of four of the characters that patterns, digits' and punctuation's steps tell apart."""
+"""Every row of four characters that patterns, digits' and punctuation's steps distinguish."""
 
 _LAST_BYTES = [bytes([byte]) for byte in range(0x80, 0xC0)]
 _FIRST_BYTES = [bytes([byte]) for byte in range(0xC2, 0xF5)]
@@ -62,14 +62,14 @@ def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition | None:
 
 
 def _sequence(steps: Sequence[Definition]) -> Definition | None:
-    """Return steps as one; gigatoken (0.10) reads a single `ByteLevel` only by itself."""
+    """Return steps as one; gigatoken (0.10) reads a single `ByteLevel` only on its own."""
     if len(steps) > 1:
         return {"type": "Sequence", "pretokenizers": steps}
     return steps[0] if steps else None
 
 
 def _model(joined: Sequence[bytes]) -> Definition:
-    """Return a BPE of single bytes and of whatever may stand side by side, made by any merge."""
+    """Return a BPE of single bytes and of whatever may be side by side, made by any merge."""
     pieces = [*(bytes([byte]) for byte in range(256)), *joined]
     known = set(pieces)
     merges = [
@@ -83,10 +83,10 @@ def _model(joined: Sequence[bytes]) -> Definition:
 
 
 def _joined(line: str) -> Iterator[bytes]:
-    """Yield all parts of more than one byte of what stands between a line's characters.
+    """Yield all parts of more than one byte of what is between a line's characters.
 
     A character beyond ASCII gives its last byte to what follows it, and its first to what it
-    follows: within it nothing is merged, so what stands on both sides never overlaps.
+    follows: within it nothing is merged, so what is on both sides never overlaps.
     """
     between = re.split(r"\{0\}|[^\0-\x7f]", line)
     for place, ascii_part in enumerate(between):

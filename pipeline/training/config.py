@@ -30,7 +30,7 @@ class TrainConfig:
         output: folder of this run; run the same command again to continue from its checkpoint.
         random_init: use only the student's configuration.
         teacher: folder, repository or .gguf file; for rho1 the reference model.
-        stored_losses: what vocag score has stored, in place of a teacher: a score manifest or a
+        stored_losses: losses from vocag score, in place of a teacher: a score manifest or a
             teacher's name; "" if there is only one; several teachers are read as one.
         teacher_weights: positive weights of several teachers in their mean, with any sum
             (default: equal).
@@ -39,22 +39,22 @@ class TrainConfig:
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
-        num_epochs: how often the data may be read; a mixture says so itself.
-        workers: processes that read ahead; 0 reads in the run's own.
+        num_epochs: how often the data may be read; a mixture's file says it for each dataset.
+        workers: processes that read ahead; 0: the run's own process reads.
         method: how the loss is made.
-        num_steps: of the whole run; the learning rate's schedule ends there.
+        num_steps: steps of the whole run; the learning rate's schedule ends there.
         exit_after: stop after this step, with a checkpoint, to continue later.
         global_batch_size: rows per step, over all processes.
         micro_batch_size: rows at a time in each process; the rest is accumulated.
-        learning_rate: its maximum; the paper's where pretraining is continued. A student with
-            random weights wants 10 times as much.
-        schedule: of the learning rate after the warm-up.
-        warmup_steps: linear, from 0.
-        min_lr_fraction: of the maximum, where cosine and linear end.
-        weight_decay: of matrices.
-        clip_norm: of the gradient.
-        seed: of the order, the initial weights and random choices.
-        device: such as cpu or cuda:1, by default the GPU where there is one.
+        learning_rate: peak learning rate (default: 8e-5, the paper's for continued pretraining;
+            random weights need about 10 times as much).
+        schedule: course of the learning rate after the warm-up.
+        warmup_steps: steps of linear warm-up, from 0.
+        min_lr_fraction: fraction of the peak at which cosine and linear end.
+        weight_decay: weight decay of matrices.
+        clip_norm: largest norm of the gradient.
+        seed: seed of the order, the initial weights and random choices.
+        device: device such as cpu or cuda:1 (default: the GPU if there is one).
         bf16: compute in bfloat16; weights stay fp32.
         evaluate_every: steps between measurements of --heldout; 0: at the end only.
         checkpoint_every: steps between checkpoints; 0: at the end only.

@@ -238,7 +238,7 @@ class _Positions(Sampler[int]):
 
 
 class _KeepRows(TrainerCallback):
-    """Writes where the run stands in its rows into every checkpoint."""
+    """Writes the run's position in its rows into every checkpoint."""
 
     def __init__(self, rows: AlignedRows) -> None:
         self._rows = rows

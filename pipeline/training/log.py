@@ -14,7 +14,7 @@ class RunLog:
     """The log of a run; what a checkpoint does not know is dropped."""
 
     def __init__(self, config: TrainConfig, step: int) -> None:
-        """Open the log of a run that stands at `step`.
+        """Open the log of a run that is at `step`.
 
         Raises:
             ValueError: a package that is wanted and missing.

@@ -3,7 +3,7 @@
 Rows are packed; attention stays within each document (`pipeline.models.hf_models`). The kept
 losses of a step are summed over its micro-batches and over all processes, and divided by the tokens
 kept: so accumulation and data parallelism change nothing but memory and time. A run that is started
-again goes on from its last checkpoint, bit for bit, with as many processes as there are then.
+again continues from its last checkpoint, bit for bit, with as many processes as there are then.
 """
 
 import math
@@ -60,7 +60,7 @@ class Run:
 
 
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
-    """Train, or go on training; return the last measurements.
+    """Train, or continue to train; return the last measurements.
 
     Args:
         config: the run.

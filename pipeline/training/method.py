@@ -28,25 +28,25 @@ class Method:
 
     Attributes:
         name: what chooses the tokens, or a baseline; listed below.
-        keep_fraction: share of the competing tokens (or chunks) to keep; by default 0.4, of rho1
-            0.6, of rho1_self 0.7 by loss and by entropy; of alm 0, no cross entropy but that of
-            tokens without guidance.
+        keep_fraction: share of the competing tokens (or chunks) to keep (default: 0.4; for rho1
+            0.6; for rho1_self 0.7, by loss and by entropy; for alm 0: cross entropy only of tokens
+            without guidance).
         unmapped: what happens to tokens without guidance.
-        scope: where the share is counted: each row, each process's micro-batch, or the
+        scope: what the share is counted over: each row, each process's micro-batch, or the
             micro-batches of all processes together (group).
         aggregation: Φ over a token's teacher losses.
         expectation: divide by the kept tokens or by all of them.
-        num_chunks: of each row; methods chunks and chunks_random.
-        weight: λ of kld, uld, alm and distill; by default 1.0 for kld (Eq. 5) and alm, 0.5 for uld
-            (Eq. 6), 0.8 for distill, which gives the rest to cross entropy.
-        seed: of random choices.
-        distill_tokens: where distill learns the teacher's distribution: all labels that have one,
-            or those that the paper's selection keeps, or those that it drops; the others are
+        num_chunks: chunks of each row; for chunks and chunks_random.
+        weight: λ of kld, uld, alm and distill (default: 1.0 for kld (Eq. 5) and alm, 0.5 for uld
+            (Eq. 6), 0.8 for distill, which gives the rest to cross entropy).
+        seed: seed of random choices.
+        distill_tokens: which labels distill learns by the teacher's distribution: all that have
+            one, those that the paper's selection keeps, or those that it drops; the others are
             learned by cross entropy.
-        temperature: flattens both models' distributions; method distill.
-        reverse_kl: KL(student || teacher) in place of KL(teacher || student); method distill.
-        top_k: likeliest tokens that a running teacher gives, 16 by default; stored distributions
-            have as many as were stored; method distill.
+        temperature: flattens both models' distributions; for distill.
+        reverse_kl: KL(student || teacher) in place of KL(teacher || student); for distill.
+        top_k: number of likeliest tokens that a running teacher gives, for distill
+            (default: 16; stored distributions have as many as were stored).
     """
 
     name: Annotated[str, Option("METHOD", form="itself")] = "teacher"

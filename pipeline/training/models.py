@@ -77,10 +77,10 @@ def load_teacher(
 
 
 def require_context(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that every student token is a label where a method needs whole chunks of text.
+    """Check that every student token is a label if a method needs whole chunks of text.
 
     Raises:
-        ValueError: a document's first token, or a part's, stands behind nothing.
+        ValueError: a document's first token, or a part's, has nothing before it.
     """
     own, kind = rows.rules.student, kind_of(config.method)
     if kind.every_token and None in (own.first_token_id, own.continued_token_id):

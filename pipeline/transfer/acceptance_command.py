@@ -25,12 +25,12 @@ class AcceptanceOptions:
         target: folder or Hugging Face repository of the model that decides.
         draft: folder or Hugging Face repository of the model that proposes.
         text: .jsonl and .txt files or aligned datasets whose texts' beginnings are continued.
-        prompts: how many texts.
+        prompts: number of texts.
         prompt_bytes: length of a beginning.
         tokens: target tokens of a continuation.
         proposed: tokens that the draft proposes in a round.
         text_field: field of each line that holds the text.
-        seed: of the sampled continuations.
+        seed: seed of the sampled continuations.
     """
 
     target: Annotated[ModelSource, Option("TARGET", form="positional")]

@@ -160,7 +160,7 @@ def _segmented(
 ) -> dict[int, Sequence[int]]:
     """Return the old tokens of new tokens' bytes.
 
-    Bytes that are no characters are taken one by one, each by its own token.
+    Bytes that aren't characters are taken one by one, each by its own token.
     """
     contents = [new.token_bytes(token) for token in tokens]
     sources: dict[int, Sequence[int]] = {}
@@ -173,7 +173,7 @@ def _segmented(
 def _amid_text(tokenizer: Tokenizer, contents: Sequence[bytes]) -> list[list[int] | None]:
     """Return the tokens of some bytes as they are amid a text; None where these don't spell them.
 
-    Such as bytes that are no characters, or a token that also covers what comes before.
+    Such as bytes that aren't characters, or a token that also covers what comes before.
     """
     batch = tokenizer.tokenize_batch([_BEFORE + content for content in contents])
     found: list[list[int] | None] = []

@@ -116,7 +116,7 @@ def _validate(options: ValidateOptions) -> "ValidationReport":
 
     from pipeline.validate.dataset import validate_dataset
 
-    # disable=None: no bar where stderr is no terminal.
+    # disable=None: no bar if stderr isn't a terminal.
     with tqdm(unit="B", unit_scale=True, desc="validating", disable=None, leave=False) as bar:
         bar.total = _num_bytes(options.dataset)
         worthwhile = (bar.total or 0) // BYTES_PER_PROCESS

@@ -153,7 +153,7 @@ def test_every_command_and_runner_is_shown() -> None:
 
 
 def completed(command: Command) -> list[str]:
-    """Return a command's arguments, with those that … stands for."""
+    """Return a command's arguments, with those that … means."""
     words, left_out = list(command.words[1:]), {}
     if words[0] == "train":
         output = f"runs/{COMMANDS_SHOWN.index(command)}"

@@ -70,7 +70,7 @@ def select_chunks(
             for selectors that don't rank by the teacher.
         student_chunk_ids: int [rows, seq_length], of the labels, in 0..num_chunks - 1, -1 for a
             token of no chunk, which is never kept.
-        teacher_chunk_ids: int [rows, teacher_seq_length], likewise.
+        teacher_chunk_ids: int [rows, teacher_seq_length], the same for the teacher.
         num_chunks: of a row.
         loss_mask: bool or float [rows, seq_length].
         rule: read for chunks: `keep_fraction` is of all chunks that hold a student token which

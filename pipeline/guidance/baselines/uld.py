@@ -59,7 +59,7 @@ def truncated_pairs(
     Args:
         student_cu_seqlens: int [segments + 1], where each segment starts among the student's
             tokens.
-        teacher_cu_seqlens: int [segments + 1], likewise for the teacher.
+        teacher_cu_seqlens: int [segments + 1], the same for the teacher.
 
     Returns:
         student_index and teacher_index, int64 [pairs], with min(student, teacher length) pairs for

@@ -54,8 +54,8 @@ class PieceBatch:
         input_ids: int64 [b, l], 0 after the end.
         lengths: int64 [b].
         places: int64 [n], flat places of the tokens whose losses are taken.
-        targets: int64 [n], where those tokens stand among the documents'.
-        positions: int64 [n + e], where what is expected in those tokens' stead stands among the
+        targets: int64 [n], where those tokens are among the documents'.
+        positions: int64 [n + e], where what is expected in those tokens' place is among the
             documents' positions, and then what is expected after the e documents that end here.
         ends: int64 [e], flat places of those documents' last tokens.
     """
@@ -77,7 +77,7 @@ def make_batch(
         tokens: of the documents.
         pieces: all of them.
         numbers: int64 [b], which pieces.
-        rule: what stands before each.
+        rule: what comes before each.
     """
     lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
     lengths = np.array([len(line.input_ids) for line in lines], np.int64)

@@ -2,8 +2,8 @@
 
 Every request is tried on one server after another until `attempts` are spent, with growing waits in
 between. A server that has failed rests a while, and must prove that it is still the same model
-before it is believed again; so must every server now and then, and before what it has answered is
-kept. One that is disproved is asked no more.
+before it is trusted again; so must every server now and then, and before what it has answered is
+kept. One that is disproved gets no more requests.
 """
 
 from __future__ import annotations

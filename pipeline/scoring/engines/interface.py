@@ -96,9 +96,9 @@ class Line:
     Attributes:
         input_ids: int64 [l], the context token first if there is one.
         places: int64 [n], of the tokens whose losses are taken.
-        targets: int64 [n], where those tokens stand among the documents'.
-        positions: int64 [n or n + 1], where what is expected in their stead stands among the
-            documents' positions; one more where the piece ends its document: what comes after it.
+        targets: int64 [n], where those tokens are among the documents'.
+        positions: int64 [n or n + 1], where what is expected in their place is among the
+            documents' positions; one more if the piece ends its document: what comes after it.
     """
 
     input_ids: NDArray[np.int64]

@@ -65,10 +65,10 @@ class TransformersSettings:
     """A model in a worker's own process.
 
     Attributes:
-        device: where it runs, such as cuda:1 (default: the GPU where there is one).
+        device: device such as cuda:1 (default: the GPU if there is one).
         batch_tokens: teacher tokens per batch (default: 2048 on a CPU, 32768 elsewhere).
-        threads: number for each worker on a CPU; state it to get equal bytes on unequal machines
-            (default: torch's).
+        threads: threads of each worker on a CPU; set it to get equal bytes on different machines
+            (default: torch's choice).
     """
 
     device: Annotated[str, Option("NAME")] = ""
@@ -88,16 +88,17 @@ class TransformersSettings:
 
 @dataclass(frozen=True)
 class ServedSettings:
-    """A model behind servers of the completions API with `prompt_logprobs`, as vLLM has it.
+    """A model behind servers of the completions API with `prompt_logprobs`, as in vLLM.
 
     Attributes:
         endpoint: a server's URL, with or without /v1; give several for servers of the same model.
         model: the teacher's name at the servers.
-        quantization: the teacher's at the servers, such as fp8 or none; they don't report it.
+        quantization: the teacher's quantization at the servers, such as fp8 or none; they don't
+            report it.
         engine_version: version of the servers' program, if they don't report it.
         concurrency: requests under way at each server.
         answer_seconds: longest time to wait for one answer.
-        attempts: number of them at each request, with growing waits, before the job ends.
+        attempts: attempts at each request, with growing waits, before the job ends.
     """
 
     endpoint: Annotated[tuple[str, ...] | None, Option("URL", form="repeated")] = None

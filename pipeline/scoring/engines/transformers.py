@@ -2,10 +2,10 @@
 
     rule = ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
     teacher = load_scorer("models/teacher", rule, dtype="bfloat16", device="cuda")
-    teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN if no context stands
+    teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN without a context
 
 Pieces of documents (`pipeline.scoring.contexts`) are sorted by length and batched until padding
-would exceed 5 %; padding stands at the end, where causal attention never looks from a token, so no
+would exceed 5 %; padding is at the end, where causal attention never looks from a token, so no
 mask is needed and torch takes its fastest attention kernel. The output layer runs over tokens that
 have a loss, in chunks of the vocabulary. Which pieces share a batch depends on the shard and the
 options alone: the same teacher, options and machine give the same bytes.
