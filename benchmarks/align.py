@@ -2,7 +2,7 @@
 
     python benchmarks/align.py [--only library,reference,beam,workers,size,memory] [--rounds 5]
 
-Every figure stands beside its rival or limit of the same rounds, and medians of ratios decide:
+Every figure is printed next to its rival or limit of the same rounds, and medians of ratios decide:
 other work on the machine slows both. Real text, none of it twice but for `workers`. The exit code
 is 1 where a target is missed.
 """
@@ -216,7 +216,7 @@ def memory(setup: Setup, report: Report) -> None:
         peaks.append(peak_memory(arguments, setup.folder / "log.txt"))
         total, own = peaks[-1]
         label = f"peak over {corpus.num_bytes / MB:.0f} MB"
-        report.say(label, f"{total / MB:.0f} MB, of which {own / MB:.0f} MB are no mapped files")
+        report.say(label, f"{total / MB:.0f} MB, of which {own / MB:.0f} MB aren't mapped files")
     (total, own), (large_total, large_own) = peaks
     report.check("own memory, 4 times the corpus", large_own / own, most=1.25)
     report.check("all memory, 4 times the corpus", large_total / total, most=1.25)

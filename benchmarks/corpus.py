@@ -20,7 +20,7 @@ import orjson
 from beam_jobs.align.options import parse_size
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-"""A folder beside the repository, of data that is used where it exists."""
+"""A folder next to the repository, with data that is used if it exists."""
 
 SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".hpp", ".cuh", ".md", ".rst", ".txt"}
 MIN_DOCUMENT_BYTES = 200

@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=(*parts, "table"))
     parser.add_argument("work", type=Path)
-    parser.add_argument("--gpus", type=int, default=1, help="that the runs had (default: 1)")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that the runs had (default: 1)")
     options = parser.parse_args()
     if options.part == "table":
         print_table(options.work, options.gpus)

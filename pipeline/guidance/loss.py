@@ -12,8 +12,8 @@ Source: VocAgnoLM (arXiv 2503.19123), Eq. 2 to 4 and section 6.2.
 A token without a loss: `teacher_losses` is NaN for teacher tokens without a context (the first of a
 document) and for padding. Such a token is left out of its span: Φ runs over the span's remaining
 tokens, and the student token is unmapped if none remain. NaN can't distinguish "no loss" from "the
-model broke", so losses that come straight from a model should come with `teacher_loss_mask`; then NaN
-where a loss was expected is an error. Infinite losses are always an error.
+model broke", so losses that come straight from a model should come with `teacher_loss_mask`; then
+NaN where a loss was expected is an error. Infinite losses are always an error.
 
 Shapes: rows of `seq_length` student labels and `teacher_seq_length` teacher tokens. Student-side
 tensors are [rows, seq_length], aligned with the labels.
