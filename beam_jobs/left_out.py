@@ -1,4 +1,4 @@
-"""What a job left out: summed up by file, and refused where it is more than was allowed."""
+"""What a job left out: summed up by file, and refused if it is more than was allowed."""
 
 from collections import Counter
 from collections.abc import Mapping

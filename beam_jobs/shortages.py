@@ -1,4 +1,4 @@
-"""What a command says where the machine has run out of something."""
+"""What a command says if the machine has run out of something."""
 
 import logging
 import os

@@ -51,7 +51,7 @@ def compare_runs(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, and draw the chart where one is wanted."""
+    """Print the table, and draw the chart if one is wanted."""
     parser = argparse.ArgumentParser(description="Compare runs of vocag train.")
     parser.add_argument("runs", type=Path, nargs="+", help="folders that vocag train has written")
     parser.add_argument("--heldout", default="", help="name of the held-out set, if it has one")

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent
 
 
 def provide_kernel_cache() -> None:
-    """Name a folder for numba's cache where it would find none, and refuse to be imported.
+    """Name a folder for numba's cache if it would find none, and refuse to be imported.
 
     numba writes next to the source, else below the user's cache folder, else gives up. A temporary
     folder costs a few seconds of compiling after each restart of the machine. numba runs what it

@@ -39,7 +39,7 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled function where that works."""
+        """Keep a compiled function if that works."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except Exception as error:  # a full disk, or an index that was damaged meanwhile

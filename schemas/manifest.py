@@ -74,10 +74,10 @@ class TokenizerRecord:
         file: the copy kept in the dataset, a path relative to the manifest.
         sha256: of that file; this is the tokenizer's fingerprint.
         vocab_size: one greater than the largest id, added tokens included.
-        special_strings: "plain" where a special string in a text is plain text, "honoured" where
+        special_strings: "plain" if a special string in a text is plain text, "honoured" if
             it becomes its control token.
         bos_token_id: begin-of-sequence id, None if the tokenizer has none.
-        eos_token_id: end-of-document id, None where unknown.
+        eos_token_id: end-of-document id, None if unknown.
         adds_bos: whether the tokenizer's own convention puts BOS before a text.
         adds_eos: whether it puts EOS after one.
         convention: what rows put around a text; None if the dataset is older than this field.

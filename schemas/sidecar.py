@@ -44,8 +44,8 @@ class EngineRecord:
 
     Attributes:
         name: "openai": a server of the completions API.
-        server: what program the server is, such as "vllm"; "" where it is not known.
-        version: of that program, "" where it is not known.
+        server: what program the server is, such as "vllm"; "" if it is not known.
+        version: of that program, "" if it is not known.
         quantization: of weights and activations, "none" or such as "fp8".
         model: its name at the server.
         weights_of: whether the rule's `weights_sha256` is over "files", or over the model's "name"
@@ -117,7 +117,7 @@ class ShardLosses:
             scored.
         teacher: fingerprint of the `TeacherRule`.
         shard_sha256: the tar that was scored.
-        entries: of the teacher's distributions, where they were stored.
+        entries: of the teacher's distributions, if they were stored.
     """
 
     losses: NDArray[np.float16]
@@ -142,7 +142,7 @@ class SidecarRecord:
         num_split_documents: documents whose tokens don't all see the document's start.
         context_sha256: 64 hex digits of where those tokens' contexts start, see
             `pipeline.scoring.contexts.Pieces`.
-        entries: what its entries add up to; None, and not named, where it has none.
+        entries: what its entries add up to; None, and not named, if it has none.
     """
 
     file: FilePath
@@ -282,7 +282,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
 
 def _fields(rule: Mapping[str, Any]) -> list[str]:
     nested = {name: value for name, value in rule.items() if isinstance(value, Mapping)}
-    nested.pop("context", None)  # checked where it is read
+    nested.pop("context", None)  # checked when it is read
     return sorted([*rule, *(f"{name}.{inner}" for name in nested for inner in nested[name])])
 
 

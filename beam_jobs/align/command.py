@@ -26,7 +26,7 @@ from vocag.options import option_names
 
 
 def align(options: AlignOptions) -> Manifest:
-    """Make the dataset that the options ask for, or return it where it is finished already.
+    """Make the dataset that the options ask for, or return it if it is finished already.
 
     Returns:
         The dataset's manifest.

@@ -128,7 +128,7 @@ def estimate_volume(
 def _measure(
     part: SampledPart, tokenizers: tuple[Tokenizer, Tokenizer], writer: ShardWriter
 ) -> tuple[Volume, int]:
-    """Return what a sample's documents give, cut where they are long, and the bytes of all text."""
+    """Return what a sample's documents give, cut if they are long, and the bytes of all text."""
     documents = _starts(part.documents)
     started, before = time.perf_counter(), writer.num_bytes
     batch = _align(documents, tokenizers)

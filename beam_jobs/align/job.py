@@ -88,7 +88,7 @@ class BucketRecord:
         bucket: its number.
         digest: SHA-256 over everything that went into it; another digest means other documents.
         tars: in order.
-        dead_letters: name of its dead letters' file in the run's folder, "" where it has none.
+        dead_letters: name of its dead letters' file in the run's folder, "" if it has none.
         dead_letters_bytes: that file's size.
         by_reason: count of each dead letter reason.
         attempt: the attempt at the run that made it.

@@ -28,7 +28,7 @@ def remove(options: RemoveOptions) -> Manifest:
     """Take documents out of a dataset.
 
     Returns:
-        The dataset's manifest; the newest generation's, also where there was nothing to do.
+        The dataset's manifest; the newest generation's, also if there was nothing to do.
 
     Raises:
         OptionsError: no dataset, no list, or ids that no document has.
@@ -44,7 +44,7 @@ def remove(options: RemoveOptions) -> Manifest:
     location = storage.absolute(options.dataset)
     storage.require_answer(location)
     ids = read_ids(options.ids)
-    read_newest(location)  # refuses before a lock is made where no dataset is
+    read_newest(location)  # refuses before a lock is made if there is no dataset
     with hold_lock(storage.join(location, OUTPUT_LOCK), location):
         manifest = read_newest(location)
         wanted, unknown = find_documents(Dataset(location, manifest), ids)

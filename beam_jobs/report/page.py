@@ -194,7 +194,7 @@ def _quality(statistics: AlignmentStatistics) -> Element:
     }
     note = (
         "IoS is 1 whenever the teacher's tokens cover the text without gaps: it says nothing about "
-        "precision. IoU does. Over-wide tokens share bytes with a neighbour, where a normaliser "
+        "precision. IoU does. Over-wide tokens share bytes with a neighbour, because a normaliser "
         "reordered the text or made several tokens of a character."
     )
     return _panel("Quality", _facts(facts, kind="number"), tag("p", note, class_="soft small"))

@@ -72,7 +72,7 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     """Return the runner that the options name; Beam's direct runner unless they do.
 
     Since Beam 2.65 `DirectRunner` first tries Prism, a program that it downloads and that ignores
-    --direct_num_workers, and takes `FnApiRunner` where that fails. Ours is that runner at once.
+    --direct_num_workers, and takes `FnApiRunner` if that fails. Ours is that runner at once.
 
     Raises:
         OptionsError: no such runner.

@@ -85,7 +85,7 @@ def micro_batch(
         num_quarantined=moved["num_quarantined_tokens"],
         rows=rows,
         moved=moved,
-        # Looked at here, where it takes no waiting for the device.
+        # Looked at here, where it needs no waiting for the device.
         widest_span=check_spans(rows["teacher_input_ids"], rows["teacher_spans"]),
         of_validation=of_validation,
     )

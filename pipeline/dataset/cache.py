@@ -52,7 +52,7 @@ class ShardCache:
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def open(self, file: ListedFile) -> BinaryIO:
-        """Return the file, open for reading, fetching it first where it is not cached.
+        """Return the file, open for reading, fetching it first if it is not cached.
 
         Raises:
             DamagedShardError: the file is missing, or is not the manifest's.
@@ -112,7 +112,7 @@ class ShardCache:
                 part.unlink(missing_ok=True)
 
     def _download(self, file: ListedFile, part: Path) -> None:
-        """Write the file, twice at most: a transfer may be at fault where a hash differs."""
+        """Write the file, twice at most: a transfer may be at fault if a hash differs."""
         for _ in range(2):
             digest, num_bytes = hashlib.sha256(), 0
             try:

@@ -163,7 +163,7 @@ class ConditionQuery:
                 waiting += node
 
     def _macros(self, name: str, where: str) -> Iterator[tuple[str, dict[str, str]]]:
-        """Check a function's stability; yield what it stands for where it is a macro."""
+        """Check a function's stability; yield what it stands for if it is a macro."""
         rows = self._ask(
             "SELECT stability, macro_definition, parameters FROM duckdb_functions() "
             "WHERE lower(function_name) = ? AND function_type IN ('scalar', 'macro')",

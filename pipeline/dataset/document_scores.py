@@ -131,7 +131,7 @@ class ScoredDocuments:
         Args:
             shard_index: which.
             names: some of `SCORE_COLUMNS`, and `num_text_bytes`.
-            index: of the shard, where it was read anyway; names are not needed.
+            index: of the shard, if it was read anyway; names are not needed.
 
         Returns:
             [N] by name, floats that are NaN if a document has no such number, and int64.

@@ -28,7 +28,7 @@ _CHECKS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset: where it is, what it holds, and its files, checked where they are read.
+    """One dataset: where it is, what it holds, and its files, checked when they are read.
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.

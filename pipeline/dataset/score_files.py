@@ -136,7 +136,7 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
     Scores of a later generation hold those of an earlier one, whose shards come first, and a
     generation that leaves documents out has the shards of the one before. Each sidecar names its
-    tar's SHA-256, which is compared where it is read.
+    tar's SHA-256, which is compared when it is read.
 
     Raises:
         ForeignLossesError: they are another dataset's, or a shard is missing.
@@ -175,7 +175,7 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
 
 def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return the dataset as it was when it was scored, where it has grown since.
+    """Return the dataset as it was when it was scored, if it has grown since.
 
     Raises:
         DatasetError: that generation's manifest is gone or another.
@@ -189,7 +189,7 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
 
 
 def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
-    """Return a sidecar's losses, mapped, or read where they are remote and there is no cache.
+    """Return a sidecar's losses, mapped, or read if they are remote and there is no cache.
 
     Args:
         claim: what its score manifest says of it.

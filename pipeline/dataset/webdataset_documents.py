@@ -1,7 +1,7 @@
 """Decoded documents as a `webdataset` pipeline, for training code that is built on one.
 
 `webdataset` itself stops without a word at a tar that is cut between two members or whose header is
-damaged. This pipeline reads what the manifest promises, and raises where a shard doesn't hold it.
+damaged. This pipeline reads what the manifest promises, and raises if a shard doesn't hold it.
 """
 
 from collections.abc import Iterable, Iterator

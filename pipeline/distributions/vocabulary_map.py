@@ -145,7 +145,7 @@ def _hash_entries(
 ) -> NDArray[np.int32]:
     """Return ids by the hash of their bytes; of equal ones that which the tokenizer would give."""
     names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
-    # A byte's own token is only given where no piece spells it.
+    # A byte's own token is only given if no piece spells it.
     fallback = {tokenizer.find_token(name) for name in names}
     known = [token_id for token_id, text in enumerate(entries) if text]
     order = np.array(sorted(known, key=lambda i: (i in fallback, i)), np.int32)

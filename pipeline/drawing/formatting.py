@@ -52,7 +52,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a part of a whole in percent; "n/a" where the whole is empty.
+    """Return a part of a whole in percent; "n/a" if the whole is empty.
 
     Example:
         >>> format_share(1, 400)
@@ -62,7 +62,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_ratio(part: float, whole: float) -> str:
-    """Return a quotient to three decimals; "n/a" where the divisor is zero.
+    """Return a quotient to three decimals; "n/a" if the divisor is zero.
 
     Example:
         >>> format_ratio(9, 10)

@@ -53,7 +53,7 @@ def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room
             return Room(documents, answer_tokens=left, note=note)
         note = f"not asked: {why}: that leaves {max(left, 0)} for an answer, "
         return Room((), len(documents), note=f"{note}{MIN_ANSWER_TOKENS} are the least")
-    # One more, where a model puts a token before an empty context.
+    # One more, if a model puts a token before an empty context.
     too_long = {
         instance.doc_id
         for instance in instances

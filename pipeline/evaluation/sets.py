@@ -30,7 +30,7 @@ class Item:
         question: as a prompt asks it, options and hints included.
         problem: the same without them.
         answer: the right answer in words or numbers; for MATH the solution, whose box holds it.
-        solution: a worked solution, "" where the set has none.
+        solution: a worked solution, "" if the set has none.
         options: the options' texts, none if the set lets one answer freely.
         label: the right option's place, -1 if there are none.
     """

@@ -51,7 +51,7 @@ def find_student(source: str) -> Student:
 
 
 def name_of(source: str) -> str:
-    """Return what a student is called where the user does not say.
+    """Return what a student is called if the user does not say.
 
     Example:
         >>> name_of("runs/teacher/model"), name_of("HuggingFaceTB/SmolLM2-135M@main")

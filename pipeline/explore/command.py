@@ -81,7 +81,7 @@ class PreviewOptions:
                 raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page where one is wanted."""
+        """Yield what to print, and write the page if one is wanted."""
         from pipeline.dataset.files import open_dataset
         from pipeline.drawing.terminal_blocks import LEGEND, draw_document
         from pipeline.explore.preview import load_previews, render_page
@@ -133,7 +133,7 @@ class ScoresOptions:
             raise ValueError(f"--documents {self.documents}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page where one is wanted."""
+        """Yield what to print, and write the page if one is wanted."""
         from pipeline.dataset.document_scores import SCORE_COLUMNS
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table

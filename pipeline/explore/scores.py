@@ -40,7 +40,7 @@ class ScoreTable:
         shard: int64 [N], the shard of each.
         place: int64 [N], its place in the shard's index.
         num_text_bytes: int64 [N].
-        group: N values of a field of the metadata, as text; all "" where none was asked for.
+        group: N values of a field of the metadata, as text; all "" if none was asked for.
         values: by the column's name, float64 [N], NaN if a document has none.
     """
 

@@ -55,7 +55,7 @@ class VocabularyOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the figure where one is wanted."""
+        """Yield what to print, and write the figure if one is wanted."""
         from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 
         student, _ = _split_name(self.student)
@@ -87,7 +87,7 @@ class TokensOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page where one is wanted."""
+        """Yield what to print, and write the page if one is wanted."""
         from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 
         result = tokenize_text(self.text, _load_all(self.tokenizers))
@@ -128,7 +128,7 @@ class AlignmentOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the figure where one is wanted."""
+        """Yield what to print, and write the figure if one is wanted."""
         from pipeline.dataset.texts import read_texts
         from pipeline.figures.alignment import describe_chunking, draw_chunking, measure_chunking
 
@@ -172,7 +172,7 @@ class KeptOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page where one is wanted."""
+        """Yield what to print, and write the page if one is wanted."""
         # Only this figure needs torch and transformers.
         from pipeline.figures import kept
 

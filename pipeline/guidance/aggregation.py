@@ -65,7 +65,7 @@ def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
     """Say which teacher tokens follow another of their document: only they can have a loss.
 
     The one rule of a row's teacher, wherever it runs: a document's context token, or its text's
-    first token where the convention has none, is predicted by nothing.
+    first token if the convention has none, is predicted by nothing.
 
     Args:
         cu_seqlens: int [..., segments + 1], each row's segment bounds from 0 on, filled up with

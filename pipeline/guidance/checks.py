@@ -38,7 +38,7 @@ def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
-    """Raise where this rank's values or another's are broken, `num_broken` on all ranks.
+    """Raise if this rank's values or another's are broken, `num_broken` on all ranks.
 
     Raises:
         NonFiniteLossError: names the rows.

@@ -17,7 +17,7 @@ from pipeline.guidance.cross_entropy import TokenScores
 from pipeline.guidance.loss import LossResult
 
 MIN_RESIDUAL = 2.0**-20
-"""Least mass of a residual, and of a teacher's bin where the divergence is reversed."""
+"""Least mass of a residual, and of a teacher's bin if the divergence is reversed."""
 _MOST_LOG_MASS = math.log1p(-MIN_RESIDUAL)
 # Log-probability of a bin that doesn't exist; finite, so that no gradient of it is NaN.
 _NO_BIN = -1e4
@@ -38,7 +38,7 @@ def distribution_divergences(
         KL = p_0 log(p_0 / q_0) + sum_k p_k log(p_k / q_k)
 
     Merging tokens into one bin never raises a divergence: this is a lower bound of the whole
-    vocabularies' KL, and equal to it where the residual is empty.
+    vocabularies' KL, and equal to it if the residual is empty.
 
     - `temperature` τ acts on the bins of both sides, p_k^(1/τ) / sum_j p_j^(1/τ), and the result
       is multiplied by τ², so that gradients keep their size (Hinton).

@@ -146,7 +146,7 @@ class _Values:
     teacher_losses: Tensor | None
 
     def detached(self) -> _Values:
-        """Return fp32 values without gradient, with `mapped` where there is guidance, too."""
+        """Return fp32 values without gradient, with `mapped`, too, if there is guidance."""
         guidance = _detach(self.guidance)
         mapped = self.mapped if guidance is None else ~guidance.isnan()
         return _Values(

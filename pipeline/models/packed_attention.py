@@ -200,7 +200,7 @@ def _kernel_fits(query: Tensor, value: Tensor) -> bool:
 
 @cache
 def _varlen_kernel() -> Callable[..., Any] | None:
-    """Return torch's kernel where it has windows and shared key heads (2.11 and later)."""
+    """Return torch's kernel if it has windows and shared key heads (2.11 and later)."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

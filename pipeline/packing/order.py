@@ -92,7 +92,7 @@ def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> R
         name: of the plan, see `RowOrder`.
         seed: of the order.
         shuffle_shards: shards per group; more mix better and need more shards at hand. A group
-            is divided where it has more than `MAX_GROUP_ROWS` rows.
+            is divided if it has more than `MAX_GROUP_ROWS` rows.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")

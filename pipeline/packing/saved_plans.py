@@ -52,7 +52,7 @@ class SampleTable:
 def load_plan(
     documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path
 ) -> tuple[RowPlan, SampleTable]:
-    """Return a dataset's plan, memory-mapped, and plan it first where that was not done yet.
+    """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
 
     Args:
         documents: of the dataset, those to plan.

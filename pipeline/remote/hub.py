@@ -1,4 +1,4 @@
-"""Files of Hugging Face repositories: from the hub, or from its client's cache where it is silent.
+"""Files of Hugging Face repositories: from the hub, or from its client's cache if it is silent.
 
 The client asks a silent hub six times for every file, for minutes. Here it is asked once.
 """

@@ -1,4 +1,4 @@
-"""Stored distributions back as arrays: each entry is checked where it is read."""
+"""Stored distributions back as arrays: each entry is checked when it is read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Losses that a teacher has given once, read next to the shards; the rest of `beam_jobs.score`.
 
-Losses are used only where an online teacher would have given the same: `open_stored_losses` holds
+Losses are used only if an online teacher would have given the same: `open_stored_losses` holds
 the score manifest against the dataset and against the plan of rows, and refuses with the reason.
 """
 

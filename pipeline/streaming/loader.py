@@ -33,7 +33,7 @@ def load_batches(
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> RowLoader:
-    """Return one replica's micro-batches, from where a run stands.
+    """Return one replica's micro-batches, from a run's position.
 
     Args:
         rows: of a dataset or a mixture.

@@ -28,7 +28,7 @@ a row of 6 student and 6 teacher tokens:
   in its segment. Place 0 above predicts "ab", which "a" and "bc" cover: teacher places 1 and 2.
 - Unmapped (0, 0): the label is EOS, padding, or a token that no teacher token covers.
 - A teacher token whose position is 0 has no context and no loss; it is the context token, or the
-  text's first token where the convention has none.
+  text's first token if the convention has none.
 - With `StreamConfig.stored_losses` a row also holds `teacher_losses`, which `beam_jobs.score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
 - With `StreamConfig.with_distributions` a row also holds `next_token_ids` and `next_token_probs`:
@@ -131,7 +131,7 @@ class AlignedRows(TorchDataset[Rows]):
         self._num_rows = whole_batches(num_rows, config.global_batch_size)
 
     def __len__(self) -> int:
-        """Return the rows of the run, whole global batches; 2**62 or so where it has no end."""
+        """Return the rows of the run, whole global batches; 2**62 or so if it has no end."""
         return self._num_rows
 
     def __getitem__(self, run_position: int) -> Rows:

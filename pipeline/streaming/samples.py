@@ -32,7 +32,7 @@ class SampleReader:
     def __init__(
         self, dataset: Dataset, table: SampleTable, cache: ShardCache | None = None
     ) -> None:
-        """Read the samples of `table` through `cache`, or in place where a dataset is local."""
+        """Read the samples of `table` through `cache`, or in place if a dataset is local."""
         self._dataset = dataset
         self._table = table
         self._cache = cache
@@ -56,7 +56,7 @@ class SampleReader:
 
         Args:
             document_index: its number in the dataset.
-            keep: whether to remember it as verified: worth it where a document is read in many
+            keep: whether to remember it as verified: worth it if a document is read in many
                 segments.
 
         Raises:

@@ -83,7 +83,7 @@ def added_tokens(definition: Definition) -> list[dict[str, Any]]:
 
 
 def added_token(token_id: int, content: str, *, special: bool = True) -> Definition:
-    """Return the entry of an added token that is read nowhere but where it stands."""
+    """Return the entry of an added token that is read nowhere but where it is."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": token_id, "content": content, **plain, "special": special}
 
@@ -110,7 +110,7 @@ def spells_text(definition: Definition) -> bool:
 def content_vocabulary(
     definition: Definition, *, control: Mapping[str, int], vocab_size: int
 ) -> list[bytes]:
-    """Return the normalised text that each id stands for, white space aside where it is lost.
+    """Return the normalised text that each id stands for, white space aside if it is lost.
 
     b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
     that swallow the white space next to them or look like a dummy prefix.

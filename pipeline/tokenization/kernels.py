@@ -74,7 +74,7 @@ def offsets_from_vocabulary(
 def _lay_side_by_side(
     ids: NDArray[np.uint32], token_lengths: NDArray[np.int32], start: int, ranges: Ranges
 ) -> int:
-    """Write the tokens' ranges; return where the last ends, `UNKNOWN` where one's length is."""
+    """Write the tokens' ranges; return where the last ends, `UNKNOWN` if one's length is."""
     position, known = start, True
     for i in range(len(ids)):
         length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0

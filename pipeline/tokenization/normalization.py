@@ -1,6 +1,6 @@
 """Which bytes of a text became which bytes of its normalised form.
 
-Libraries report this wrongly where a normaliser reorders, composes or drops marks, so it is found
+Libraries report this wrongly if a normaliser reorders, composes or drops marks, so it is found
 out by trying: the normaliser rewrites ever smaller pieces, each between two letters that keep its
 edges from being trimmed or prefixed, as long as the pieces' results are what the whole became.
 """

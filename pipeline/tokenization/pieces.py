@@ -1,6 +1,6 @@
 """Long texts tokenized piece by piece: memory that does not grow with the longest document.
 
-Pieces overlap, and are joined only where both sides agree on many tokens in a row, their bytes
+Pieces overlap, and are joined only if both sides agree on many tokens in a row, their bytes
 included. Where they don't agree the piece is made longer, up to a limit, beyond which the document
 is refused: a text without any place where a tokenizer starts anew, such as one endless word.
 """
@@ -16,7 +16,7 @@ from schemas.document import tiles_text
 Tokenize = Callable[[Sequence[bytes]], TokenBatch]
 
 LONG_TEXT_BYTES = 512 << 10
-"""Longer texts are tokenized in pieces where they take the reference path."""
+"""Longer texts are tokenized in pieces if they take the reference path."""
 
 PIECE_BYTES = 256 << 10
 LONGEST_PIECE_BYTES = 4 << 20

@@ -159,7 +159,7 @@ def _wrong(same_tokens: SameTokens, context: str, groups: Groups) -> Groups:
 
 
 def _bisect(groups: Groups, wrong: Callable[[Groups], Groups]) -> list[int]:
-    """Return the characters that make groups differ; all of a group where no part of it does."""
+    """Return the characters that make groups differ; all of a group if no part of it does."""
     differing: list[int] = []
     while groups:
         differing += [group[0] for group in groups if len(group) == 1]

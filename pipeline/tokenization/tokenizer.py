@@ -11,7 +11,7 @@ sum. The fast path is exact or it is not taken:
 - Once for each tokenizer and version of the libraries, both encode every character in context, and
   split it off its neighbours (`pipeline.tokenization.comparison`): documents that hold one of those
   that differ go through the reference.
-- For every document the tokens' lengths must add up to the text, and where it is not pure ASCII
+- For every document the tokens' lengths must add up to the text, and if it is not pure ASCII
   their bytes must spell it, or what the reference's normaliser makes of it; else the document goes
   through the reference (`pipeline.tokenization.reference`).
 """
@@ -212,7 +212,7 @@ class Tokenizer:
         return token_id
 
     def token_name(self, token_id: int) -> str:
-        """Return a token's string as the tokenizer's file has it, "" where it has none.
+        """Return a token's string as the tokenizer's file has it, "" if it has none.
 
         Example:
             >>> load_tokenizer("qwen2_5").token_name(151643)  # doctest: +SKIP
@@ -394,7 +394,7 @@ def load_tokenizer(
         fast: False never takes the fast path.
         proven: nothing is tried, because the same bytes were loaded with the same options and
             libraries before, as a job's launcher does for its workers.
-        differing: characters whose documents take the reference, where they are known.
+        differing: characters whose documents take the reference, if they are known.
 
     Raises:
         TokenizerError: not found, or a tokenizer that can't give offsets.

@@ -124,7 +124,7 @@ class GuidedTrainer(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
     ) -> TrainOutput:
-        """Train, as the Trainer does, from a checkpoint where one is named or True is given.
+        """Train, as the Trainer does, from a checkpoint if one is named or True is given.
 
         Raises:
             StreamMismatchError: the checkpoint's run read other rows.

@@ -41,7 +41,7 @@ class Run:
         ranks: this process among the run's.
         rows: of the training data.
         student: its weights.
-        guided: the student with its loss, wrapped for data parallelism where there are processes.
+        guided: the student with its loss, wrapped for data parallelism if there are processes.
         teacher: frozen; None if the method runs none.
         optimizer: of the student's weights.
         tokenizer: files that are written with the student, in the first process.
@@ -90,7 +90,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
     """
     config, ranks = run.config, run.ranks
     run.student.train()
-    # Dropout, where a student has any, then needs no state in a checkpoint.
+    # Dropout, if a student has any, then needs no state in a checkpoint.
     torch.manual_seed((config.seed << 40) + step * ranks.count + ranks.number)
     sums: dict[str, Tensor] = {}
     num_own = config.global_batch_size // config.micro_batch_size // ranks.count

@@ -50,7 +50,7 @@ class StudentPass:
         weight: λ of a divergence.
         vocab_size: of the tokenizer that kld's models share; their further rows are padding.
         with_distributions: whether labels' distributions are wanted.
-        vocabulary_map: of the rows' tokenizers, where a running teacher gives distributions.
+        vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
     """
 
     method: Method

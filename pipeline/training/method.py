@@ -17,7 +17,7 @@ from vocag.options import Option
 
 DistillTokens = Literal["all", "kept", "dropped"]
 ONLINE_TOP_K = 16
-"""Next tokens that a running teacher is asked for where nothing else is given."""
+"""Next tokens that a running teacher is asked for if nothing else is given."""
 MOST_ENTRIES = 255
 """Next tokens of a place; what can be stored, too."""
 

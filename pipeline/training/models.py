@@ -1,4 +1,4 @@
-"""The models of a run: loaded, and refused where they don't belong to the data."""
+"""The models of a run: loaded, and refused if they don't belong to the data."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -39,7 +39,7 @@ class ValidationReport:
 
     Attributes:
         dataset: its folder or URL.
-        fingerprint: as computed from the manifest's content, "" where it can't be read.
+        fingerprint: as computed from the manifest's content, "" if it can't be read.
         findings: every broken rule, ordered by check, shard and key.
         notes: what could not be checked, and why.
         totals: shards; documents, tokens and bytes on disk; and how many of these documents are

@@ -40,7 +40,7 @@ def contradicting_entries(
 def contradicting_places(
     entries: ShardEntries, has_loss: NDArray[np.bool_], starts: NDArray[np.int64]
 ) -> list[str]:
-    """Return whether a position lacks entries, or has some where nothing comes before it.
+    """Return whether a position lacks entries, or has some although nothing comes before it.
 
     Args:
         entries: of a shard.
@@ -69,7 +69,7 @@ def compare_entries(
 ) -> str:
     """Return which entries differ by more than rounding and other batches explain, "" for none.
 
-    An entry agrees where the token has nearly the same log-probability again. One that isn't among
+    An entry agrees if the token has nearly the same log-probability again. One that isn't among
     the others' is as likely as their last one, or not needed to reach the mass that is stored.
 
     Args:

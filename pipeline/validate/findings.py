@@ -19,7 +19,7 @@ CHECKS = {
     "key": "key and document id of sample and index agree, and the key is the id's hash",
     "counts": "tokens, bytes and documents of sample, index and manifest agree",
     "input_ids": "every token id is in the vocabulary",
-    "offsets": "byte offsets tile the text, or never decrease where a tokenizer can't tile",
+    "offsets": "byte offsets tile the text, or never decrease if a tokenizer can't tile",
     "spans": "teacher_spans equal an alignment recomputed from the offsets",
     "cut_points": "no cut point divides a token of either side",
     "text": "kept text has the length and SHA-256 that its sample says",

@@ -119,7 +119,7 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
     """Return the folder of the dataset that the input names, None if it names files.
 
     Raises:
-        InputError: a mixture, a dataset among other input, or no dataset where one is asked for.
+        InputError: a mixture, a dataset among other input, or no dataset when one is asked for.
     """
     for pattern in patterns:
         if pattern.endswith(_MIXTURE):

@@ -108,7 +108,7 @@ class UnusableError(ValueError):
 
 
 def unreadable(error: BaseException) -> UnusableError:
-    """Return what there is to say where a file can't be read on."""
+    """Return what there is to say if a file can't be read on."""
     detail = f"reading stopped here, the rest of the file is left out: {error}"
     return UnusableError(Reason.UNREADABLE_INPUT, detail)
 

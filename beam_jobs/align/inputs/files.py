@@ -22,7 +22,7 @@ from beam_jobs.errors import InputError
 _FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",  # or "json", where it turns out to be no lines
+    ".json": "jsonl",  # or "json", if it turns out not to be lines
     ".txt": "text",
     ".csv": "csv",
     ".tsv": "tsv",

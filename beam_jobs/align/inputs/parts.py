@@ -44,7 +44,7 @@ class InputFile:
             "dataset", which is one of a dataset's shards.
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
         modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
-        content: digest of samples of its bytes, or an object store's checksum; "" where unknown. Of
+        content: digest of samples of its bytes, or an object store's checksum; "" if unknown. Of
             a shard its dataset's fingerprint.
         row_group_bytes: uncompressed bytes of a parquet file's row groups; empty if the file
             isn't parquet or its footer is unreadable.

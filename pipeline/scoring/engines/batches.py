@@ -19,7 +19,7 @@ MAX_PADDING = 0.05
 def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
     """Yield the pieces of each batch, longest first; each piece once.
 
-    A batch ends where one more piece would exceed `batch_tokens` places, padding included, or push
+    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push
     its padding above `MAX_PADDING`.
 
     Args:

@@ -29,8 +29,8 @@ class Handshake:
     """What a job's first server says and gives; its workers hold every server against it.
 
     Attributes:
-        program: "vllm", or "" where it does not say.
-        version: of its program, "" where it does not say.
+        program: "vllm", or "" if it does not say.
+        version: of its program, "" if it does not say.
         losses: that it gives a plain text, nats; NaN for the first token.
     """
 

@@ -230,7 +230,7 @@ def load_scorer(
 
 
 def default_device() -> str:
-    """Return "cuda" where there is a GPU, else "cpu"."""
+    """Return "cuda" if there is a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

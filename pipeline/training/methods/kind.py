@@ -27,8 +27,8 @@ class MethodKind:
             which may be stored, or the model itself.
         one_vocabulary: the teacher must have the student's.
         every_token: every token of the text must have a loss, the first one among them.
-        keep_fraction: share to keep where none is given.
-        weight: λ of the divergence, where there is one and no other is given.
+        keep_fraction: share to keep if none is given.
+        weight: λ of the divergence, if there is one and no other is given.
         options: fields of `Method` that are only for this method and others that name them.
     """
 
