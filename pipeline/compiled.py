@@ -33,7 +33,7 @@ class _Cache(FunctionCache):
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # unpickling altered bytes may raise anything
-            logger.info("compiling %s anew: its cached code is damaged: %r", self._name, error)
+            logger.info("compiling %s again: its cached code is damaged: %r", self._name, error)
             with suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]  # a damaged index would fail again when it is added to
             return None

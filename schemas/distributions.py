@@ -283,7 +283,7 @@ def _require_counts(
     wrong = np.flatnonzero(found != entry_starts)
     if len(wrong):
         raise ValueError(
-            f"document {max(0, wrong[0] - 1)}: entry_starts has {entry_starts[wrong[0]]} where "
+            f"document {max(0, wrong[0] - 1)}: entry_starts has {entry_starts[wrong[0]]}, but "
             f"entry_counts add up to {found[wrong[0]]}"
         )
     above = np.flatnonzero(counts > rule.top_k)

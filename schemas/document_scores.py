@@ -125,7 +125,7 @@ def decode_document_scores(
         if not file.schema_arrow.equals(_SCHEMA):
             raise pa.ArrowInvalid(f"its columns are {file.schema_arrow.names}")
         if about.get(_SIDECAR_KEY) != sidecar_sha256.encode():
-            raise pa.ArrowInvalid("it was made from other losses than its sidecar's")
+            raise pa.ArrowInvalid("it wasn't made from its sidecar's losses")
         table = file.read(columns=list(names), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DamagedShardError(

@@ -53,7 +53,7 @@ def find_reusable(
             if theirs != ours:
                 reasons.append(f"{scores.path}: {describe_differences(theirs, ours)}")
             elif not dataset.has_generation(scores.manifest.dataset):
-                reasons.append(f"{scores.path}: the dataset was made anew since")
+                reasons.append(f"{scores.path}: the dataset has been made again since")
             else:
                 own += scored_shards(dataset, scores)
         if not own:

@@ -257,7 +257,7 @@ def _attend_pieces(
         window_size=(-1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(attended, Tensor), "a tuple only where more is asked for"
+    assert isinstance(attended, Tensor), "a tuple only if more is asked for"
     return attended
 
 

@@ -141,7 +141,7 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     if config is None:
         raise WeightsError(
             f"{folder} was not saved by megatron_plugin.pretrain_gpt (no vocag_model_config), or "
-            "its student is of no supported family, so its architecture isn't known"
+            "its student's family isn't supported, so its architecture isn't known"
         )
     shape = shape_of_config(config)
     slices = {name: [tensor] for name, tensor in _whole_parameters(folder).items()}

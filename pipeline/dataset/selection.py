@@ -193,7 +193,7 @@ def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
     location, where = selection.dataset.location, selection.where
     if where:
         raise WhereError(
-            f"no document of {location} is left where {where}; {_told(selection.dataset.manifest)}"
+            f"no document of {location} matches {where}; {_told(selection.dataset.manifest)}"
         )
     raise WhereError(f"no document of {location} is left: all are removed")
 

@@ -153,8 +153,8 @@ def convert_tokenizer(
     ]
     if differing:
         logger.warning(
-            "the exported tokenizer splits %d of %d probe texts otherwise than the dataset's (none "
-            "of its %d compared documents): %s",
+            "the exported tokenizer splits %d of %d probe texts differently from the dataset's "
+            "(none of its %d compared documents): %s",
             len(differing),
             len(PROBES),
             len(documents),
@@ -258,8 +258,8 @@ def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence
         if place is not None:
             raise TokenizerError(
                 f"the dataset's tokenizer, exported for transformers as {type(loaded).__name__}, "
-                f"gives other ids than the dataset's for {known.place}, from token {place} on: use "
-                "the dataset's own file, and export the model without a tokenizer"
+                f"gives different ids from the dataset's for {known.place}, from token {place} on: "
+                "use the dataset's own file, and export the model without a tokenizer"
             )
 
 

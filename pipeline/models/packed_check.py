@@ -123,7 +123,7 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
     allowed = max(share * float((leaking - alone).abs().max()), least)
     if difference <= allowed:
         return None
-    return f"they differ by up to {difference:.2g} nats, where rounding would be {allowed:.2g}"
+    return f"they differ by up to {difference:.2g} nats; rounding would be {allowed:.2g}"
 
 
 def _documents(model: PreTrainedModel) -> list[list[Tensor]]:

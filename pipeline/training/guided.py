@@ -112,7 +112,7 @@ def language_model(model: nn.Module) -> PreTrainedModel:
     for name, adapter in inner.peft_config.items():
         if adapter.is_prompt_learning:
             raise ValueError(
-                f"adapter {name!r} ({adapter.peft_type}) puts learned prompts before a text, where "
+                f"adapter {name!r} ({adapter.peft_type}) puts learned prompts before a text, but "
                 "rows are packed: use an adapter that lies in the layers, such as LoRA"
             )
     return cast(PreTrainedModel, inner.get_base_model())

@@ -136,7 +136,7 @@ def _weights_by_layer(
     if len(by_layer) != count:
         raise UntransferableError(
             f"{type(model).__name__} has {len(by_layer)} of {count} layers under {_LAYERS!r}: its "
-            "weights have other names than Llama's; leave --layers out"
+            "weights aren't named like Llama's; leave --layers out"
         )
     return outside, by_layer
 

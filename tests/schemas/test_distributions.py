@@ -167,8 +167,8 @@ def test_every_cut_and_every_contradiction_is_noticed() -> None:
     counts[3] -= 1
     starts[1] -= 1
     for change, message in [
-        ({"counts": counts}, r"document 2: entry_starts has 20 where entry_counts add up to 19"),
-        ({"starts": starts}, r"document 0: entry_starts has 11 where entry_counts add up to 12"),
+        ({"counts": counts}, r"document 2: entry_starts has 20, but entry_counts add up to 19"),
+        ({"starts": starts}, r"document 0: entry_starts has 11, but entry_counts add up to 12"),
         ({"counts": entries.counts[1:]}, r"4 entry_counts and 4 entry_starts of 5 positions of 3"),
         ({"ids": entries.ids[1:]}, r"24 bytes of entry_ids, 10 bits each, of 20 entries"),
         ({"log_probs": entries.log_probs[1:]}, r"19 entry_log_probs and 25 bytes"),

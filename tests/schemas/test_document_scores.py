@@ -64,7 +64,7 @@ def test_no_altered_bit_changes_a_number() -> None:
 
 def test_other_losses_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(np.zeros((4, 9)))
-    with pytest.raises(DamagedShardError, match=r"x is not a table .*made from other losses"):
+    with pytest.raises(DamagedShardError, match=r"x is not a table .*from its sidecar's losses"):
         decoded(data, "cd" * 32)
     monkeypatch.setattr("schemas.document_scores.DOCUMENT_SCORES_VERSION", 2)
     with pytest.raises(SchemaVersionError, match=r"x has schema version '1'; .* version 2"):

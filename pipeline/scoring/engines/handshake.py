@@ -150,8 +150,8 @@ def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:
     """
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(
-            f"{where} is {now.describe()}, the job's scores are of {first.describe()}: don't "
-            "mix their losses: serve all with one version"
+            f"{where} is {now.describe()}, the job's scores are of {first.describe()}: and "
+            "their losses must not be mixed: serve all with one version"
         )
     difference = float(np.nanmean(np.abs(np.subtract(first.losses, now.losses))))
     if not difference <= _SAME_MODEL:

@@ -264,7 +264,7 @@ def test_tables_that_are_not_the_sidecars_are_refused(copied_scores: tuple[Path,
     shutil.copyfile(folder / names[2], folder / names[1])
     dataset = open_dataset(folder)
     selection = select_documents(dataset, "qwen.bits_per_byte < 9 and qwen.tokens_per_byte < 9")
-    for shard, message in ((0, "is not a table of this"), (1, "other losses than its sidecar's")):
+    for shard, message in ((0, "is not a table of this"), (1, "made from its sidecar's losses")):
         with pytest.raises(DamagedShardError, match=message):
             selection.read(shard)
     assert selection.read(2)[1] is None
