@@ -2,6 +2,7 @@
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
+from pipeline.dataset.reading import nearest_dataset
 from schemas.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -9,6 +10,7 @@ from schemas.manifest import (
     encode_manifest,
     kept_manifest_file,
 )
+from vocag.failures import hinted
 
 
 def read_newest(output: str) -> Manifest:
@@ -20,10 +22,11 @@ def read_newest(output: str) -> Manifest:
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is None:
-        raise OptionsError(
+        error = OptionsError(
             f"{output} holds no {MANIFEST_FILE}: it isn't a dataset, or its align job has not "
             "finished; run that command again"
         )
+        raise hinted(error, nearest_dataset(output))
     return decode_manifest(storage.read_bytes(path), where=path)
 
 

@@ -38,9 +38,10 @@ ALLOWED = {
     "pipeline.packing.reading": "pipeline.packing vocag",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
-    "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote",
+    "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote"
+    " vocag",
     "pipeline.models.probe": "pipeline.dataset",
-    "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
+    "pipeline.models.teacher_files": "pipeline.models pipeline.remote vocag",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.guidance"
     " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.remote vocag",
     "pipeline.scoring.contexts": "pipeline.packing",
@@ -83,7 +84,7 @@ ALLOWED = {
     " megatron_plugin.teacher"
     " megatron_plugin.student"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
-    "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
+    "megatron_plugin.models": "vocag megatron_plugin.arguments megatron_plugin.upstream"
     " pipeline.models.teacher_files pipeline.guidance",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.upstream"

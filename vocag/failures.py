@@ -44,7 +44,7 @@ def report(who: str, error: BaseException, message: str = "") -> None:
 
         traceback.print_exception(error)
     print(f"{who}: {message or error}", file=sys.stderr)
-    for hint in hints_of(error):
+    for hint in hints_of(error) or _hints_of_path(error):
         print(hint, file=sys.stderr)
 
 
@@ -60,6 +60,16 @@ def hints_of(error: BaseException) -> list[str]:
         if found:
             return ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in n) for n in found]
     return []
+
+
+def _hints_of_path(error: BaseException) -> list[str]:
+    """Return a hint to a file that is not there, of which only the system has spoken."""
+    path = error.filename if isinstance(error, FileNotFoundError) else None
+    if not isinstance(path, str) or "://" in path:
+        return []
+    from vocag.nearest import look_near
+
+    return [HINT + look_near(path)]
 
 
 def _causes(error: BaseException) -> "Iterator[BaseException]":

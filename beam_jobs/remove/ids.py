@@ -13,6 +13,8 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionsError
 from pipeline.dataset.files import Dataset
 from schemas.removed import RemovedDocuments
+from vocag.failures import hinted
+from vocag.nearest import look_near
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _FIELDS = ("document_id", "id")
@@ -32,7 +34,8 @@ def read_ids(path: str) -> list[str]:
     try:
         lines = storage.read_bytes(path).splitlines()
     except FileNotFoundError as error:
-        raise OptionsError(f"--ids {path} is not there; name a file of ids, one a line") from error
+        missing = OptionsError(f"--ids {path} is not there; name a file of ids, one a line")
+        raise (hinted(missing, look_near(path)) if storage.is_local(path) else missing) from error
     read = _read_json if path.endswith(_JSON_LINES) else bytes.decode
     ids = []
     for number, line in enumerate(lines, 1):

@@ -197,8 +197,10 @@ def _require_known(arguments: Sequence[str], command: str, own: Sequence[str]) -
     if not unknown:
         return
     names = [*own, *parsers[0]._option_string_actions]
+    see = f"vocag {command} --help"
     close = get_close_matches(unknown[0].partition("=")[0], names, 1)
-    raise hinted(
-        OptionsError(f"neither {command} nor Beam knows {' '.join(unknown)}; quote globs"),
-        f"{close[0]}  # vocag {command} --help has all" if close else f"vocag {command} --help",
+    is_file = not unknown[0].startswith("-")
+    error = OptionsError(
+        f"neither {command} nor Beam knows {' '.join(unknown)}{'; quote globs' if is_file else ''}"
     )
+    raise hinted(error, f"{close[0]}  # or see {see}" if close else see)

@@ -22,6 +22,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
+from vocag.failures import hinted
+from vocag.nearest import look_near
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
@@ -158,9 +160,10 @@ def newest_iteration(folder: Path) -> Path:
         return folder
     tracker = folder / TRACKER_FILE
     if not tracker.is_file():
-        raise WeightsError(
+        error = WeightsError(
             f"{folder} holds no Megatron checkpoint (no {TRACKER_FILE}): name a run's --save folder"
         )
+        raise hinted(error, look_near(str(folder)))
     newest = folder / f"iter_{int(tracker.read_text()):07d}"
     if not (newest / ".metadata").is_file():
         raise WeightsError(

@@ -44,16 +44,27 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
             f"{path} does not exist: {dataset} isn't a dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"
         )
-        raise hinted(missing, _nearest_dataset(dataset)) from error
+        raise hinted(missing, nearest_dataset(dataset)) from error
     except NotADirectoryError as error:
-        raise DatasetError(
+        missing = DatasetError(
             f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
-        ) from error
+        )
+        raise hinted(missing, nearest_dataset(dataset)) from error
 
 
-def _nearest_dataset(missing: str) -> str:
-    """Return a dataset that is meant, perhaps: in the folder that was named, or near it."""
+def nearest_dataset(missing: str) -> str:
+    """Return what to paste in place of a dataset that is missing: another one, or the help.
+
+    Args:
+        missing: what was named; a dataset that has it, is in it or is near it is meant, perhaps.
+
+    Example:
+        >>> nearest_dataset("demo")  # doctest: +SKIP
+        'demo/aligned  # a dataset'
+    """
     folder = Path(missing)
+    if (folder.parent / MANIFEST_FILE).is_file():
+        return f"{quote(str(folder.parent))}  # a dataset"
     for place in (folder, folder.parent, Path()):
         found = sorted(place.glob(f"*/{MANIFEST_FILE}")) if place.is_dir() else []
         names = {path.parent.name: str(path.parent) for path in found}

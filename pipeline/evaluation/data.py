@@ -15,6 +15,8 @@ import fsspec
 from pipeline.evaluation.sets import SETS, Item, make_items
 from pipeline.remote.first_contact import require_answer
 from pipeline.remote.user_cache import cache_folder, keep
+from vocag.failures import hinted
+from vocag.nearest import look_near
 
 COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 HARNESS = f"https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/{COMMIT}/data"
@@ -84,7 +86,8 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
     for path in (Path(data, name) for name in names):
         if path.is_file():
             return path.read_bytes(), str(path)
-    raise ValueError(f"--data {data}: neither {' nor '.join(names)} is there")
+    missing = ValueError(f"--data {data}: neither {' nor '.join(names)} is there")
+    raise hinted(missing, look_near(data))
 
 
 def _download(name: str) -> tuple[bytes, str]:

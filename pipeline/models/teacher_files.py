@@ -14,6 +14,8 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from pipeline.remote.hub import HubError, download_folder
+from vocag.failures import hinted
+from vocag.nearest import look_near, nearest
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model"]
@@ -88,10 +90,11 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
         weights = sorted(path.glob(pattern))
         if weights and (path / "config.json").is_file():
             return TeacherFiles(source, path, (path / "config.json", *weights))
-    raise ValueError(
+    error = ValueError(
         f'{role} "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
         "folder in the layout of Hugging Face, a repository or a .gguf file"
     )
+    raise hinted(error, look_near(str(path)))
 
 
 def find_folder(source: str, *, role: str = "teacher") -> Path:
@@ -108,14 +111,16 @@ def find_folder(source: str, *, role: str = "teacher") -> Path:
     if path.is_dir():
         return path
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise ValueError(
+        missing = ValueError(
             f'{role} "{source}": no such folder or .gguf file, and not a Hugging Face repository '
             "name (owner/name): name one of them"
         )
+        raise hinted(missing, look_near(source))
     try:
         return download_folder(source, _HUB_FILES)
     except HubError as error:
-        raise ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}') from error
+        missing = ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}')
+        raise (hinted(missing, look_near(source)) if nearest(source) else missing) from error
 
 
 def _digest(path: Path) -> str:

@@ -5,8 +5,10 @@ The client asks a silent hub six times for every file, for minutes. Here it is a
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import join, quote
 
 from pipeline.remote.first_contact import NoAnswerError, answer_of
+from vocag.failures import hinted
 
 
 class HubError(ValueError):
@@ -44,7 +46,7 @@ def download_file(source: str, names: Sequence[str]) -> Path:
                 missing = error
         raise missing
 
-    return _from_hub_or_cache(source, first_of, " or ".join(names))
+    return _from_hub_or_cache(source, first_of, " or ".join(names), names)
 
 
 def download_folder(source: str, patterns: Sequence[str]) -> Path:
@@ -70,7 +72,7 @@ def download_folder(source: str, patterns: Sequence[str]) -> Path:
         )
         return Path(found)
 
-    return _from_hub_or_cache(source, folder, "files of a model")
+    return _from_hub_or_cache(source, folder, "files of a model", patterns)
 
 
 def why_silent(source: str) -> str | None:
@@ -97,17 +99,61 @@ def why_silent(source: str) -> str | None:
     return None
 
 
-def _from_hub_or_cache(source: str, load: Callable[[bool], Path], what: str) -> Path:
+def _from_hub_or_cache(
+    source: str, load: Callable[[bool], Path], what: str, patterns: Sequence[str]
+) -> Path:
     silence = why_silent(source)
     try:
         return load(silence is not None)
     except Exception as error:  # the hub client raises many unrelated types
         if silence is not None:
-            raise HubError(f"{silence}; and its cache on this machine holds no {what}") from error
-        raise HubError(
+            failure = HubError(f"{silence}; and its cache on this machine holds no {what}")
+            raise hinted(failure, _remedy_of_silence(source, patterns)) from error
+        failure = HubError(
             f"the Hugging Face hub gave no {what} ({type(error).__name__}: {_first_line(error)}); "
             "check the name, or HF_TOKEN for a gated repository"
-        ) from error
+        )
+        raise hinted(failure, _remedy(source, error, patterns)) from error
+
+
+def _remedy_of_silence(source: str, patterns: Sequence[str]) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"
+    command, folder = _download(source, patterns)
+    return f"{command}  # where the hub can be reached; then name the folder {folder}"
+
+
+def _remedy(source: str, error: Exception, patterns: Sequence[str]) -> str:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, _ = _split(source)
+    if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError, too
+        return f"hf auth login  # accept the conditions at {constants.ENDPOINT}/{repository} first"
+    if isinstance(error, RepositoryNotFoundError):
+        name = quote(repository.rpartition("/")[2])
+        return f"hf models ls --search {name}  # or, if it is private: hf auth login"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{repository}  # its main branch"
+    if isinstance(error, EntryNotFoundError):
+        return f"hf models ls {quote(repository)}  # its files"
+    return _download(source, patterns)[0]
+
+
+def _download(source: str, patterns: Sequence[str]) -> tuple[str, str]:
+    """Return the command that downloads what is wanted of a repository, and into which folder."""
+    repository, revision = _split(source)
+    folder = repository.rpartition("/")[2]
+    included = [word for pattern in patterns for word in ("--include", pattern)]
+    branch = ["--revision", revision] if revision else []
+    return join(["hf", "download", repository, *branch, *included, "--local-dir", folder]), folder
 
 
 def _split(source: str) -> tuple[str, str | None]:

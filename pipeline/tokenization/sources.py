@@ -26,6 +26,7 @@ from pipeline.tokenization.ranks import (
     is_tiktoken,
 )
 from vocag.failures import hinted
+from vocag.nearest import look_near, nearest
 
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
@@ -88,13 +89,13 @@ def find_tokenizer(source: str) -> TokenizerFile:
         try:
             return _read(source, download_file(source, HUB_FILES))
         except HubError as error:
-            raise TokenizerError(
-                f'tokenizer "{source}": no such file or folder, and {error}'
-            ) from error
-    raise TokenizerError(
+            missing = TokenizerError(f'tokenizer "{source}": no such file or folder, and {error}')
+            raise (hinted(missing, look_near(source)) if nearest(source) else missing) from error
+    missing = TokenizerError(
         f'tokenizer "{source}": no such file or folder, and not a Hugging Face repository name '
         "(owner/name, or a name such as gpt2); name one of the three, or bytes"
     )
+    raise hinted(missing, look_near(source))
 
 
 def _file_in_folder(folder: Path) -> Path:

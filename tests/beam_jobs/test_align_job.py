@@ -258,9 +258,9 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("argument", "hint"),
     [
-        ("--shard-byte=7", "--shard-bytes  # vocag align --help has all"),
-        ("--keep_text", "--keep-text  # vocag align --help has all"),
-        ("--runnr=DirectRunner", "--runner  # vocag align --help has all"),
+        ("--shard-byte=7", "--shard-bytes  # or see vocag align --help"),
+        ("--keep_text", "--keep-text  # or see vocag align --help"),
+        ("--runnr=DirectRunner", "--runner  # or see vocag align --help"),
         ("--xyzzy", "vocag align --help"),
         ("--direct_num_workers=many", "vocag align --help"),
     ],

@@ -136,6 +136,45 @@ def test_a_name_that_no_command_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.splitlines()[-1] == "hint: vocag --help"
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("align --input dta.jsonl --output o --student bytes --teacher bytes", "data.jsonl"),
+        ("align --input fodler/*.x --output o --student bytes --teacher bytes", "folder"),
+        ("align --input data.jsonl --output o --student ./toknizer --teacher bytes", "./tokenizer"),
+        ("remove dta --ids data.jsonl", "data  # a dataset"),
+        ("remove data --ids dta.jsonl", "data.jsonl"),
+        ("validate dta", "data  # a dataset"),
+        ("validate data/manifest.jsn", "data  # a dataset"),
+        ("validate data/manifest.json/x", "data  # a dataset"),
+        ("explore plan mixtur.toml --seq-length 8", "mixture.toml"),
+        ("overlap dta --output o", "data  # a dataset"),
+        ("overlap data --data fodler --output o", "folder"),
+        ("score dta --teacher a --seq-length 8", "data  # a dataset"),
+        ("train --data dta --student a --output o --method full", "data  # a dataset"),
+        ("compare-scores dta a b", "data  # a dataset"),
+        ("export fodler new", "folder"),
+    ],
+)
+def test_what_is_missing_has_neighbours(
+    copied: Path,
+    line: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The nearest name, or else `ls` of a folder, in every command that reads a path."""
+    monkeypatch.chdir(copied)
+    for name in ("data.jsonl", "mixture.toml"):
+        (copied / name).write_text('{"id": "a", "text": "b"}')
+    for name in ("folder", "tokenizer"):
+        (copied / name).mkdir()
+    assert run(*line.split()) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    expected = hint if "#" in hint else f"{hint}  # the nearest name"
+    assert last in (f"hint: {expected}", f"hint: {copied}/{expected}")
+
+
 def test_a_hint_outlives_what_wraps_its_error() -> None:
     error = hinted(ValueError("inner"), "vocag x\nrm \x1b[0m")
     outer, another = DatasetError("outer"), DatasetError("another")

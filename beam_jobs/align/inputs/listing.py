@@ -6,12 +6,12 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
-from shlex import quote
 from typing import NamedTuple
 
 from beam_jobs import storage
 from beam_jobs.errors import InputError
 from vocag.failures import hinted
+from vocag.nearest import look_near
 
 WILDCARD = re.compile(r"[*?\[]")
 """What makes a glob of a path."""
@@ -58,7 +58,9 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
 def _no_file(pattern: str) -> InputError:
     error = InputError(f"--input {pattern} matches no file; quote globs and check the folder")
     if storage.is_local(pattern):
-        return hinted(error, f"ls {quote(fixed_folder(pattern) or '.')}")
+        return hinted(
+            error, look_near(fixed_folder(pattern) if WILDCARD.search(pattern) else pattern)
+        )
     return error
 
 
@@ -113,7 +115,8 @@ def _walk(pattern: str) -> Iterator[str]:
 
 
 def _raise_unlisted(error: OSError) -> None:
-    raise InputError(f"--input: {error.filename} can't be listed: {error.strerror}") from error
+    failure = InputError(f"--input: {error.filename} can't be listed: {error.strerror}")
+    raise hinted(failure, look_near(error.filename)) from error
 
 
 def _why_not_a_file(path: str) -> str | None:

@@ -1,6 +1,8 @@
 """A hub that never answers: a socket on this machine that listens and says nothing."""
 
+import http.server
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from pipeline.remote import first_contact
 from pipeline.remote.first_contact import NoAnswerError, answer_of, require_answer, store_of
 from pipeline.remote.hub import why_silent
 from pipeline.tokenization import TokenizerError, load_tokenizer
+from pipeline.tokenization.sources import HUB_FILES
+from vocag.failures import hints_of
 
 
 @pytest.fixture
@@ -60,6 +64,71 @@ def test_a_teacher_of_a_silent_hub(silent_hub: str) -> None:
     with pytest.raises(ValueError, match=r'teacher "owner/name": .*gave no answer') as raised:
         find_teacher("owner/name")
     assert silent_hub in one_line(raised)
+
+
+def test_a_silent_hub_s_files_are_fetched_elsewhere(
+    silent_hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TokenizerError) as raised:
+        load_tokenizer("owner/name@v1")
+    included = " ".join(f"--include {name}" for name in HUB_FILES)
+    download = f"hf download owner/name --revision v1 {included} --local-dir name"
+    [hint] = hints_of(raised.value)
+    assert hint.partition("  # ")[0] == f"hint: {download}"
+    with pytest.raises(ValueError, match=r'teacher "owner/name"') as raised_too:
+        find_teacher("owner/name")
+    [hint] = hints_of(raised_too.value)
+    assert hint.startswith("hint: hf download owner/name --include '*.json' ")
+    (tmp_path / "owners").mkdir()
+    (tmp_path / "owners" / "names").mkdir()  # a folder was meant, perhaps
+    for load in (load_tokenizer, find_teacher):
+        with pytest.raises(ValueError, match="no such f") as missing:
+            load("owner/name")
+        assert hints_of(missing.value) == ["hint: owners/names  # the nearest name"]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(TokenizerError) as offline:
+        load_tokenizer("gpt2")
+    assert hints_of(offline.value) == ["hint: unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "hint"),
+    [
+        (404, "RepoNotFound", "hf models ls --search name  # or, if it is private: hf auth login"),
+        (403, "GatedRepo", "hf auth login  # accept the conditions at {}/owner/name first"),
+        (404, "RevisionNotFound", "owner/name  # its main branch"),
+        (404, "EntryNotFound", "hf models ls owner/name  # its files"),
+    ],
+)
+def test_what_the_hub_refuses_ends_in_a_command(
+    status: int, code: str, hint: str, silent_hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(first_contact, "FIRST_ANSWER_SECONDS", 8)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        point_hub_at(url, monkeypatch)
+        with pytest.raises(TokenizerError, match="hub gave no tokenizer") as raised:
+            load_tokenizer("owner/name@main")
+        if code != "EntryNotFound":  # a model's files are whatever there are
+            with pytest.raises(ValueError, match="hub gave no files") as model:
+                find_teacher("owner/name@main")
+            assert hints_of(model.value) == [f"hint: {hint.format(url)}"]
+        server.shutdown()
+    assert hints_of(raised.value) == [f"hint: {hint.format(url)}"]
 
 
 def test_nobody_listens(silent_hub: str, monkeypatch: pytest.MonkeyPatch) -> None:

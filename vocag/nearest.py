@@ -1,0 +1,64 @@
+"""What to paste if a path isn't there: the nearest that is, or a look at its folder."""
+
+import os
+import shlex
+from contextlib import suppress
+from itertools import islice
+
+_MOST_NAMES = 10_000
+"""Of a folder; comparing more would take longer than to look for oneself."""
+
+
+def nearest(path: str) -> str | None:
+    """Return a path with each part that isn't there replaced by a name like it.
+
+    Returns:
+        None for a URL, for a path that is there, and if nothing is like some part of it.
+
+    Example:
+        >>> nearest("setup.cgf")  # doctest: +SKIP
+        'setup.cfg'
+    """
+    if "://" in path or _is_there(path):
+        return None
+    found = "/" if path.startswith("/") else ""
+    for name in filter(None, path.split("/")):
+        if not _is_there(os.path.join(found, name)):
+            like = _like(name, os.path.expanduser(found) or ".")
+            if like is None:
+                return None
+            name = like
+        found = os.path.join(found, name)
+    return found
+
+
+def look_near(path: str) -> str:
+    """Return the nearest path, or else the command that lists the folder in which it should be.
+
+    Args:
+        path: a local one.
+
+    Example:
+        >>> look_near("/nowhere/corpus.jsonl")
+        'ls /'
+    """
+    found = nearest(path)
+    if found is not None:
+        return f"{shlex.quote(found)}  # the nearest name"
+    folder = path
+    while folder and not _is_there(folder):
+        folder = os.path.dirname(folder.rstrip("/"))
+    return f"ls {shlex.quote(folder or '.')}"
+
+
+def _is_there(path: str) -> bool:
+    return os.path.lexists(os.path.expanduser(path))
+
+
+def _like(name: str, folder: str) -> str | None:
+    from difflib import get_close_matches  # only for an error
+
+    with suppress(OSError), os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, _MOST_NAMES)]
+        return next(iter(get_close_matches(name, sorted(names), 1)), None)
+    return None
