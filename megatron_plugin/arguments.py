@@ -16,6 +16,7 @@ from pipeline.training.method import ONLINE_TOP_K, Method
 from pipeline.training.methods import METHODS, kind_of
 from pipeline.training.methods.kind import MethodKind
 from vocag import options
+from vocag.failures import hinted
 from vocag.options import ModelSource, Option
 
 _PREFIX = "vocag_"
@@ -82,10 +83,12 @@ class TeacherOptions:
             )
         if self.world_size % self.ranks_of_replica:
             sizes = " by ".join(f"{n} {kind}-parallel" for kind, n in self._parallel_sizes.items())
-            raise ArgumentError(
+            error = ArgumentError(
                 f"--vocag-teacher-world-size {self.world_size} isn't a multiple of {sizes} ranks: "
                 f"use a multiple of {self.ranks_of_replica}"
             )
+            more = (self.world_size // self.ranks_of_replica + 1) * self.ranks_of_replica
+            raise hinted(error, f"--vocag-teacher-world-size {more}")
 
 
 NO_TEACHER = TeacherOptions()
@@ -177,23 +180,26 @@ class VocagOptions:
         """Check what concerns more than the teacher alone; find the user's home."""
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
         if self.teacher.name and self.stored_losses is not None:
-            raise ArgumentError(
+            error = ArgumentError(
                 "--vocag-teacher and --vocag-stored-losses are given: choose one of them"
             )
+            raise hinted(error, "leave out --vocag-teacher")
         self._check_weights()
         if not self.teacher.name:
             self._require_no_teacher_options()
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
-            raise ArgumentError(
+            error = ArgumentError(
                 "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "
                 "student's parallelism: leave out its own tensor, pipeline and expert parallelism"
             )
+            raise hinted(error, f"--vocag-teacher-world-size {self.teacher.ranks_of_replica}")
         self._require_read_options()
         if self.kind.needs != "nothing" and not self._has_losses:
-            raise ArgumentError(
+            error = ArgumentError(
                 f"--vocag-method {self.kind.name} needs --vocag-teacher or --vocag-stored-losses; "
                 "without them use --vocag-method full, random, student_loss or student_entropy"
             )
+            raise hinted(error, '--vocag-stored-losses ""')
 
     @property
     def _has_losses(self) -> bool:
@@ -207,15 +213,17 @@ class VocagOptions:
             raise ArgumentError(str(error).replace("--", "--vocag-")) from error
         given = self.method_options
         if given.weight is not None and self.kind.needs != "distributions":
-            raise ArgumentError(
+            refusal = ArgumentError(
                 f"--vocag-weight {given.weight} is for --vocag-method distill: leave it out with "
                 f"{self.kind.name}"
             )
+            raise hinted(refusal, "leave out --vocag-weight")
         if given.top_k is not None and self.stored_losses is not None:
-            raise ArgumentError(
+            refusal = ArgumentError(
                 f"--vocag-top-k {given.top_k} is for a running --vocag-teacher: stored "
                 "distributions have as many tokens as vocag score --top-k gave them; leave it out"
             )
+            raise hinted(refusal, "leave out --vocag-top-k")
 
     def _check_weights(self) -> None:
         given = self.stored_losses, self.teacher_weights, self.teacher_choice
@@ -233,10 +241,11 @@ class VocagOptions:
         if unread:
             name, value = min(unread.items())
             option = "--vocag-" + name.replace("_", "-")
-            raise ArgumentError(
+            error = ArgumentError(
                 f"{option} {value} needs --vocag-teacher, which is missing: name the teacher, or "
                 f"leave {option} out to train without one"
             )
+            raise hinted(error, f"leave out {option}")
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:

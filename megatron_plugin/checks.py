@@ -17,6 +17,7 @@ from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
+from vocag.failures import hinted
 
 # Attribute of Megatron's arguments, the value that works, why no other does.
 _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
@@ -66,23 +67,26 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
         ArgumentError: names the argument, its value and the remedy.
     """
     if not args.calculate_per_token_loss:
-        raise ArgumentError(
+        error = ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
             "on its own, and those with few kept tokens would weigh too much; add it"
         )
+        raise hinted(error, "--calculate-per-token-loss")
     _require_defaults(args)
     _require_resumable(args)
     if args.padded_vocab_size < manifest.student.vocab_size:
-        raise ArgumentError(
+        error = ArgumentError(
             f"the student's vocabulary of {args.padded_vocab_size} is smaller than that of the "
             f"dataset's student tokenizer ({manifest.student.vocab_size}): raise --vocab-size, or "
             "align again with this student's tokenizer"
         )
+        raise hinted(error, f"--vocab-size {manifest.student.vocab_size}")
     if args.eval_iters and options.validation_data is None:
-        raise ArgumentError(
+        error = ArgumentError(
             f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned "
             "dataset that isn't trained on, or pass --eval-iters 0"
         )
+        raise hinted(error, "--eval-iters 0")
 
 
 def _require_defaults(args: Namespace) -> None:
@@ -102,7 +106,9 @@ def _require_defaults(args: Namespace) -> None:
         given = getattr(args, name)
         if given != works:
             remedy = f"leave it at {works}" if works else "leave it out"
-            raise ArgumentError(f"{options[name]} {given} isn't supported ({reason}): {remedy}")
+            option = options[name]
+            error = ArgumentError(f"{option} {given} isn't supported ({reason}): {remedy}")
+            raise hinted(error, f"leave out {option}")
 
 
 def _require_resumable(args: Namespace) -> None:
@@ -114,13 +120,14 @@ def _require_resumable(args: Namespace) -> None:
     saves = args.save and not args.no_save_optim
     loads = args.load and not (args.no_load_optim or args.finetune)
     if args.use_distributed_optimizer and (saves or loads) and not HAVE_APEX_OR_TE:
-        raise ArgumentError(
+        error = ArgumentError(
             f"--use-distributed-optimizer can't be used with {'--save' if saves else '--load'} "
             "here: without Transformer Engine or Apex, Megatron can't load what such an optimizer "
             "saves. Install one of them, or leave out --use-distributed-optimizer and "
             "--overlap-param-gather (each rank then holds the whole optimizer: 18 bytes per "
             "parameter of its part of the student, gradients included)"
         )
+        raise hinted(error, "leave out --use-distributed-optimizer --overlap-param-gather")
 
 
 def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
@@ -141,12 +148,13 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
         was, now = getattr(checkpoint, name), getattr(args, name)
         if was != now:
             option = "--" + name.replace("_", "-")
-            raise ArgumentError(
+            error = ArgumentError(
                 f"{args.load} was saved at {option} {was}, this run has {now}: its distributed "
                 f"optimizer was saved without --dist-ckpt-optim-fully-reshardable, so these sizes "
                 f"can't change. Use {option} {was} again (a checkpoint that this saves with "
                 "--dist-ckpt-optim-fully-reshardable continues in any layout)"
             )
+            raise hinted(error, f"{option} {was}")
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
@@ -168,10 +176,11 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
         ValueError: with the numbers.
     """
     if not teacher.world_size and args.virtual_pipeline_model_parallel_size is not None:
-        raise ArgumentError(
+        error = ArgumentError(
             "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
             "give it ranks of its own, or leave out the student's virtual pipeline"
         )
+        raise hinted(error, f"--vocag-teacher-world-size {teacher.ranks_of_replica}")
     sizes = {"a training step": (args.global_batch_size, args.micro_batch_size)}
     if args.eval_iters:
         sizes["a validation step"] = (args.eval_global_batch_size, args.eval_micro_batch_size)
@@ -180,7 +189,9 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
         teachers = teacher.num_replicas if teacher.world_size else 0
         refusal = batch.refusal(args.data_parallel_size, teachers)
         if refusal is not None:
-            raise ArgumentError(refusal)
+            fitting = batch.fitting_rows(args.data_parallel_size, teachers)
+            prefix = "--eval-global" if step == "a validation step" else "--global"
+            raise _refused(refusal, f"{prefix}-batch-size", fitting)
 
 
 def require_split(
@@ -219,7 +230,13 @@ def require_split(
             f". Splits of {num_ranks} ranks that fit {rows} rows, student's + teacher's (share of "
             f"colocated models' speed, by arithmetic): {listed or 'none'}"
         )
-    raise ArgumentError(refusal)
+    raise _refused(refusal, "--global-batch-size", fitting)
+
+
+def _refused(refusal: str, option: str, fitting: list[int]) -> ArgumentError:
+    """Return the error of a step whose rows can't be shared, with a number near it that can."""
+    error = ArgumentError(refusal)
+    return hinted(error, f"{option} {fitting[0]}") if fitting else error
 
 
 def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: int) -> int:

@@ -7,12 +7,15 @@ that Megatron's barriers and size checks see only its own ranks.
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from dataclasses import dataclass
 
 from torch import distributed as dist
 
 from megatron_plugin.arguments import ArgumentError
 from megatron_plugin.bridge import START_TIMEOUT, Role
+from vocag.failures import hinted
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,22 @@ def enter_world(num_teacher_ranks: int) -> World:
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except KeyError as error:
-        raise ArgumentError(
+        missing = ArgumentError(
             f"{error.args[0]} isn't set: start with torchrun, also for one process (torchrun "
             "--nproc-per-node 1 -m megatron_plugin.pretrain_gpt)"
-        ) from error
+        )
+        again = ["torchrun", "--nproc-per-node", "1", "-m", "megatron_plugin.pretrain_gpt"]
+        raise hinted(missing, shlex.join([*again, *sys.argv[1:]])) from error
     if not num_teacher_ranks:
         return World("student", rank, size, size)
     num_student_ranks = size - num_teacher_ranks
     if num_student_ranks < 1:
-        raise ArgumentError(
+        refusal = ArgumentError(
             f"--vocag-teacher-world-size {num_teacher_ranks} leaves {num_student_ranks} of the "
             f"job's {size} ranks for the student: start more ranks (torchrun --nproc-per-node) or "
             "lower it"
         )
+        raise hinted(refusal, f"torchrun --nproc-per-node {num_teacher_ranks + 1}")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
     shared = dist.PrefixStore(f"vocag/{attempt}", store)

@@ -90,7 +90,8 @@ ALLOWED = {
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"
     " pipeline.models pipeline.packing pipeline.dataset pipeline.guidance",
-    "megatron_plugin.student": "megatron_plugin.teacher megatron_plugin.models pipeline.models"
+    "megatron_plugin.student": "vocag megatron_plugin.teacher megatron_plugin.models"
+    " pipeline.models"
     " megatron_plugin.checks megatron_plugin.bridge megatron_plugin.worlds"
     " megatron_plugin.upstream megatron_plugin.arguments"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance pipeline.distributions"

@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_plugin.arguments import ArgumentError
 from megatron_plugin.models.shape import ModelShape
+from vocag.failures import hinted
 
 _OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their attributes
 
@@ -85,10 +86,11 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
     for name, value in expected.items():
         given = getattr(args, name)
         if given != value and not (name == "num_query_groups" and given in (None, 1)):
-            raise ArgumentError(
+            error = ArgumentError(
                 f"the arguments say {name} {given}, --vocag-student's config {value}: leave the "
                 "argument out, the config sets it"
             )
+            raise hinted(error, f"leave out --{name.replace('_', '-')}")
 
 
 def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | None:

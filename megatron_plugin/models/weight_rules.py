@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from megatron_plugin.models.shape import ModelShape
+from vocag.failures import hinted
 
 _EXPERT = "local_experts"  # what a layer's list of experts is called
 
@@ -107,10 +108,11 @@ def load_weights(
         tensors = [open_tensor(tensor_name) for tensor_name in rule.names]
         num_tokens = tensors[0].shape[0]
         if ("embeddings" in name or name == "output_layer.weight") and num_tokens > padded:
-            raise ValueError(
+            error = ValueError(
                 f"{rule.names[0]} has {num_tokens} rows, the model's padded vocabulary only "
                 f"{padded}: raise --vocab-size to {num_tokens}"
             )
+            raise hinted(error, f"--vocab-size {num_tokens}")
         value = rule.shard(tensors, rank, num_ranks)
         if value.shape != parameter.shape:
             raise ValueError(

@@ -14,6 +14,7 @@ from megatron_plugin.models.weights import (
     require_whole,
 )
 from pipeline.streaming import AlignedRows, StreamState
+from vocag.failures import hinted
 
 
 class ChangedRunError(ValueError):
@@ -65,19 +66,21 @@ def require_same_run(
     """
     saved = getattr(checkpoint, "vocag_run", None)
     if checkpoint is None or saved is None:
-        raise ChangedRunError(
+        error = ChangedRunError(
             f"{args.load} was not saved by this trainer, so what it was trained on isn't known: "
             "add --finetune to start a new run from its weights"
         )
+        raise hinted(error, "--finetune")
     stream = StreamState(**saved["stream"] | {"consumed_samples": args.consumed_train_samples})
     rows.restore(stream)
     now = asdict(identity)
     for name in ("teacher", "guidance"):
         if saved[name] != now[name]:
-            raise ChangedRunError(
+            error = ChangedRunError(
                 f"{args.load} was made with {name} {saved[name]}, this run has {now[name]}: use "
                 "the run's own, or add --finetune to start a new run from its weights"
             )
+            raise hinted(error, "--finetune")
     # What no weight's shape shows: how positions rotate.
     was, runs = (getattr(each, "vocag_model_config", None) for each in (checkpoint, args))
     if was and runs and was["rope_parameters"] != runs["rope_parameters"]:

@@ -1,5 +1,6 @@
 """Options reach what they are for; what can't work is refused at once, with the remedy."""
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,6 +35,7 @@ from pipeline.training.methods import METHODS
 from schemas.errors import ForeignTokenizerError
 from tests.megatron_plugin.models import make_model, save_model
 from tests.support.datasets import build_dataset, byte_level
+from vocag.failures import hints_of
 
 TEACHER = ("--vocag-teacher", "m")
 STORED_DISTILL = ("--vocag-stored-losses", "", "--vocag-method", "distill")
@@ -135,17 +137,53 @@ def test_impossible_options(extra, message):
         options(*extra)
 
 
+@pytest.mark.parametrize(
+    ("extra", "hint"),
+    [
+        (("--vocag-method", "distill"), '--vocag-stored-losses ""'),
+        (("--vocag-teacher-world-size", "4"), "leave out --vocag-teacher-world-size"),
+        ((*TEACHER, "--vocag-stored-losses", ""), "leave out --vocag-teacher"),
+        (
+            (*OWN_WORLD, "3", "--vocag-teacher-pipeline-model-parallel-size", "2"),
+            "--vocag-teacher-world-size 4",
+        ),
+        (
+            (*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"),
+            "--vocag-teacher-world-size 2",
+        ),
+        ((*TEACHER, "--vocag-weight", "0.5"), "leave out --vocag-weight"),
+        ((*STORED_DISTILL, "--vocag-top-k", "4"), "leave out --vocag-top-k"),
+    ],
+)
+def test_the_hint_of_impossible_options_makes_them_possible(extra, hint):
+    with pytest.raises(ArgumentError) as refused:
+        options(*extra)
+    assert hints_of(refused.value) == [f"hint: {hint}"]
+    remedied = shlex.split(hint)
+    if remedied[0] == "leave":
+        start = extra.index(remedied[-1])
+        options(*extra[:start], *extra[start + 2 :])
+    else:
+        options(*extra, *remedied)  # the last one holds
+
+
 def test_no_student_rank_left(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ArgumentError, match="4 leaves 0 of the job's 4 ranks for the student"):
+    with pytest.raises(
+        ArgumentError, match="4 leaves 0 of the job's 4 ranks for the student"
+    ) as refused:
         enter_world(4)
+    assert hints_of(refused.value) == ["hint: torchrun --nproc-per-node 5"]
 
 
 def test_without_torchrun(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ArgumentError, match="RANK isn't set: start with torchrun"):
+    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", "--vocag-data", "a b"])
+    with pytest.raises(ArgumentError, match="RANK isn't set: start with torchrun") as refused:
         enter_world(0)
+    again = "hint: torchrun --nproc-per-node 1 -m megatron_plugin.pretrain_gpt --vocag-data 'a b'"
+    assert hints_of(refused.value) == [again]
 
 
 @pytest.mark.parametrize(("students", "teachers"), [(1, 1), (4, 2), (2, 4), (6, 3), (1, 5), (8, 1)])
@@ -167,21 +205,34 @@ def test_uneven_pairing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("teacher", "changes", "message"),
+    ("teacher", "changes", "message", "hint"),
     [
         (
             (*OWN_WORLD, "2", "--vocag-teacher-micro-batch-size", "2"),
             {"global_batch_size": 6, "micro_batch_size": 3},
             r"6 rows per student replica, which 2 teacher.*of 2:",
+            "--global-batch-size 12",
         ),
-        (TEACHER, {"virtual_pipeline_model_parallel_size": 2}, "no virtual pipeline stages"),
+        (
+            (*OWN_WORLD, "2"),
+            {"eval_iters": 1, "eval_global_batch_size": 7, "eval_micro_batch_size": 1},
+            "a validation step has 7 rows per student replica",
+            "--eval-global-batch-size 6",
+        ),
+        (
+            TEACHER,
+            {"virtual_pipeline_model_parallel_size": 2},
+            "no virtual pipeline stages",
+            "--vocag-teacher-world-size 1",
+        ),
     ],
 )
-def test_steps_that_a_teacher_cannot_serve(teacher, changes, message):
+def test_steps_that_a_teacher_cannot_serve(teacher, changes, message, hint):
     teacher = options(*teacher).teacher
     require_service(Namespace(**SIZES), teacher)
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match=message) as refused:
         require_service(Namespace(**SIZES | changes), teacher)
+    assert hints_of(refused.value) == [f"hint: {hint}"]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +264,26 @@ def test_steps_that_a_teacher_cannot_serve(teacher, changes, message):
 def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, message):
     manifest = build_dataset(tmp_path)
     require_student(Namespace(**WORKING), options(), manifest)
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match=message) as refused:
         require_student(Namespace(**WORKING | changes), options(), manifest)
+    [hint] = hints_of(refused.value)
+    assert "--" in hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"calculate_per_token_loss": False}, "--calculate-per-token-loss"),
+        ({"eval_iters": 100}, "--eval-iters 0"),
+        ({"padded_vocab_size": 5}, "--vocab-size {}"),
+        ({"softmax_type": "learnable"}, "leave out --softmax-type"),
+    ],
+)
+def test_the_hint_of_what_megatron_could_do(tmp_path, changes, hint):
+    manifest = build_dataset(tmp_path)
+    with pytest.raises(ArgumentError) as refused:
+        require_student(Namespace(**WORKING | changes), options(), manifest)
+    assert hints_of(refused.value) == ["hint: " + hint.format(manifest.student.vocab_size)]
 
 
 def test_a_distributed_optimizer_without_checkpoints_or_with_its_library(tmp_path, monkeypatch):
