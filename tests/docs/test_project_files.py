@@ -34,6 +34,17 @@ def test_a_bug_report_asks_for_the_doctor() -> None:
         assert load(f"ISSUE_TEMPLATE/{template.name}")
 
 
+def test_no_address_is_made_up() -> None:
+    """The project's own address is declared nowhere, so nothing may ask to fetch it."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.yml")]
+    texts = {path: path.read_text("utf-8") for path in (*pages, ROOT / "mkdocs.yml")}
+    assert len(texts) > 20
+    made_up = re.compile(r"git clone|/OWNER/|/vocag\.git")
+    assert not [path for path, text in texts.items() if made_up.search(text)]
+    declared = (ROOT / "setup.cfg").read_text("utf-8") + texts[ROOT / "mkdocs.yml"]
+    assert not re.findall(r"^(?:url|project_urls|site_url|repo_url)\b", declared, re.MULTILINE)
+
+
 def test_the_changelog_starts_at_the_release() -> None:
     """Its newest section is the version that setup.cfg has."""
     sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
