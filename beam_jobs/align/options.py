@@ -79,7 +79,7 @@ dead_letters-g001.jsonl. A run that was started before keeps exactly its rows. A
 whose id the dataset has, a removed one too, is left out and counted: known_id in the dead letters,
 which --max-dead-letters does not count. vocag score then scores what is new.
 
-exit status: 0 done; 1 the job failed, run it again to resume; 2 asked for wrongly; 3 done, but more
+exit status: 0 done; 1 the job failed, run it again to resume; 2 wrong usage; 3 done, but more
 documents are left out than --max-dead-letters allows.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""

@@ -24,7 +24,7 @@ started before keeps exactly its rows, unless you pass --generation latest. The 
 bytes stay in the shards: vocag align --input DATASET --output NEW writes a dataset without them.
 Their ids stay taken, so vocag align --append does not bring them back.
 
-exit status: 0 done, or nothing was left to do; 2 asked for wrongly, and nothing was written.
+exit status: 0 done, or nothing was left to do; 2 wrong usage, and nothing was written.
 
 Every other option goes to Apache Beam (for an object store)."""
 

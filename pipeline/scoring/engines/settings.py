@@ -16,7 +16,7 @@ class TopSettings:
     Attributes:
         top_k: also store the K likeliest next tokens at every position, in the teacher's ids, with
             their log-probabilities; 1 to 255.
-        top_mass: fewer than --top-k where the likeliest together hold this mass (default: 1).
+        top_mass: fewer than --top-k if the likeliest together hold this mass (default: 1).
         top_log_probs: how log-probabilities are stored; uint8 is off by about 0.02 nats at 1 nat,
             float16 by 0.0005.
     """
