@@ -22,7 +22,7 @@ class Terminated(BaseException):
 
 
 def exit_status(command: str, work: Callable[[], object]) -> int:
-    """Run a command's work; return 0, 1 if the job failed, 2 if it was asked for wrongly.
+    """Run a command's work; return 0, 1 if the job failed, 2 for wrong usage.
 
     3 is the status of a dataset that is written, but without more of its input than was allowed.
     What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a

@@ -13,8 +13,8 @@ class TransferOptions:
 
     Attributes:
         model: folder or Hugging Face repository of a causal language model with its tokenizer.
-        tokenizer: the new tokenizer: a tokenizer.json, a SentencePiece model, a folder that holds one, a
-            Hugging Face repository, or bytes: the 256 byte values.
+        tokenizer: the new tokenizer: a tokenizer.json, a SentencePiece model, a folder that holds
+            one, a Hugging Face repository, or bytes: the 256 byte values.
         text: texts in which tokens are seen and on which the model is measured: .jsonl and .txt
             files, or aligned datasets. Some megabytes of the text to train on are enough.
         output: folder for the new model.
