@@ -154,17 +154,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def overview(records: Records, sets: Sequence[str], plain: str, at: str = "best") -> str:
-    """Return every arm's bits per byte by seed, and its difference to a plain arm."""
+    """Return every arm's mean bits per byte, and its difference to a plain arm."""
     rows = []
     for arm, own in records.items():
-        cells: list[object] = [arm, len(own), next(iter(own.values()))["rate"]]
+        cells: list[object] = [f"`{arm}`", len(own), f"{next(iter(own.values()))['rate']:g}"]
         cells.append(", ".join(str(record["best"]) for record in own.values()))
         for name in sets:
-            values = " ".join(f"{bits_per_byte(r, name, at):.4f}" for r in own.values())
-            other = "" if arm == plain else f" ({compare(own, records[plain], name, at)})"
-            cells.append(values + (other if plain in records else ""))
+            mean = f"{fmean(bits_per_byte(record, name, at) for record in own.values()):.3f}"
+            differs = arm != plain and plain in records
+            less = f" ({compare(own, records[plain], name, at)})" if differs else ""
+            cells.append(mean + less)
         rows.append(cells)
-    return table(["arm", "seeds", "rate", "best unit", *sets], rows)
+    return table(["arm", "seeds", "rate", "best", *sets], rows)
 
 
 def best_arm(records: Records, names: Iterable[str]) -> str:

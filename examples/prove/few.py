@@ -103,7 +103,7 @@ def judge(folder: Path) -> str:
     parts = ["# Few documents, many passes", "", verdict(records), ""]
     for at in ("best", "last"):
         title = "at the pass that is best on the development set" if at == "best" else "at the end"
-        parts += [f"## Bits per byte by seed, {title}", ""]
+        parts += [f"## Bits per byte {title}", ""]
         parts += ["In parentheses: less `full`, ± Student's t, [bootstrap over documents].", ""]
         parts += [overview(records, sets, "full", at)]
     return "\n".join(parts)

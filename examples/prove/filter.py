@@ -180,7 +180,7 @@ def judge(folder: Path) -> str:
         "",
         verdict(records),
         "",
-        "## Bits per byte by seed, at the end",
+        "## Bits per byte at the end",
     ]
     return "\n".join([*parts, "", overview(records, (*DECIDING, "docstrings"), "all", "last")])
 

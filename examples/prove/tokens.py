@@ -132,7 +132,7 @@ def judge(folder: Path) -> str:
     parts = ["# Which tokens to learn", "", verdicts(records), ""]
     stages = (AFTER, "last") if all_have(records, AFTER) else ("last",)
     for at in stages:
-        parts += [f"## Bits per byte by seed, {at}", "", overview(records, SETS, "full", at)]
+        parts += [f"## Bits per byte, {at}", "", overview(records, SETS, "full", at)]
     return "\n".join(parts)
 
 

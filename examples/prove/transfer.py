@@ -44,31 +44,44 @@ class Size:
     packages: tuple[str, ...] = HELD_OUT_PACKAGES
 
 
-SIZES = {"full": Size(), "tiny": Size(40, 4, 4, ("tqdm",)), "gpu": Size(5000, 200, 500)}
+SIZES = {
+    "full": Size(),
+    "small": Size(300, 20, 30),
+    "tiny": Size(40, 4, 4, ("tqdm",)),
+    "gpu": Size(5000, 200, 500),
+}
+STEPS = {"full": (50, 4), "small": (20, 2), "tiny": (2, 1), "gpu": (50, 4)}
+"""Between measurements, and how often; rates are compared at the first."""
 
 
 def experiment(scale: str, tokenizer: Path) -> Experiment:
     """Return the experiment at a scale.
 
     Args:
-        scale: tiny, full or gpu.
+        scale: tiny, small, full or gpu.
         tokenizer: of the new vocabulary, with Llama 2's 32,000 tokens.
     """
-    tiny = scale == "tiny"
+    tiny, (unit, units) = scale == "tiny", STEPS[scale]
+    bases = {
+        "full": Base(),
+        "small": Base(batch_size=2),
+        "tiny": TINY,
+        "gpu": Base(device="cuda", batch_size=32),
+    }
     return Experiment(
         name="transfer",
         scale=scale,
-        base={"full": Base(), "tiny": TINY, "gpu": Base(device="cuda", batch_size=32)}[scale],
+        base=bases[scale],
         build=partial(build, SIZES[scale]),
         aligned=("train", "dev"),
         scored={"train": ("--top-k", 16)},
         arms=ARMS[:2] if tiny else ARMS,
-        unit=2 if tiny else 50,
-        units=1 if tiny else 4,
+        unit=unit,
+        units=units,
         search_units=1,
         first_rate=2e-4,
         warmup_steps=1 if tiny else 10,
-        measured=(1,) if tiny else (1, 2, 4),
+        measured=tuple(sorted({1, 2, units} & set(range(units + 1)))),
         seeds=(0,) if tiny else (0, 1, 2),
         tokenizer=tokenizer.resolve(),
         judge=judge,
