@@ -16,9 +16,12 @@ from collections.abc import Buffer, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import batched
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.remote import first_contact
+from vocag.failures import hinted
 
 if TYPE_CHECKING:
     from apache_beam.io.filesystems import FileSystems
@@ -68,9 +71,19 @@ def require_answer(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Create a local folder; object stores have none."""
+    """Create a local folder; object stores have none.
+
+    Raises:
+        NotADirectoryError: a file is in the way.
+    """
     if is_local(path):
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            above = (path, *map(str, Path(path).parents))
+            file = next(name for name in above if os.path.exists(name))
+            refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
+            raise hinted(refusal, f"mv {quote(file)} {quote(file + '.old')}") from error
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from vocag.failures import hinted
+
 logger = logging.getLogger(__name__)
 
 Role = Literal["student", "teacher"]
@@ -267,7 +269,8 @@ def _peer(name: str, what: str) -> Iterator[None]:
     except RuntimeError as error:
         logger.error("lost the bridge to %s: %s %s", name, what, error)
         time.sleep(_GRACE_SECONDS)
-        raise BridgeError(
+        refusal = BridgeError(
             f"{name} doesn't answer over the bridge: {what} {error}; the messages of {name}'s own "
             "ranks say why; raise --distributed-timeout-minutes if it was only slow"
-        ) from error
+        )
+        raise hinted(refusal, "--distributed-timeout-minutes 60") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokeniz
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import DatasetError
+from vocag.failures import hinted
 
 
 def export_student(
@@ -53,7 +55,8 @@ def export_student(
         'llama'
     """
     if (output / "config.json").exists():
-        raise FileExistsError(f"{output} holds a model already: name another folder or remove it")
+        error = FileExistsError(f"{output} holds a model already: name another folder or remove it")
+        raise hinted(error, f"--output {quote(f'{output}-2')}")
     shape, read = read_student(checkpoint)
     tensors = {name: tensor.to(dtype or tensor.dtype).clone() for name, tensor in read.items()}
     config = shape.config | {

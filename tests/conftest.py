@@ -24,7 +24,7 @@ settings.register_profile("search", deadline=None)  # other examples each time: 
 settings.load_profile("tests")
 
 ENOUGH_BYTES = 5 << 28
-"""What a process may hold at the end of a module, so that it stays below 2 GB in the next."""
+"""What a process may hold at the end of a test, so that it stays below 2 GB in the next."""
 
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 if hasattr(_LIBC, "mallopt"):
@@ -37,14 +37,10 @@ if hasattr(_LIBC, "mallopt"):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put a file's tests of one real tokenizer side by side: each is loaded once, and forgotten."""
-    zoo = sys.modules.get("tests.support.tokenizer_zoo")
     files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
 
     def place(item: pytest.Item) -> tuple[int, str]:
-        spec = getattr(item, "callspec", None)
-        name = spec.params.get("name") if spec else None
-        real = zoo is not None and isinstance(name, str) and zoo.is_real(name)
-        return files[item.path], name if real else ""
+        return files[item.path], _real_tokenizer(item)
 
     items.sort(key=place)
 
@@ -58,6 +54,26 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Undo it: extensions complain of what is left at the end."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forget the tokenizers that caches hold once memory is short, and give it back.
+
+    What the tests import takes 1.1 GB; the large tokenizers take 40 to 400 MB and one or two
+    seconds each, so the next test's stays.
+    """
+    if psutil.Process().memory_info().rss < ENOUGH_BYTES:
+        return
+    ends = nextitem is None or nextitem.path != item.path
+    if not ends and _real_tokenizer(item) and _real_tokenizer(item) == _real_tokenizer(nextitem):
+        return
+    held = list(_caches(vars(item.module) if ends and isinstance(item, pytest.Function) else {}))
+    if ends or any(cached.cache_info().currsize for cached in held):
+        for cached in held:
+            cached.cache_clear()
+        gc.collect()
+        getattr(_LIBC, "malloc_trim", int)(0)
 
 
 @pytest.fixture(scope="session")
@@ -111,24 +127,6 @@ def unscored(world: Path, tmp_path: Path) -> Path:
     return shutil.copytree(world, tmp_path / "unscored", ignore=ignored)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _let_go_of_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forget the tokenizers that caches hold once memory is short, and give it back.
-
-    What the tests import takes 1.1 GB; the large tokenizers take 40 to 400 MB and one or two
-    seconds each.
-    """
-    yield
-    if psutil.Process().memory_info().rss < ENOUGH_BYTES:
-        return
-    own = [each for each in vars(request.module).values() if _is_cache_of(each, request.module)]
-    zoo = sys.modules.get("tests.support.tokenizer_zoo")
-    for cached in (*own, *([zoo.load_real] if zoo else [])):
-        cached.cache_clear()
-    gc.collect()
-    getattr(_LIBC, "malloc_trim", int)(0)
-
-
 @pytest.fixture(autouse=True)
 def _restore_log_level() -> None:
     """Undo what a command said about the process's log, in an earlier test or a shared fixture.
@@ -138,5 +136,17 @@ def _restore_log_level() -> None:
     logging.getLogger().setLevel(logging.WARNING)
 
 
-def _is_cache_of(value: object, module: object) -> bool:
-    return hasattr(value, "cache_clear") and value.__module__ == getattr(module, "__name__", "")
+def _real_tokenizer(item: pytest.Item | None) -> str:
+    """Return the name of the real tokenizer that a test is about, or an empty string."""
+    zoo = sys.modules.get("tests.support.tokenizer_zoo")
+    spec = getattr(item, "callspec", None)
+    name = spec.params.get("name") if spec else None
+    return name if zoo is not None and isinstance(name, str) and zoo.is_real(name) else ""
+
+
+def _caches(module: dict[str, Any]) -> Iterator[Any]:
+    """Yield the caches of a test module, and those that hold large tokenizers."""
+    name = module.get("__name__")
+    yield from (v for v in module.values() if hasattr(v, "cache_clear") and v.__module__ == name)
+    large = {"tests.support.tokenizer_zoo": "load_real", "pipeline.dataset.tokenizers": "_load"}
+    yield from (vars(sys.modules[place])[v] for place, v in large.items() if place in sys.modules)

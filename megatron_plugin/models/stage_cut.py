@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_plugin.models.shape import ModelShape
+from vocag.failures import hinted
 
 
 def output_cost(shape: ModelShape) -> float:
@@ -44,10 +45,12 @@ def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ..
         (7, 8, 8, 5)
     """
     if num_stages > num_layers:
-        raise ValueError(
+        option = "--vocag-teacher-pipeline-model-parallel-size"
+        error = ValueError(
             f"the teacher's {num_layers} layers can't fill {num_stages} pipeline stages: lower "
-            "--vocag-teacher-pipeline-model-parallel-size"
+            f"{option}"
         )
+        raise hinted(error, f"{option} {num_layers}")
     if num_stages == 1:
         return (num_layers,)
     others = num_stages - 1

@@ -38,6 +38,7 @@ from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
+from vocag.failures import hinted
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +173,11 @@ class StudentRun:
         args.vocag_run = asdict(identity)
         needed = args.train_iters * args.global_batch_size
         if needed > len(rows):
-            raise ValueError(
+            error = ValueError(
                 f"--train-iters {args.train_iters} need {needed} rows, {self._options.data.path} "
                 f"has {len(rows)}: raise max_epochs there, or let a dataset repeat"
             )
+            raise hinted(error, f"--train-iters {len(rows) // args.global_batch_size}")
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
         """Hash the teacher's files on one rank; a large one takes minutes.

@@ -1,5 +1,6 @@
 import gc
 import os
+import re
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,3 +137,15 @@ def test_an_object_that_is_not_there_is_a_file_that_is_not_there(
     monkeypatch.setattr(NotFoundError, "code", 403)
     with pytest.raises(NotFoundError):
         storage.read_bytes("gs://b/ids.txt")
+
+
+@pytest.mark.parametrize("inside", ["", "/.vocag", "/.vocag/run"])
+def test_a_file_where_a_folder_is_to_be_is_named_with_a_remedy(tmp_path: Path, inside: str) -> None:
+    file = tmp_path / "corpus file"
+    file.touch()
+    with pytest.raises(NotADirectoryError, match=re.escape(f"{file} is a file")) as refused:
+        storage.make_folder(f"{file}{inside}")
+    assert refused.value.__notes__ == [f"hint: mv '{file}' '{file}.old'"]
+    storage.make_folder(f"{tmp_path}/a/b")
+    storage.make_folder(f"{tmp_path}/a/b")
+    assert (tmp_path / "a" / "b").is_dir()
