@@ -150,10 +150,11 @@ class SampleReader:
         num_student = int(self._table.num_student_tokens[document_index])
         num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)
-        student_ids, teacher_ids, advance, width = (
+        # A list: a generator takes a tenth of the time of a row more.
+        student_ids, teacher_ids, advance, width = [
             vector_place(header[name], length, body, len(sample))
             for name, length in zip(_TENSORS, lengths, strict=True)
-        )
+        ]
         return student_ids, teacher_ids, advance, width
 
     def _names(self, document_index: int) -> tuple[str, str, str]:
