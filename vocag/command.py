@@ -45,6 +45,9 @@ GROUPS = {
 
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
+_OWN_EXTRA = dict.fromkeys(("httpx2", "tenacity"), "served")
+"""Extras of packages that only some uses of a command need."""
+
 left_behind: "list[threading.Thread]" = []
 """Threads of a job that was left, which `leave` does not wait for."""
 
@@ -92,7 +95,8 @@ def run_command(arguments: list[str]) -> int:
         if not extra or (error.name or "").partition(".")[0] in PACKAGES:
             raise
         message = f"it needs a package that is missing ({error.name})"
-        report(f"vocag {name}", hinted(error, install(extra)), message)
+        own = _OWN_EXTRA.get(error.name or "", extra)
+        report(f"vocag {name}", hinted(error, install(own)), message)
         return 2
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
 import numpy as np
@@ -31,7 +31,6 @@ from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.models.probe import probe_tokens
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.engines.handshake import Handshake
 from pipeline.scoring.engines.interface import Engine, Work, require_trained_engine
 from pipeline.scoring.engines.settings import ServedSettings, TransformersSettings
 from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
@@ -48,6 +47,9 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
+
+if TYPE_CHECKING:
+    from pipeline.scoring.engines.handshake import Handshake  # its client is an extra: `served`
 
 SUMMARY_FILE = "summary.json"
 NOTHING_KNOWN = KnownLosses(KnownDocuments(), ())
