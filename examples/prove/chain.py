@@ -200,11 +200,13 @@ class Chain:
 
     def _align(self, folder: Path, name: str) -> None:
         metadata = self.experiment.metadata
+        # A vocabulary from elsewhere has a convention of its own.
+        around = () if self.experiment.tokenizer else ("--student-bos", END, "--student-eos", END)
         self.vocag(
             *(f"align-{name}", "align", "--input", folder / "text" / f"{name}.jsonl"),
             *("--output", folder / name, "--name", name),
             *("--shard-bytes", self.experiment.base.shard_bytes),
-            *("--student", self.student, "--student-bos", END, "--student-eos", END),
+            *("--student", self.student, *around),
             *("--teacher", self.source, "--teacher-context", END),
             *(("--metadata", *metadata) if metadata and folder == self.own else ()),
         )

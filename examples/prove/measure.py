@@ -43,7 +43,8 @@ class Piece:
 
     Attributes:
         document: number of the document.
-        input_ids: the context token and the piece's tokens but the last.
+        input_ids: the token before a text, by the tokenizer's convention or else the one that ends
+            texts, and the piece's tokens but the last.
         labels: its tokens, and what ends a document behind its last.
         ends: whether the last label is the document's end.
         results: half-open ranges of labels that are results of calculations.
@@ -63,9 +64,10 @@ def cut_pieces(tokenizer: Tokenizer, texts: Sequence[str], seq_length: int) -> l
         ValueError: a text that can't be tokenized, or a tokenizer without a token for the end.
     """
     end = tokenizer.eos_token_id
+    start_token = tokenizer.bos_token_id if tokenizer.adds_bos else end
     data = [text.encode() for text in texts]
     tokens = tokenizer.tokenize_batch(data)
-    if tokens.failures or end is None:
+    if tokens.failures or end is None or start_token is None:
         raise ValueError(f"no end token, or texts that have no tokens: {dict(tokens.failures)}")
     pieces = []
     for number, text in enumerate(data):
@@ -78,7 +80,7 @@ def cut_pieces(tokenizer: Tokenizer, texts: Sequence[str], seq_length: int) -> l
             ends = stop == len(ids)
             inside = [(a - start, b - start) for a, b in results if start <= a and b <= stop]
             labels = [*part, end] if ends else part
-            pieces.append(Piece(number, [end, *part][: len(labels)], labels, ends, inside))
+            pieces.append(Piece(number, [start_token, *part][: len(labels)], labels, ends, inside))
     return sorted(pieces, key=lambda piece: -len(piece.labels))
 
 
