@@ -83,6 +83,7 @@ def test_noise_is_a_share_of_the_bytes_in_equal_kinds_and_no_text_stands_twice()
 @torch.inference_mode()
 def test_measures_are_those_of_documents_read_one_by_one(tmp_path: Path) -> None:
     tokenizer = byte_level(400)
+    assert tokenizer.adds_bos
     model = load_language_model(str(write_model(tmp_path / "model", tokenizer)))
     texts = ["He pays 3*4=<<3*4=12>>12 dollars, then 12+1=<<12+1=13>>13.", "It is raining. " * 9]
     pieces = cut_pieces(tokenizer, texts, 512)
@@ -91,7 +92,7 @@ def test_measures_are_those_of_documents_read_one_by_one(tmp_path: Path) -> None
     for number, text in enumerate(texts):
         own = tokenizer.tokenize_batch([text.encode()])
         ids = [*own.input_ids.tolist(), tokenizer.eos_token_id]
-        logits = model(input_ids=torch.tensor([[tokenizer.eos_token_id, *ids[:-1]]])).logits[0]
+        logits = model(input_ids=torch.tensor([[tokenizer.bos_token_id, *ids[:-1]]])).logits[0]
         losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids), reduction="none")
         hits = (logits.argmax(-1) == torch.tensor(ids)).tolist()
         results = []
