@@ -47,8 +47,9 @@ prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of docs/ev
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
-# In the files' own order the last ones are short: no process waits long for another's.
-TOGETHER := -n 2 --dist loadscope --no-loadscope-reorder
+# Three processes keep two cores busy, as many tests wait for others. In the files' own order the last
+# ones are short: no process waits long for the rest.
+TOGETHER := -n 3 --dist loadscope --no-loadscope-reorder
 
 test: $(VENV)/.installed-test ## run the tests, but for long ones, Megatron, services and GPU (minutes)
 	$(BIN)/python -m pytest -m "not gpu and not chain and not long" $(TOGETHER) $(ELSEWHERE)
