@@ -81,7 +81,7 @@ def make_folder(path: str) -> None:
             os.makedirs(path, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             above = (path, *map(str, Path(path).parents))
-            file = next(name for name in above if os.path.exists(name))
+            file = next(name for name in above if os.path.lexists(name))
             refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
             raise hinted(refusal, f"mv {quote(file)} {quote(file + '.old')}") from error
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -32,7 +32,7 @@ from pipeline.models.probe import probe_tokens
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import Engine, Work, require_trained_engine
-from pipeline.scoring.engines.settings import ServedSettings, TransformersSettings
+from pipeline.scoring.engines.settings import Handshake, ServedSettings, TransformersSettings
 from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
 from pipeline.scoring.sidecars import ShardToScore
 from schemas.distributions import TopTokens
@@ -47,9 +47,6 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
-
-if TYPE_CHECKING:
-    from pipeline.scoring.engines.handshake import Handshake  # its client is an extra: `served`
 
 SUMMARY_FILE = "summary.json"
 NOTHING_KNOWN = KnownLosses(KnownDocuments(), ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
@@ -14,6 +13,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.settings import Handshake
 from schemas.manifest import Manifest
 from schemas.sidecar import (
     EngineRecord,
@@ -22,9 +22,6 @@ from schemas.sidecar import (
     decode_score_manifest,
     score_manifest_name,
 )
-
-if TYPE_CHECKING:
-    from pipeline.scoring.engines.handshake import Handshake  # its client is an extra: `served`
 
 API_KEY = "VOCAG_API_KEY"
 """Environment variable with the key that servers ask for; no option, for command lines are seen."""

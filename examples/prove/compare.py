@@ -168,6 +168,19 @@ def overview(records: Records, sets: Sequence[str], plain: str, at: str = "best"
     return table(["arm", "seeds", "rate", "best", *sets], rows)
 
 
+def both_overviews(records: Records, sets: Sequence[str], plain: str) -> str:
+    """Return the overviews at each run's best unit and at its end, with their headings."""
+    parts = []
+    for at, title in (
+        ("best", "at the unit that is best on the development set"),
+        ("last", "at the end"),
+    ):
+        parts += [f"## Bits per byte {title}", ""]
+        parts += [f"In parentheses: less `{plain}`, ± Student's t, [bootstrap over documents].", ""]
+        parts += [overview(records, sets, plain, at)]
+    return "\n".join(parts)
+
+
 def best_arm(records: Records, names: Iterable[str]) -> str:
     """Return the arm with the fewest bits per byte on the development set, best units' mean."""
     means = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from prove.compare import Records, best_arm, compare, overview, read_records
+from prove.compare import Records, best_arm, both_overviews, compare, read_records
 from prove.experiment import TINY, Arm, Base, Experiment
 from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools
 
@@ -99,14 +99,8 @@ def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
 def judge(folder: Path) -> str:
     """Return the tables and the verdicts, by the rules of docs/evidence/few.md."""
     records = read_records(folder)
-    sets = (*DECIDING, *KNOWN)
-    parts = ["# Few documents, many passes", "", verdict(records), ""]
-    for at in ("best", "last"):
-        title = "at the pass that is best on the development set" if at == "best" else "at the end"
-        parts += [f"## Bits per byte {title}", ""]
-        parts += ["In parentheses: less `full`, ± Student's t, [bootstrap over documents].", ""]
-        parts += [overview(records, sets, "full", at)]
-    return "\n".join(parts)
+    tables = both_overviews(records, (*DECIDING, *KNOWN), "full")
+    return "\n".join(["# Few documents, many passes", "", verdict(records), "", tables])
 
 
 def verdict(records: Records, num_seeds: int = 3) -> str:

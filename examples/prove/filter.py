@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow.parquet
 
 from prove import tokens
-from prove.compare import Records, best_arm, compare, overview, read_records
+from prove.compare import Records, best_arm, both_overviews, compare, read_records
 from prove.experiment import TINY, Arm, Base, Experiment
 from prove.texts import Document, Texts
 
@@ -175,14 +175,8 @@ def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
 def judge(folder: Path) -> str:
     """Return the tables and the verdict, by the rules of docs/evidence/filter.md."""
     records = read_records(folder)
-    parts = [
-        "# A filtered corpus",
-        "",
-        verdict(records),
-        "",
-        "## Bits per byte at the end",
-    ]
-    return "\n".join([*parts, "", overview(records, (*DECIDING, "docstrings"), "all", "last")])
+    tables = both_overviews(records, (*DECIDING, "docstrings"), "all")
+    return "\n".join(["# A filtered corpus", "", verdict(records), "", tables])
 
 
 def verdict(records: Records, num_seeds: int = 3) -> str:

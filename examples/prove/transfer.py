@@ -50,8 +50,8 @@ SIZES = {
     "tiny": Size(40, 4, 4, ("tqdm",)),
     "gpu": Size(5000, 200, 500),
 }
-STEPS = {"full": (50, 4), "small": (20, 2), "tiny": (2, 1), "gpu": (50, 4)}
-"""Between measurements, and how often; rates are compared at the first."""
+STEPS = {"full": (50, (1, 2, 4)), "small": (20, (1, 2)), "tiny": (2, (1,)), "gpu": (50, (1, 2, 4))}
+"""Steps of a unit, and after which units is measured, the last of which ends a run."""
 
 
 def experiment(scale: str, tokenizer: Path) -> Experiment:
@@ -61,7 +61,7 @@ def experiment(scale: str, tokenizer: Path) -> Experiment:
         scale: tiny, small, full or gpu.
         tokenizer: of the new vocabulary, with Llama 2's 32,000 tokens.
     """
-    tiny, (unit, units) = scale == "tiny", STEPS[scale]
+    tiny, (unit, measured) = scale == "tiny", STEPS[scale]
     bases = {
         "full": Base(),
         "small": Base(batch_size=2),
@@ -77,11 +77,11 @@ def experiment(scale: str, tokenizer: Path) -> Experiment:
         scored={"train": ("--top-k", 16)},
         arms=ARMS[:2] if tiny else ARMS,
         unit=unit,
-        units=units,
+        units=measured[-1],
         search_units=1,
         first_rate=2e-4,
         warmup_steps=1 if tiny else 10,
-        measured=tuple(sorted({1, 2, units} & set(range(units + 1)))),
+        measured=measured,
         seeds=(0,) if tiny else (0, 1, 2),
         tokenizer=tokenizer.resolve(),
         judge=judge,

@@ -122,6 +122,22 @@ def test_a_package_that_only_the_work_needs_is_named(
     assert hint == f"hint: pip install -e '{ROOT}[evaluate]'"
 
 
+@pytest.mark.slow
+def test_what_only_served_teachers_need_names_its_own_extra(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("openai", "handshake", "endpoints"):
+        monkeypatch.delitem(sys.modules, f"pipeline.scoring.engines.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    served = "--engine openai --endpoint http://localhost:9 --model m --dtype bfloat16"
+    data = next(world.rglob("manifest.json")).parent
+    words = ["score", str(data), *served.split(), "--quantization", "none", "--seq-length", "64"]
+    assert run_command(words) == 2
+    message, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert "(tenacity)" in message
+    assert hint == f"hint: pip install -e '{ROOT}[served]'"
+
+
 def test_a_module_of_our_own_that_is_missing_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pipeline.evaluation.command", None)
     with pytest.raises(ModuleNotFoundError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,30 +16,12 @@ from pipeline.scoring.engines.completions import (
 )
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.interface import EngineError
+from pipeline.scoring.engines.settings import Handshake
 from schemas.distribution_rule import DistributionRule
 
 # Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,
 # or another quantization of it, differs by tenths and more.
 _SAME_MODEL = 0.1
-
-
-@dataclass(frozen=True)
-class Handshake:
-    """What a job's first server says and gives; its workers hold every server against it.
-
-    Attributes:
-        program: "vllm", or "" if it does not say.
-        version: of its program, "" if it does not say.
-        losses: that it gives a plain text, nats; NaN for the first token.
-    """
-
-    program: str
-    version: str
-    losses: tuple[float, ...]
-
-    def describe(self) -> str:
-        """Return program and version, as far as they are known."""
-        return f"{self.program or 'a server'} {self.version or 'of unknown version'}"
 
 
 def shake_hands(

@@ -27,7 +27,6 @@ from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
 from pipeline.scoring.engines.handshake import (
     Answer,
-    Handshake,
     ask,
     require_same_teacher,
     shake_hands,
@@ -39,7 +38,7 @@ from pipeline.scoring.engines.interface import (
     Work,
     line_of,
 )
-from pipeline.scoring.engines.settings import ServedSettings
+from pipeline.scoring.engines.settings import Handshake, ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import TopTokens

@@ -120,3 +120,22 @@ class ServedSettings:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
         if not 0 < self.answer_seconds < float("inf"):
             raise ValueError(f"--answer-seconds {self.answer_seconds} is not a positive number")
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """What a job's first server says and gives; its workers hold every server against it.
+
+    Attributes:
+        program: "vllm", or "" if it does not say.
+        version: of its program, "" if it does not say.
+        losses: that it gives a plain text, nats; NaN for the first token.
+    """
+
+    program: str
+    version: str
+    losses: tuple[float, ...]
+
+    def describe(self) -> str:
+        """Return program and version, as far as they are known."""
+        return f"{self.program or 'a server'} {self.version or 'of unknown version'}"
