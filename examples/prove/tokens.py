@@ -43,6 +43,7 @@ class Size:
 
 SIZES = {
     "full": Size(),
+    "small": Size(documents=2200, trained=500, held=60),
     "tiny": Size(documents=60, held=8, packages=("tqdm",)),
     "gpu": Size(documents=10_000_000, trained=10_000_000, held=500),
 }
@@ -87,16 +88,17 @@ def experiment(scale: str) -> Experiment:
     gpu_layers = (*range(24), 28, 29)
     gpu = Base(layers=gpu_layers, vocab_size=16_384, batch_size=64, heal_rate=5e-4, device="cuda")
     tiny = scale == "tiny"
+    wanted = {"tiny": ("full", "teacher-0.4"), "small": (*_COMPARED, *_CONTROL)}
     return Experiment(
         name="tokens",
         scale=scale,
-        base={"full": Base(), "tiny": TINY, "gpu": gpu}[scale],
+        base={"full": Base(), "small": Base(heal_until=200), "tiny": TINY, "gpu": gpu}[scale],
         build=partial(build, SIZES[scale]),
         aligned=("noisy", "clean", "last", "last-clean", "dev"),
         scored={"noisy": (), "clean": ()},
-        arms=tuple(a for a in ARMS if a.name in ("full", "teacher-0.4")) if tiny else ARMS,
-        unit={"gpu": 218, "tiny": 2}.get(scale, 4),
-        units=2 if tiny else 14,
+        arms=tuple(a for a in ARMS if scale not in wanted or a.name in wanted[scale]),
+        unit={"gpu": 218, "tiny": 2, "small": 28}.get(scale, 4),
+        units={"tiny": 2, "small": 2}.get(scale, 14),
         search_units=1,
         warmup_steps=1 if tiny else 8,
         stages=(Stage(name=AFTER, data="last", steps=2),) if tiny else STAGES,
