@@ -292,7 +292,7 @@ def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     assert checked == 8
 
 
-@pytest.mark.parametrize("module", [few, filtering])
+@pytest.mark.parametrize("module", [few, filtering, transfer])
 def test_the_published_runs_are_what_the_page_says(module: Any) -> None:
     folder = EXAMPLES.parent / "docs" / "evidence"
     name = module.__name__.rpartition(".")[2]
