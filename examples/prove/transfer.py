@@ -5,7 +5,7 @@ docs/evidence/transfer.md says what is compared and what counts.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +25,8 @@ ARMS = (
     Arm(name="distill-plain", options=("--method", "distill", "--weight", 0.5), scored=True),
     Arm(name="alm", options=("--method", "alm"), scored=True),
 )
+# Half as many steps again: more than scoring costs of what a run reads.
+LONGER = replace(ARMS[0], name="plain-longer", rate=PLAIN, order=1)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def experiment(scale: str, tokenizer: Path) -> Experiment:
         tokenizer: of the new vocabulary, with Llama 2's 32,000 tokens.
     """
     tiny, (unit, measured) = scale == "tiny", STEPS[scale]
+    longer = replace(LONGER, units=3 * measured[-1] // 2)
     bases = {
         "full": Base(),
         "small": Base(batch_size=2),
@@ -75,7 +78,7 @@ def experiment(scale: str, tokenizer: Path) -> Experiment:
         build=partial(build, SIZES[scale]),
         aligned=("train", "dev"),
         scored={"train": ("--top-k", 16)},
-        arms=ARMS[:2] if tiny else ARMS,
+        arms=ARMS[:2] if tiny else (*ARMS, longer),
         unit=unit,
         units=measured[-1],
         search_units=1,
