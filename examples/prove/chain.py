@@ -86,9 +86,8 @@ class Chain:
         if experiment.measures_start:
             ready.append(self.own / "start.json")
             yield task("start", ready[-1:], self._measure_start, ready[:-1])
-        if experiment.tokenizer:
-            records += [self.own / "records" / f"{name}-0.json" for name in ("original", "start")]
-            yield task("references", records, self._measure_references, ready)
+        records += [self.own / "records" / f"{name}-0.json" for name in self._references()]
+        yield task("references", list(records), self._measure_references, ready)
         for arm, seed in self.runs():
             rate = self._rate_file(arm)
             declared = (arm, self.experiment.units, self.experiment.unit)
@@ -361,10 +360,15 @@ class Chain:
         text = self.own / "text" / "train.jsonl"
         self.measure(self.own / "start.json", {"start": self.start}, [text])
 
+    def _references(self) -> dict[str, Path]:
+        """Return what no arm trains: the model that all begin with, and before its transfer."""
+        original = {"original": self.source} if self.experiment.tokenizer else {}
+        return original | {"start": self.start}
+
     def _measure_references(self) -> None:
-        """Write records of the model before its vocabulary was changed, and after."""
+        """Write records of the models that no arm trains."""
         measures = self.own / "references.json"
-        self.measure(measures, {"original": self.source, "start": self.start})
+        self.measure(measures, self._references())
         for name, found in json.loads(measures.read_text("utf-8")).items():
             record = {"arm": name, "seed": 0, "units": 0, "best": 0, "measured": {"0": found}}
             _write(self.own / "records" / f"{name}-0.json", record)

@@ -156,7 +156,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def overview(records: Records, sets: Sequence[str], plain: str, at: str = "best") -> str:
     """Return every arm's mean bits per byte, and its difference to a plain arm."""
     rows = []
-    for arm, own in records.items():
+    trained = {arm: own for arm, own in records.items() if "rate" in next(iter(own.values()))}
+    for arm, own in trained.items():
         cells: list[object] = [f"`{arm}`", len(own), f"{next(iter(own.values()))['rate']:g}"]
         cells.append(", ".join(str(record["best"]) for record in own.values()))
         for name in sets:

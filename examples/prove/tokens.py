@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from prove.compare import Records, compare, overview, read_records
+from prove.compare import Records, compare, overview, paired, read_records, table
 from prove.experiment import TINY, Arm, Base, Experiment, Stage
 from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools, with_noise
 
@@ -21,7 +21,7 @@ SELECTORS = ("random", "teacher", "teacher_loss", "student_loss", "student_entro
 NEED_LOSSES = ("teacher", "teacher_loss", "alm")
 MATHEMATICS = ("gsm8k", "math")
 SETS = ("gsm8k", "math", "docstrings", "noise")
-AFTER = "after-14"
+AFTER, AFTER_CLEAN = "after-14", "after-14-clean"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ STAGES = (
     Stage(name=AFTER, data="last", steps=14),
     Stage(name="after-28", data="last", steps=28, arms=_COMPARED),
     Stage(name="after-56", data="last", steps=56, arms=_COMPARED),
-    Stage(name="after-14-clean", data="last-clean", steps=14, arms=_CONTROL),
+    Stage(name=AFTER_CLEAN, data="last-clean", steps=14, arms=_CONTROL),
 )
 
 
@@ -131,7 +131,7 @@ def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
 def judge(folder: Path) -> str:
     """Return the tables and the verdicts, by the rules of docs/evidence/tokens.md."""
     records = read_records(folder)
-    parts = ["# Which tokens to learn", "", verdicts(records), ""]
+    parts = ["# Which tokens to learn", "", verdicts(records), "", last_stages(records), ""]
     stages = (AFTER, "last") if all_have(records, AFTER) else ("last",)
     for at in stages:
         parts += [f"## Bits per byte, {at}", "", overview(records, SETS, "full", at)]
@@ -140,7 +140,50 @@ def judge(folder: Path) -> str:
 
 def all_have(records: Records, stage: str) -> bool:
     """Say whether every run was measured after a stage."""
-    return all(stage in r["measured"] for own in records.values() for r in own.values())
+    found = [set(r["measured"]) for own in records.values() for r in own.values() if "rate" in r]
+    return all(stage in own for own in found)
+
+
+def last_stages(records: Records) -> str:
+    """Return what is left of the differences after last stages, by the rules that were added."""
+    needed = (*_COMPARED, *_CONTROL)
+    if any(len(records.get(name, {})) < 3 for name in needed):
+        there = ", ".join(f"{name} {len(records.get(name, {}))}" for name in needed)
+        return f"Last stages, seeds that are there: {there}."
+    full, random_, teacher = _COMPARED
+    after = [stage.name for stage in STAGES if stage.name != AFTER_CLEAN]
+    pairs = [(teacher, full), (random_, full), (teacher, random_)]
+    shown = [(pair, ["last", *after]) for pair in pairs]
+    shown += [((f"clean-{a}", f"clean-{b}"), ["last", AFTER, AFTER_CLEAN]) for a, b in pairs]
+    rows = [
+        [f"`{a}` less `{b}`", name, at, compare(records[a], records[b], name, at)]
+        for (a, b), stages in shown
+        for name in ("gsm8k", "math", "docstrings")
+        for at in stages
+    ]
+    stays = {arm: _stays(records, arm) for arm in (teacher, random_)}
+    moved = [_moved(records, name) for name in MATHEMATICS]
+    matters = any(abs(mean) > half for mean, _, half in moved)
+    said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, _, half in moved)
+    rule = f"By the rules: **{stays[teacher]}** (`{random_}`: {stays[random_]}). "
+    rule += f"A clean last stage {'matters' if matters else 'does not matter'}: {said}."
+    return "\n".join([rule, "", table(["runs", "set", "measured", "difference"], rows)])
+
+
+def _stays(records: Records, arm: str) -> str:
+    """Say whether what is left after 56 steps is knowledge or calibration."""
+    found = [compare(records[arm], records["full"], n, "after-56") for n in MATHEMATICS]
+    above = (min(f.values.values()) > 0 and f.mean > f.half_width for f in found)
+    if any(above):
+        return "knowledge"
+    return "calibration" if all(f.mean <= f.half_width for f in found) else "undecided"
+
+
+def _moved(records: Records, name: str) -> tuple[float, float, float]:
+    """Return how far a clean last stage moves the clean `teacher` less `full`, and its interval."""
+    own, plain = (records[f"clean-{arm}"] for arm in ("teacher-0.4", "full"))
+    noisy, clean = (compare(own, plain, name, at).values for at in (AFTER, AFTER_CLEAN))
+    return paired(clean[seed] - noisy[seed] for seed in noisy)
 
 
 def verdicts(records: Records) -> str:
@@ -149,7 +192,7 @@ def verdicts(records: Records) -> str:
     needed |= {"teacher-0.6", "teacher_loss-0.4", "full-equal-scored"}
     missing = needed - records.keys()
     if missing:
-        return f"Not finished: {', '.join(sorted(missing))}."
+        return f"The rules of the whole table also need {', '.join(sorted(missing))}."
 
     def less(own: str, other: str, name: str) -> float:
         return compare(records[own], records[other], name, AFTER).mean

@@ -194,6 +194,38 @@ def test_few_is_judged_by_the_rules_that_were_written_down(
     assert "Not finished" in few.verdict(records)
 
 
+@pytest.mark.parametrize(
+    ("gap", "spread", "clean_gap", "rule", "matters"),
+    [
+        (3.0, 0.1, 3.0, "knowledge", "does not matter"),
+        (3.0, 3.0, 9.0, "calibration", "matters"),
+        (-3.0, 0.1, 3.0, "calibration", "does not matter"),
+    ],
+)
+def test_last_stages_are_judged_by_the_rules_that_were_added(
+    gap: float, spread: float, clean_gap: float, rule: str, matters: str
+) -> None:
+    def record(arm: str, seed: int) -> dict[str, Any]:
+        made = _record(arm, seed, [20.0] * 3, tokens.SETS)
+        own = gap + spread * (seed - 1) if arm == "teacher-0.4" else 0.0
+        for stage in tokens.STAGES:
+            clean = (clean_gap if stage.name == tokens.AFTER_CLEAN else 3.0) + 0.1 * seed
+            own_nats = 20 + (clean if arm == "clean-teacher-0.4" else own)
+            sums = {"bytes": [10.0, 20.0, 30.0], "nats": [own_nats] * 3}
+            made["measured"][stage.name] = dict.fromkeys(tokens.SETS, sums)
+        return made
+
+    arms = ("full", "random-0.4", "teacher-0.4", "clean-full", "clean-random-0.4")
+    records = {
+        arm: {seed: record(arm, seed) for seed in range(3)} for arm in (*arms, "clean-teacher-0.4")
+    }
+    said = tokens.last_stages(records)
+    assert f"By the rules: **{rule}**" in said
+    assert f"A clean last stage {matters}:" in said
+    del records["full"][0]
+    assert "seeds that are there: full 2" in tokens.last_stages(records)
+
+
 def test_the_share_that_came_back_is_of_what_was_lost() -> None:
     def record(arm: str, nats: float) -> dict[str, Any]:
         return _record(arm, 0, [nats] * 3, transfer.SETS) | {"units": 2}
@@ -348,8 +380,9 @@ def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path
     run()
     assert (own / "records" / "distill-0.json").stat().st_mtime_ns == before
     names = {path.stem for path in (own / "records").glob("*.json")}
-    assert names == {f"{arm.name}-0" for arm in few.ARMS}
-    for path in (own / "records").glob("*.json"):
+    assert names == {"start-0", *(f"{arm.name}-0" for arm in few.ARMS)}
+    for arm in few.ARMS:
+        path = own / "records" / f"{arm.name}-0.json"
         record = json.loads(path.read_text("utf-8"))
         assert len(record["development"]) == record["units"] == len(record["measured"])
         assert set(record["measured"]["1"]) == {*few.DECIDING, *few.KNOWN}
