@@ -23,7 +23,7 @@ from prove.clearing import without_overlap
 from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired
 from prove.experiment import Experiment
 from prove.filter import ranks
-from prove.measure import SUMS, cut_pieces, measure
+from prove.measure import cut_pieces, measure
 from prove.noise import KINDS
 from prove.texts import NOISE_SHARE, Document, with_noise
 
@@ -85,40 +85,27 @@ def test_measures_are_those_of_documents_read_one_by_one(tmp_path: Path) -> None
     tokenizer = byte_level(400)
     assert tokenizer.adds_bos
     model = load_language_model(str(write_model(tmp_path / "model", tokenizer)))
-    texts = ["He pays 3*4=<<3*4=12>>12 dollars, then 12+1=<<12+1=13>>13.", "It is raining. " * 9]
-    pieces = cut_pieces(tokenizer, texts, 512)
-    found = measure(model, pieces, [len(text) for text in texts], bf16=False)
-    assert tuple(found) == SUMS
-    for number, text in enumerate(texts):
-        own = tokenizer.tokenize_batch([text.encode()])
-        ids = [*own.input_ids.tolist(), tokenizer.eos_token_id]
-        logits = model(input_ids=torch.tensor([[tokenizer.bos_token_id, *ids[:-1]]])).logits[0]
-        losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids), reduction="none")
-        hits = (logits.argmax(-1) == torch.tensor(ids)).tolist()
-        results = []
-        for result in ("12", "13") if "<<" in text else ():
-            start = text.index(f"={result}>>") + 1
-            pairs = zip(hits, own.byte_offsets.tolist(), strict=False)
-            inside = [hit for hit, (a, b) in pairs if a < start + 2 and start < b]
-            assert inside
-            results.append(all(inside))
-        expected = [
-            *(len(text), float(losses[:-1].sum()), float(losses[-1]), len(ids) - 1),
-            *(sum(hits[:-1]), len(results), sum(results)),
-        ]
-        assert [found[name][number] for name in SUMS] == pytest.approx(expected, rel=1e-4)
+    texts = ["He pays 12 dollars for 3 pens.", "It is raining. " * 9]
+    found = measure(model, cut_pieces(tokenizer, texts, 512), [30, 135], bf16=False)
+    expected = []
+    for text in texts:
+        ids = torch.tensor(tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
+        inputs = torch.tensor([[tokenizer.bos_token_id, *ids[:-1].tolist()]])
+        losses = torch.nn.functional.cross_entropy(model(input_ids=inputs).logits[0], ids)
+        expected.append(float(losses) * len(ids))
+    assert found["bytes"] == [len(text) for text in texts]
+    assert found["nats"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_long_texts_are_cut_and_every_token_is_a_label_once() -> None:
     tokenizer = byte_level(400)
     text = " ".join(_words(200, 5))
-    ids = tokenizer.tokenize_batch([text.encode()]).input_ids.tolist()
     pieces = cut_pieces(tokenizer, [text], 64)
     assert len(pieces) > 3
     assert all(len(piece.input_ids) == len(piece.labels) <= 64 for piece in pieces)
-    assert sum(piece.ends for piece in pieces) == 1
+    assert {piece.input_ids[0] for piece in pieces} == {tokenizer.bos_token_id}
     found = sorted(label for piece in pieces for label in piece.labels)
-    assert found == sorted([*ids, tokenizer.eos_token_id])
+    assert found == sorted(tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
 
 
 def _record(arm: str, seed: int, nats: Iterable[float], sets: Iterable[str]) -> dict[str, Any]:
