@@ -107,7 +107,8 @@ def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
 def shares(records: Records, arm: str, at: str = "last") -> dict[int, dict[str, float]]:
     """Return by seed and set the share of the lost bits per byte that came back.
 
-    (transplanted - healed) / (transplanted - original).
+    (transplanted - healed) / (transplanted - original); `elsewhere` is the mean of the domains that
+    were never trained on.
     """
     original, start = records["original"][0], records["start"][0]
     found: dict[int, dict[str, float]] = {}
@@ -117,20 +118,38 @@ def shares(records: Records, arm: str, at: str = "last") -> dict[int, dict[str, 
             before = bits_per_byte(start, name, "last")
             lost = before - bits_per_byte(original, name, "last")
             found[seed][name] = (before - bits_per_byte(record, name, at)) / lost
+        found[seed]["elsewhere"] = fmean(found[seed][name] for name in ELSEWHERE)
     return found
+
+
+def means(records: Records, arms: Sequence[str]) -> str:
+    """Return every arm's mean shares, and in parentheses its differences to plain training."""
+    plain, rows = shares(records, PLAIN), []
+    for arm in arms:
+        own = shares(records, arm)
+        cells: list[object] = [f"`{arm}`", f"{next(iter(records[arm].values()))['rate']:g}"]
+        for name in (*SETS, "elsewhere"):
+            mean, _, half = paired(own[s][name] - plain[s][name] for s in own.keys() & plain.keys())
+            less = "" if arm == PLAIN else f" ({mean:+.3f} ± {half:.3f})"
+            cells.append(f"{fmean(values[name] for values in own.values()):.3f}{less}")
+        rows.append(cells)
+    return table(["arm", "rate", *SETS, "elsewhere"], rows)
 
 
 def judge(folder: Path) -> str:
     """Return the tables and the verdict, by the rules of docs/evidence/transfer.md."""
     records = read_records(folder)
-    parts = ["# Another tokenizer", "", verdict(records), ""]
+    arms = sorted(records.keys() - {"original", "start"})
     rows = [
-        [arm, seed, *(f"{100 * own[name]:.1f} %" for name in SETS)]
-        for arm in records.keys() - {"original", "start"}
+        [f"`{arm}`", seed, *(f"{100 * own[name]:.1f} %" for name in SETS)]
+        for arm in arms
         for seed, own in shares(records, arm).items()
     ]
+    parts = ["# Another tokenizer", "", verdict(records), ""]
     parts += ["## Share of the lost bits per byte that came back", ""]
-    return "\n".join([*parts, table(["arm", "seed", *SETS], sorted(rows))])
+    if PLAIN in arms:
+        parts += [means(records, arms), "Run by run:", ""]
+    return "\n".join([*parts, table(["arm", "seed", *SETS], rows)])
 
 
 def verdict(records: Records, num_seeds: int = 3) -> str:
@@ -139,11 +158,8 @@ def verdict(records: Records, num_seeds: int = 3) -> str:
     if missing:
         return f"Not finished: {', '.join(missing)}."
     best = best_arm(records, DISTILL)
-    elsewhere = {
-        arm: {seed: fmean(own[name] for name in ELSEWHERE) for seed, own in found.items()}
-        for arm, found in ((arm, shares(records, arm)) for arm in (best, PLAIN))
-    }
-    gains = [elsewhere[best][seed] - elsewhere[PLAIN][seed] for seed in elsewhere[PLAIN]]
+    own, plain = shares(records, best), shares(records, PLAIN)
+    gains = [own[seed]["elsewhere"] - plain[seed]["elsewhere"] for seed in plain]
     mean, _, half = paired(gains)
     wins = min(gains) > 0 and mean - half > 0
     rule = "for distributions" if wins else "against" if mean <= 0 else "undecided"

@@ -219,7 +219,8 @@ def test_the_share_that_came_back_is_of_what_was_lost() -> None:
 
     records = {"original": {0: record("o", 10)}, "start": {0: record("s", 30)}}
     records["plain"] = {0: record("plain", 25)}
-    assert transfer.shares(records, "plain")[0] == pytest.approx(dict.fromkeys(transfer.SETS, 0.25))
+    expected = dict.fromkeys((*transfer.SETS, "elsewhere"), 0.25)
+    assert transfer.shares(records, "plain")[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("best", [2.5e-4, 1e-3, 8e-3])
@@ -244,7 +245,7 @@ def test_ranks_are_shares_of_bytes() -> None:
     ("module", "scale"),
     [
         *product((few, filtering, tokens, transfer), ("tiny", "full", "gpu")),
-        *product((few, filtering, transfer), ("small",)),
+        *product((few, filtering, tokens, transfer), ("small",)),
     ],
 )
 def test_every_task_needs_what_an_earlier_one_makes(
