@@ -146,28 +146,30 @@ def all_have(records: Records, stage: str) -> bool:
 
 def last_stages(records: Records) -> str:
     """Return what is left of the differences after last stages, by the rules that were added."""
-    needed = (*_COMPARED, *_CONTROL)
-    if any(len(records.get(name, {})) < 3 for name in needed):
-        there = ", ".join(f"{name} {len(records.get(name, {}))}" for name in needed)
-        return f"Last stages, seeds that are there: {there}."
+    own = {name: records.get(name, {}) for name in (*_COMPARED, *_CONTROL)}
+    missing = [f"{name} {len(found)} of 3" for name, found in own.items() if len(found) < 3]
     full, random_, teacher = _COMPARED
     after = [stage.name for stage in STAGES if stage.name != AFTER_CLEAN]
     pairs = [(teacher, full), (random_, full), (teacher, random_)]
     shown = [(pair, ["last", *after]) for pair in pairs]
     shown += [((f"clean-{a}", f"clean-{b}"), ["last", AFTER, AFTER_CLEAN]) for a, b in pairs]
     rows = [
-        [f"`{a}` less `{b}`", name, at, compare(records[a], records[b], name, at)]
+        [f"`{a}` less `{b}`", name, at, compare(own[a], own[b], name, at)]
         for (a, b), stages in shown
         for name in ("gsm8k", "math", "docstrings")
         for at in stages
+        if len(own[a].keys() & own[b].keys()) == 3
     ]
-    stays = {arm: _stays(records, arm) for arm in (teacher, random_)}
-    moved = [_moved(records, name) for name in MATHEMATICS]
-    matters = any(abs(mean) > half for mean, _, half in moved)
-    said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, _, half in moved)
-    rule = f"By the rules: **{stays[teacher]}** (`{random_}`: {stays[random_]}). "
-    rule += f"A clean last stage {'matters' if matters else 'does not matter'}: {said}."
-    return "\n".join([rule, "", table(["runs", "set", "measured", "difference"], rows)])
+    lines = [f"Seeds that are there: {', '.join(missing)}."] if missing else []
+    for arm, of in ((teacher, "By the rules"), (random_, "The same for `random-0.4`")):
+        if min(len(own[arm]), len(own[full])) == 3:
+            lines.append(f"{of}: **{_stays(records, arm)}**.")
+    if not any(name.startswith("clean") for name in missing):
+        moved = [_moved(records, name) for name in MATHEMATICS]
+        matters = any(abs(mean) > half for mean, _, half in moved)
+        said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, _, half in moved)
+        lines.append(f"A clean last stage {'matters' if matters else 'does not matter'}: {said}.")
+    return "\n".join([*lines, "", table(["runs", "set", "measured", "difference"], rows)])
 
 
 def _stays(records: Records, arm: str) -> str:

@@ -210,7 +210,10 @@ def test_last_stages_are_judged_by_the_rules_that_were_added(
     assert f"By the rules: **{rule}**" in said
     assert f"A clean last stage {matters}:" in said
     del records["full"][0]
-    assert "seeds that are there: full 2" in tokens.last_stages(records)
+    fewer = tokens.last_stages(records)
+    assert "Seeds that are there: full 2 of 3." in fewer
+    assert "By the rules" not in fewer
+    assert "`teacher-0.4` less `random-0.4`" in fewer
 
 
 def test_the_share_that_came_back_is_of_what_was_lost() -> None:
