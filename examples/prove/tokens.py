@@ -169,7 +169,9 @@ def last_stages(records: Records) -> str:
         matters = any(abs(mean) > half for mean, _, half in moved)
         said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, _, half in moved)
         lines.append(f"A clean last stage {'matters' if matters else 'does not matter'}: {said}.")
-    return "\n".join([*lines, "", table(["runs", "set", "measured", "difference"], rows)])
+    if rows:
+        lines += ["", table(["runs", "set", "measured", "difference"], rows)]
+    return "\n".join(lines)
 
 
 def _stays(records: Records, arm: str) -> str:

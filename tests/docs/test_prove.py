@@ -328,6 +328,18 @@ def test_the_published_runs_are_what_the_page_says(module: Any) -> None:
     assert f"by the rules: {rule}" in page
 
 
+def test_the_pages_acceptance_is_what_the_command_printed() -> None:
+    folder = EXAMPLES.parent / "docs" / "evidence"
+    page = (folder / "transfer.md").read_text("utf-8")
+    drafts = {"as it is cut": "start", "plain training": "plain-0"}
+    for words, name in (drafts | {"`distill` and plain": "distill-plain-0"}).items():
+        cells = [words]
+        for held_out in ("gsm8k", "docstrings"):
+            printed = (folder / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
+            cells += re.findall(r"\((\d+ of \d+) proposed", printed)
+        assert f"| {' | '.join(cells)} |" in page
+
+
 def _write_benchmarks(folder: Path) -> None:
     folder.mkdir()
     order = random.Random(0)
