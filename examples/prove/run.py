@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--data", type=Path, required=True, help="folder of GSM8K and MATH")
     parser.add_argument("--output", type=Path, required=True, help="folder of all experiments")
-    parser.add_argument("--scale", default="full", help="tiny, small (not of tokens), full, gpu")
+    parser.add_argument("--scale", default="full", help="tiny, small, full, gpu")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time")
     parser.add_argument("--tasks", nargs="*", default=[], help="only these, with what they need")
     parser.add_argument("--tokenizer", type=Path, help="of transfer: Llama 2's, a folder or a file")
