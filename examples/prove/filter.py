@@ -8,7 +8,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class Size:
 SIZES = {
     "full": Size(tokens.SIZES["full"]),
     "small": Size(tokens.SIZES["full"], 1 / 32, 20, 60, 20),
+    "once": Size(replace(tokens.SIZES["full"], trained=600), 1.0, 20, 60, 40),
     "tiny": Size(tokens.SIZES["tiny"], 1.0),
     "gpu": Size(tokens.SIZES["gpu"], 0.25, None, 500, 200),
 }
@@ -137,9 +138,11 @@ def experiment(scale: str) -> Experiment:
     bases = {
         "full": Base(),
         "small": Base(batch_size=2, heal_until=200),
+        "once": Base(heal_until=200),
         "tiny": TINY,
         "gpu": Base(device="cuda", batch_size=32),
     }
+    units, search = {"tiny": (2, 1), "once": (4, 2)}.get(scale, (10, 3))
     return Experiment(
         name="filter",
         scale=scale,
@@ -149,10 +152,12 @@ def experiment(scale: str) -> Experiment:
         scored={"train": ()},
         metadata=("kind",),
         arms=tuple(arms),
-        units=2 if tiny else 10,
-        search_units=1 if tiny else 3,
+        unit=14 if scale == "once" else None,
+        units=units,
+        search_units=search,
+        warmup_steps=8 if scale == "once" else None,
         measures_start=True,
-        measured={"tiny": (2,), "small": None}.get(scale, (2, 4, 6, 8, 10)),
+        measured={"tiny": (2,), "small": None, "once": None}.get(scale, (2, 4, 6, 8, 10)),
         seeds=(0,) if tiny else (0, 1, 2),
         judge=judge,
     )

@@ -247,8 +247,8 @@ def test_ranks_are_shares_of_bytes() -> None:
 @pytest.mark.parametrize(
     ("module", "scale"),
     [
-        *product((few, filtering, tokens, transfer), ("tiny", "full", "gpu")),
-        *product((few, filtering, tokens, transfer), ("small",)),
+        *product((few, filtering, tokens, transfer), ("tiny", "small", "full", "gpu")),
+        (filtering, "once"),
     ],
 )
 def test_every_task_needs_what_an_earlier_one_makes(
