@@ -32,7 +32,8 @@ _PARTS = frozenset(
 """Classes of expressions whose value follows from a row's: subqueries may sample, and a lambda's
 parameters, stars and positions hide which columns they read."""
 _CALLED_CONSISTENT = frozenset({"age", "current_localtime", "current_localtimestamp", "version"})
-"""What DuckDB 2.0 classes as consistent, and reads the clock or the release."""
+"""What DuckDB classes as consistent for some types, and reads the clock or the release."""
+_STABILITIES = ("CONSISTENT", "CONSISTENT_WITHIN_QUERY")
 
 
 class WhereError(ValueError):
@@ -171,11 +172,16 @@ class ConditionQuery:
         )
         if not rows:
             raise WhereError(f"where {where}: {name} isn't a function of one document's values")
-        for stability, definition, parameters in rows:
+        for _, definition, parameters in rows:
             if definition is not None:
                 yield definition, {each.lower(): each for each in parameters}
-            elif stability != "CONSISTENT" or name in _CALLED_CONSISTENT:
-                raise WhereError(f"where {where}: {name} differs each time, and so would the rows")
+        classes = {stability for stability, definition, _ in rows if definition is None}
+        # Since 2.0.1, what is consistent of other types is so of a time with a zone only within a
+        # query, since it reads the setting TimeZone, which is UTC here. The clock alone has no
+        # consistent form beside it.
+        fixed = "CONSISTENT" in classes and classes <= set(_STABILITIES)
+        if classes and (not fixed or name in _CALLED_CONSISTENT):
+            raise WhereError(f"where {where}: {name} differs each time, and so would the rows")
 
 
 def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereError:
