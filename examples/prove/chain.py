@@ -6,20 +6,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from prove.experiment import Arm, Experiment, Stage
-from prove.student import train_tokenizer
+from prove.student import END, train_tokenizer
 from prove.tasks import Task, once, task
-from prove.texts import healing_texts, write_texts
+from prove.texts import Document, healing_texts, read_texts, write_texts
 from vocag import AlignedRows, Reading, StreamConfig
 
 HERE = Path(__file__).parent
-END = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -49,57 +48,48 @@ class Chain:
     @property
     def student(self) -> Path:
         """Folder of the student before it is healed, or of SmolLM2 with another vocabulary."""
-        return self.own / "student" if self.experiment.tokenizer else self.output / "student"
-
-    @property
-    def start(self) -> Path:
-        """Folder of the model that all arms begin with."""
-        if self.experiment.tokenizer:
-            return self.student
-        base = self.experiment.base
-        ended = base.heal_until == base.heal_steps
-        return self.healed / ("model" if ended else f"step-{base.heal_until:06d}")
+        return (self.own if self.experiment.tokenizer else self.output) / "student"
 
     @property
     def healed(self) -> Path:
         """Folder of the run that heals the student."""
         return self.output / "healed"
 
+    @property
+    def start(self) -> Path:
+        """Folder of the model that all arms begin with."""
+        base = self.experiment.base
+        if self.experiment.tokenizer:
+            return self.student
+        ended = base.heal_until == base.heal_steps
+        return self.healed / ("model" if ended else f"step-{base.heal_until:06d}")
+
     def tasks(self) -> Iterator[Task]:
         """Yield every task, in the order in which they are wanted."""
-        yield from self._make_student()
-        experiment = self.experiment
-        text = self.own / "text" / "bytes.json"
+        experiment, text = self.experiment, self.own / "text" / "bytes.json"
+        yield from self._make_student(text)
         yield task("text", [text], self._write_texts, [self.output / "text" / "bytes.json"])
+        ready = [self.start / "config.json"]
         for name in experiment.aligned:
-            manifest = self.own / name / "manifest.json"
-            student = self.student / "config.json"
-            yield task(f"align:{name}", [manifest], (self._align, self.own, name), [text, student])
-        scored = []
+            ready.append(self.own / name / "manifest.json")
+            needed = [text, self.student / "config.json"]
+            yield task(f"align:{name}", ready[-1:], (self._align, self.own, name), needed)
         for name, options in experiment.scored.items():
-            scored.append(self.own / f"scored-{name}")
-            manifest = self.own / name / "manifest.json"
-            yield task(f"score:{name}", scored[-1:], (self._score, name, options), [manifest])
-        ready = [*scored, *(self.own / name / "manifest.json" for name in experiment.aligned)]
-        ready.append(self.start / "config.json")
-        records = []
-        if experiment.measures_start:
-            ready.append(self.own / "start.json")
-            yield task("start", ready[-1:], self._measure_start, ready[:-1])
-        records += [self.own / "records" / f"{name}-0.json" for name in self._references()]
-        yield task("references", list(records), self._measure_references, ready)
+            ready.append(self.own / f"scored-{name}")
+            needed = [self.own / name / "manifest.json"]
+            yield task(f"score:{name}", ready[-1:], (self._score, name, options), needed)
+        references = [self._record(name, 0) for name in self._references]
+        yield task("references", references, self._measure_references, ready)
+        ready, records = [*ready, *references], [*references]
         for arm, seed in self.runs():
-            rate = self._rate_file(arm)
-            declared = (arm, self.experiment.units, self.experiment.unit)
+            declared = (arm, experiment.units, experiment.unit)
             if arm.rate is None and seed == self._seeds(arm)[0]:
-                search = (self._search_rate, arm)
-                found = [self._rates / f"{arm.name}.json"]
+                found, search = [self._rate_file(arm.name)], (self._search_rate, arm)
                 yield task(f"rate:{arm.name}", found, search, ready, declared)
-            records.append(self.own / "records" / f"{arm.name}-{seed}.json")
-            needed = ready if rate is None else [*ready, rate]
-            yield task(
-                f"run:{arm.name}:{seed}", records[-1:], (self.run, arm, seed), needed, declared
-            )
+            records.append(self._record(arm.name, seed))
+            rate = [] if isinstance(arm.rate, float) else [self._rate_file(arm.rate or arm.name)]
+            needed, run = [*ready, *rate], (self.run, arm, seed)
+            yield task(f"run:{arm.name}:{seed}", records[-1:], run, needed, declared)
         yield task("table", [self.own / "table.md"], self._make_table, records)
 
     def runs(self) -> list[tuple[Arm, int]]:
@@ -111,15 +101,13 @@ class Chain:
     def _seeds(self, arm: Arm) -> tuple[int, ...]:
         return self.experiment.seeds if arm.seeds is None else arm.seeds
 
-    def _make_student(self) -> Iterator[Task]:
+    def _make_student(self, text: Path) -> Iterator[Task]:
         """Yield what all experiments share; once made, it is not made again."""
-        config = self.student / "config.json"
+        config, healing = self.student / "config.json", self.output / "text" / "bytes.json"
         yield once("source", [self.source / "config.json"], self._write_source)
-        sizes = self.output / "text" / "bytes.json"
-        yield once("heal-text", [sizes], self._write_healing_text)
+        yield once("heal-text", [healing], self._write_healing_text)
         if self.experiment.tokenizer is not None:
-            text = self.own / "text" / "bytes.json"
-            yield task("student", [config], self._transplant, [text])
+            yield task("student", [config], self._make_transplant, [text])
             return
         yield once("student", [config], self._cut_student, ["source", "heal-text"])
         manifest = self.output / "heal" / "manifest.json"
@@ -142,15 +130,9 @@ class Chain:
         settings |= {"OMP_NUM_THREADS": "1"} if self.experiment.base.device == "cpu" else {}
         with log.open("a", encoding="utf-8") as file:
             print(shlex.join(line), file=file, flush=True)
+            files: dict[str, Any] = {"stdout": file, "stderr": file}
             # The command inherits the folder's lock, and holds it as long as it runs.
-            ended = subprocess.run(
-                line,
-                env=os.environ | settings,
-                stdout=file,
-                stderr=file,
-                close_fds=False,
-                check=False,
-            )
+            ended = subprocess.run(line, env=os.environ | settings, close_fds=False, **files)
         if ended.returncode:
             raise RuntimeError(f"{shlex.join(line)}\nended with {ended.returncode}: see {log}")
 
@@ -161,25 +143,29 @@ class Chain:
     def _write_source(self) -> None:
         self.call("source", [HERE.parent / "packaged_model.py", "--output", self.source])
 
-    def _write_healing_text(self) -> None:
+    def _healing_texts(self) -> list[Document]:
         base = self.experiment.base
-        texts = healing_texts(base.packages)[: base.num_general]
-        write_texts({"heal": texts}, self.output / "text")
+        return healing_texts(base.packages)[: base.num_general]
+
+    def _write_healing_text(self) -> None:
+        write_texts({"heal": self._healing_texts()}, self.output / "text")
+
+    def _write_texts(self) -> None:
+        write_texts(self.experiment.build(self.data, self._healing_texts()), self.own / "text")
 
     def _cut_student(self) -> None:
         base, text = self.experiment.base, self.output / "text" / "heal.jsonl"
         tokenizer = self.output / "tokenizer"
-        train_tokenizer(_texts(text), base.vocab_size, tokenizer)
+        train_tokenizer(list(read_texts(text).values()), base.vocab_size, tokenizer)
+        self._transfer(tokenizer, text, "--layers", *base.layers)
+
+    def _make_transplant(self) -> None:
+        self._transfer(self.experiment.tokenizer, self.own / "text" / "train.jsonl")
+
+    def _transfer(self, tokenizer: Path | None, text: Path, *options: object) -> None:
         self.vocag(
             *("student", "transfer", self.source, "--tokenizer", tokenizer, "--text", text),
-            *("--layers", *base.layers, "--output", self.student),
-        )
-
-    def _transplant(self) -> None:
-        text = self.own / "text" / "train.jsonl"
-        self.vocag(
-            *("student", "transfer", self.source, "--tokenizer", self.experiment.tokenizer),
-            *("--text", text, "--output", self.student),
+            *(*options, "--output", self.student),
         )
 
     def _heal(self) -> None:
@@ -188,14 +174,9 @@ class Chain:
             *("heal", "train", "--data", self.output / "heal", "--student", self.student),
             *("--output", self.healed, "--method", "full", "--num-epochs", 4),
             *("--num-steps", base.heal_steps, "--exit-after", base.heal_until),
-            *("--export-every", base.heal_until, "--warmup-steps", base.heal_warmup_steps),
-            *("--learning-rate", base.heal_rate, *self._sizes(base.batch_size)),
+            *("--export-every", base.heal_until, "--warmup-steps", max(1, base.heal_steps // 50)),
+            *("--learning-rate", base.heal_rate, *self._sizes),
         )
-
-    def _write_texts(self) -> None:
-        base = self.experiment.base
-        healing = healing_texts(base.packages)[: base.num_general]
-        write_texts(self.experiment.build(self.data, healing), self.own / "text")
 
     def _align(self, folder: Path, name: str) -> None:
         metadata = self.experiment.metadata
@@ -203,8 +184,8 @@ class Chain:
         around = () if self.experiment.tokenizer else ("--student-bos", END, "--student-eos", END)
         self.vocag(
             *(f"align-{name}", "align", "--input", folder / "text" / f"{name}.jsonl"),
-            *("--output", folder / name, "--name", name),
-            *("--shard-bytes", self.experiment.base.shard_bytes),
+            # Scoring resumes at the shard that it was at.
+            *("--output", folder / name, "--name", name, "--shard-bytes", "2MiB"),
             *("--student", self.student, *around),
             *("--teacher", self.source, "--teacher-context", END),
             *(("--metadata", *metadata) if metadata and folder == self.own else ()),
@@ -214,20 +195,23 @@ class Chain:
         base = self.experiment.base
         self.vocag(
             *(f"score-{name}", "score", self.own / name, "--teacher", self.source),
-            *("--seq-length", base.seq_length, "--dtype", _dtype(base.device)),
-            *("--device", base.device, *options),
-            *(("--threads", 1) if base.device == "cpu" else ()),
+            *("--seq-length", base.seq_length, "--dtype", base.dtype, "--device", base.device),
+            *(*options, *(("--threads", 1) if base.device == "cpu" else ())),
         )
         (self.own / f"scored-{name}").touch()
 
-    def _sizes(self, batch_size: int) -> list[object]:
+    @property
+    def _computes(self) -> list[object]:
         base = self.experiment.base
-        half = ["--bf16"] if _dtype(base.device) == "bfloat16" else []
-        return [
-            *("--seq-length", base.seq_length, "--device", base.device, *half),
-            *("--global-batch-size", batch_size, "--micro-batch-size", batch_size),
-            *("--checkpoint-every", base.checkpoint_every),
-        ]
+        half = ["--bf16"] if base.dtype == "bfloat16" else []
+        return ["--seq-length", base.seq_length, "--device", base.device, *half]
+
+    @property
+    def _sizes(self) -> list[object]:
+        base = self.experiment.base
+        size, every = base.batch_size, base.checkpoint_every
+        batches = ["--global-batch-size", size, "--micro-batch-size", size]
+        return [*self._computes, *batches, "--checkpoint-every", every]
 
     # Runs.
 
@@ -244,22 +228,11 @@ class Chain:
         """Return the folder of a run."""
         return self.own / "runs" / arm.name / f"{rate:g}" / f"seed-{seed}"
 
-    def _rate_file(self, arm: Arm) -> Path | None:
-        if isinstance(arm.rate, float):
-            return None
-        return self._rates / f"{arm.rate or arm.name}.json"
+    def _record(self, name: str, seed: int) -> Path:
+        return self.own / "records" / f"{name}-{seed}.json"
 
-    @property
-    def _rates(self) -> Path:
-        return self.own / "rates"
-
-    def rate(self, arm: Arm) -> float:
-        """Return an arm's learning rate."""
-        file = self._rate_file(arm)
-        if file is None:
-            assert isinstance(arm.rate, float)
-            return arm.rate
-        return float(json.loads(file.read_text("utf-8"))["best"])
+    def _rate_file(self, name: str) -> Path:
+        return self.own / "rates" / f"{name}.json"
 
     def _search_rate(self, arm: Arm) -> None:
         """Double and halve the first rate while that is better; write down what was tried.
@@ -277,15 +250,13 @@ class Chain:
         for rate in found.keys() - {best}:
             _drop_weights(self.folder(arm, rate, seed))
         searched = {f"{rate:g}": bits for rate, bits in sorted(found.items())}
-        _write(self._rates / f"{arm.name}.json", {"searched": searched, "best": best})
+        _write(self._rate_file(arm.name), {"searched": searched, "best": best})
 
     def train(self, arm: Arm, rate: float, seed: int, units: int) -> None:
         """Train a run up to a number of units of its schedule."""
         folder, length = self.folder(arm, rate, seed), arm.units or self.experiment.units
         warmup = self.experiment.warmup_steps or max(1, self.unit // 2)
-        start = ["-m", "vocag", "train"]
-        if arm.dropout:
-            start = [str(HERE / "dropout.py"), str(arm.dropout)]
+        start = [HERE / "dropout.py", arm.dropout] if arm.dropout else ["-m", "vocag", "train"]
         stored = ["--stored-losses", self.source] if arm.scored else []
         where = ["--where", arm.where(self.own)] if arm.where else []
         words: list[object] = [
@@ -294,7 +265,7 @@ class Chain:
             *("--num-steps", length * self.unit, "--warmup-steps", warmup),
             *("--exit-after", units * self.unit, "--export-every", self.unit),
             *("--evaluate-every", self.unit, "--heldout", f"dev={self.own / 'dev'}"),
-            *("--num-epochs", 4 * length, *self._sizes(self.experiment.base.batch_size)),
+            *("--num-epochs", 4 * length, *self._sizes),
         ]
         self.call(str(folder.relative_to(self.own)), words)
 
@@ -306,28 +277,26 @@ class Chain:
 
     def run(self, arm: Arm, seed: int) -> None:
         """Train a run to its end, measure it, write its record and drop its weights."""
-        rate, units = self.rate(arm), arm.units or self.experiment.units
+        rate, units = arm.rate, arm.units or self.experiment.units
+        if not isinstance(rate, float):
+            rate = float(json.loads(self._rate_file(rate or arm.name).read_text("utf-8"))["best"])
         folder = self.folder(arm, rate, seed)
         self.train(arm, rate, seed, units)
         bits = self.development(arm, rate, seed)
         best = min(range(units), key=bits.__getitem__) + 1
-        wanted = self.experiment.measured or (best, units)
-        models = {
-            str(unit): folder / f"step-{unit * self.unit:06d}" for unit in sorted({*wanted, units})
-        }
+        wanted = {*(self.experiment.measured or (best,)), units}
+        models = {str(unit): folder / f"step-{unit * self.unit:06d}" for unit in sorted(wanted)}
         # The last step's weights are the run's model.
         models[str(units)] = folder / "model"
         for stage in self.experiment.stages:
             if not stage.arms or arm.name in stage.arms:
                 models[stage.name] = self._train_stage(stage, folder, rate, seed)
-        measures = folder / "measures.json"
-        self.measure(measures, models)
         record = {
             **{"arm": arm.name, "seed": seed, "rate": rate, "unit_steps": self.unit},
             **{"units": units, "development": bits, "best": best},
-            "measured": json.loads(measures.read_text("utf-8")),
+            "measured": self.measure(folder / "measures.json", models),
         }
-        _write(self.own / "records" / f"{arm.name}-{seed}.json", record)
+        _write(self._record(arm.name, seed), record)
         _drop_weights(folder)
 
     def _train_stage(self, stage: Stage, folder: Path, rate: float, seed: int) -> Path:
@@ -337,47 +306,43 @@ class Chain:
             *("train", "--data", self.own / stage.data, "--student", folder / "model"),
             *("--output", output, "--method", "full", "--seed", seed, "--num-steps", stage.steps),
             *("--learning-rate", rate / 4, "--warmup-steps", stage.steps // 10),
-            *("--num-epochs", 4, *self._sizes(self.experiment.base.batch_size)),
+            *("--num-epochs", 4, *self._sizes),
         )
         return output / "model"
 
     def measure(
-        self, output: Path, models: Mapping[str, Path], sets: Sequence[Path] | None = None
-    ) -> None:
-        """Measure models on texts; on every held-out set if none is named."""
-        base = self.experiment.base
-        if sets is None:
-            sets = sorted((self.own / "text").glob("held_*.jsonl"))
-        half = ["--bf16"] if _dtype(base.device) == "bfloat16" else []
+        self, output: Path, models: Mapping[str, Path], more: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Measure models on every held-out set, and on more texts; return sums by document."""
+        sets = {p.stem.removeprefix("held_"): p for p in (self.own / "text").glob("held_*.jsonl")}
+        sets |= {name: self.own / "text" / f"{name}.jsonl" for name in more}
         words = [
-            *(HERE / "measure.py", *(f"{p.stem.removeprefix('held_')}={p}" for p in sets)),
+            *(HERE / "measure.py", *(f"{name}={path}" for name, path in sorted(sets.items()))),
             *("--students", *(f"{name}={path}" for name, path in models.items())),
-            *("--output", output, "--seq-length", base.seq_length, "--device", base.device, *half),
+            *("--output", output, *self._computes),
         ]
         self.call(str(output.relative_to(self.own).with_suffix("")), words)
+        measured: dict[str, Any] = json.loads(output.read_text("utf-8"))
+        return measured
 
-    def _measure_start(self) -> None:
-        text = self.own / "text" / "train.jsonl"
-        self.measure(self.own / "start.json", {"start": self.start}, [text])
-
+    @property
     def _references(self) -> dict[str, Path]:
-        """Return what no arm trains: the model that all begin with, and before its transfer."""
+        """What no arm trains: the model that all begin with, and before its transfer."""
         original = {"original": self.source} if self.experiment.tokenizer else {}
         return original | {"start": self.start}
 
     def _measure_references(self) -> None:
         """Write records of the models that no arm trains."""
-        measures = self.own / "references.json"
-        self.measure(measures, self._references())
-        for name, found in json.loads(measures.read_text("utf-8")).items():
+        output, more = self.own / "references.json", self.experiment.start_measured
+        for name, found in self.measure(output, self._references, more).items():
             record = {"arm": name, "seed": 0, "units": 0, "best": 0, "measured": {"0": found}}
-            _write(self.own / "records" / f"{name}-0.json", record)
+            _write(self._record(name, 0), record)
 
     def _make_table(self) -> None:
         (self.own / "table.md").write_text(self.experiment.judge(self.own / "records"), "utf-8")
 
 
-def search_rate(tried: Any, first: float) -> dict[float, float]:
+def search_rate(tried: Callable[[float], float], first: float) -> dict[float, float]:
     """Return bits per byte by rate: a rate doubled and halved until both neighbours are worse.
 
     Args:
@@ -398,11 +363,6 @@ def search_rate(tried: Any, first: float) -> dict[float, float]:
             found[rate] = tried(rate)
 
 
-def _texts(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        return [json.loads(line)["text"] for line in file]
-
-
 def _write(path: Path, found: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found) + "\n", "utf-8")
@@ -413,10 +373,3 @@ def _drop_weights(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.rglob("checkpoint.pt"):
         path.unlink()
-
-
-def _dtype(device: str) -> str:
-    """Return bfloat16 where the processor multiplies in it; others are slower in it."""
-    flags = Path("/proc/cpuinfo")
-    half = flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
-    return "bfloat16" if half or device.startswith("cuda") else "float32"

@@ -19,11 +19,9 @@ class Base:
         heal_steps: length of the healing's schedule.
         heal_until: step at which healing ends.
         heal_rate: peak learning rate of healing.
-        heal_warmup_steps: of healing.
         checkpoint_every: steps between checkpoints.
         seq_length: student tokens per row.
         batch_size: rows per step.
-        shard_bytes: of a shard; scoring resumes at the shard that it was at.
         device: trains, scores and measures.
     """
 
@@ -34,12 +32,17 @@ class Base:
     heal_steps: int = 1000
     heal_until: int = 1000
     heal_rate: float = 1e-3
-    heal_warmup_steps: int = 20
     checkpoint_every: int = 100
     seq_length: int = 512
     batch_size: int = 4
-    shard_bytes: str = "2MiB"
     device: str = "cpu"
+
+    @property
+    def dtype(self) -> str:
+        """bfloat16 where the processor multiplies in it; others are slower in it."""
+        flags = Path("/proc/cpuinfo")
+        half = flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
+        return "bfloat16" if half or self.device.startswith("cuda") else "float32"
 
 
 TINY = Base(
@@ -49,7 +52,6 @@ TINY = Base(
     num_general=150,
     heal_steps=6,
     heal_until=6,
-    heal_warmup_steps=1,
     checkpoint_every=2,
     seq_length=128,
     batch_size=2,
@@ -103,10 +105,6 @@ class Stage:
     arms: tuple[str, ...] = ()
 
 
-Builder = Callable[[Path, Sequence[Document]], Texts]
-"""Makes all texts, from the folder of the sets and the text that heals."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One question, at one scale.
@@ -115,7 +113,8 @@ class Experiment:
         name: of the experiment.
         scale: of its sizes.
         base: the student.
-        build: makes the texts; sets to measure on are named `held_NAME`.
+        build: makes all texts, from the folder of the sets and the text that heals; sets to measure
+            on are named `held_NAME`.
         aligned: texts that are aligned.
         scored: options of `vocag score` by the text that is scored.
         metadata: fields of the texts that conditions name.
@@ -124,10 +123,10 @@ class Experiment:
         units: length of a run.
         search_units: units after which learning rates are compared.
         warmup_steps: of a run; None: half a unit.
-        measures_start: measure the model that all arms begin with on the text `train`.
         first_rate: where the search begins; it doubles and halves while that is better.
         measured: units at which the sets are measured; None: the best of the development set, and
             the last.
+        start_measured: texts on which the model that all arms begin with is measured, too.
         stages: what follows each run.
         seeds: one run each: order of rows, random choices, dropout.
         tokenizer: of another vocabulary for all of SmolLM2-135M; None: the healed student.
@@ -135,9 +134,9 @@ class Experiment:
     """
 
     name: str
-    scale: str
-    base: Base
-    build: Builder
+    scale: str = "full"
+    base: Base = Base()
+    build: Callable[[Path, Sequence[Document]], Texts]
     aligned: tuple[str, ...]
     scored: Mapping[str, tuple[object, ...]]
     metadata: tuple[str, ...] = ()
@@ -146,14 +145,10 @@ class Experiment:
     units: int
     search_units: int
     warmup_steps: int | None = None
-    measures_start: bool = False
     first_rate: float = 1e-3
     measured: tuple[int, ...] | None = None
+    start_measured: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     tokenizer: Path | None = None
     judge: Callable[[Path], str] = field(repr=False)
-
-    def arm(self, name: str) -> Arm:
-        """Return the arm of a name."""
-        return next(arm for arm in self.arms if arm.name == name)

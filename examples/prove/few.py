@@ -4,12 +4,12 @@ docs/evidence/few.md says what is compared and what counts.
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from prove.compare import Records, best_arm, both_overviews, compare, read_records
+from prove.compare import Records, best_arm, both_overviews, compare, find_missing, read_records
 from prove.experiment import TINY, Arm, Base, Experiment
 from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools
 
@@ -32,96 +32,93 @@ ARMS = (
 )
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large the experiment is.
+def build(
+    data: Path,
+    healing: Sequence[Document],
+    *,
+    train: tuple[int, int],
+    development: int,
+    held: Mapping[str, int],
+    packages: Sequence[str] = HELD_OUT_PACKAGES,
+) -> Texts:
+    """Draw all texts.
 
-    Attributes:
+    Args:
+        data: folder of the sets.
+        healing: what the student has read before.
         train: documents of GSM8K and of MATH to train on.
         development: further documents of each.
         held: documents of each held-out set.
+        packages: whose docstrings are held out.
     """
-
-    train: tuple[int, int]
-    development: int
-    held: dict[str, int]
-    packages: tuple[str, ...] = HELD_OUT_PACKAGES
-
-
-_HELD = {"gsm8k": 120, "math": 120, "docstrings": 40, "mmlu_stem": 60}
-SIZES = {
-    "full": Size((130, 70), 40, _HELD),
-    "small": Size((26, 14), 10, {"gsm8k": 60, "math": 40, "docstrings": 20, "mmlu_stem": 60}),
-    "tiny": Size((8, 6), 4, dict.fromkeys(_HELD, 4), ("tqdm",)),
-    "gpu": Size((130, 70), 40, {"gsm8k": 1000, "math": 400, "docstrings": 200, "mmlu_stem": 1000}),
-}
-
-
-def experiment(scale: str) -> Experiment:
-    """Return the experiment at a scale."""
-    bases = {
-        "full": Base(),
-        "small": Base(batch_size=2, heal_until=200),
-        "tiny": TINY,
-        "gpu": Base(device="cuda"),
-    }
-    passes, search = {"small": (10, 3), "tiny": (2, 1)}.get(scale, (20, 6))
-    return Experiment(
-        name="few",
-        scale=scale,
-        base=bases[scale],
-        build=partial(build, SIZES[scale]),
-        aligned=("train", "dev"),
-        scored={"train": ("--top-k", 16)},
-        arms=ARMS,
-        units=passes,
-        search_units=search,
-        measured=None if scale == "small" else tuple(range(1, passes + 1)),
-        judge=judge,
-        seeds=(0,) if scale == "tiny" else (0, 1, 2),
-    )
-
-
-def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
-    """Draw all texts."""
-    pools = read_pools(data, healing, size.held, size.packages)
+    pool, sets = read_pools(data, healing, held, packages)
     order = random.Random(SEED)
-    train, development = [], []
-    for source, count in zip(("gsm8k_train", "math"), size.train, strict=True):
-        own = [document for document in pools.train if document.source.startswith(source)]
+    texts: Texts = {"train": [], "dev": []}
+    for source, count in zip(("gsm8k_train", "math"), train, strict=True):
+        own = [document for document in pool if document.source.startswith(source)]
         order.shuffle(own)
-        train += own[:count]
-        development += own[count : count + size.development]
-    held = {f"held_{name}": pools.held[name][:count] for name, count in size.held.items()}
-    return {"train": train, "dev": development, **held}
+        texts["train"] += own[:count]
+        texts["dev"] += own[count : count + development]
+    return texts | sets
 
 
 def judge(folder: Path) -> str:
     """Return the tables and the verdicts, by the rules of docs/evidence/few.md."""
     records = read_records(folder)
     tables = both_overviews(records, (*DECIDING, *KNOWN), "full")
-    return "\n".join(["# Few documents, many passes", "", verdict(records), "", tables])
+    return f"# Few documents, many passes\n\n{verdict(records)}\n{tables}"
 
 
 def verdict(records: Records, num_seeds: int = 3) -> str:
     """Return what the rules say, and which runs are missing."""
-    missing = [
-        f"{name} ({len(records.get(name, {}))} of {num_seeds})"
-        for name in (*PLAIN, *DISTILL)
-        if len(records.get(name, {})) < num_seeds
-    ]
+    missing = find_missing(records, (*PLAIN, *DISTILL), num_seeds)
     if {"full", "distill"} - records.keys():
         return "Not finished: neither `full` nor `distill` can be compared yet."
     own = best_arm(records, [name for name in DISTILL if name in records])
     plain = best_arm(records, [name for name in PLAIN if name in records])
-    found = {name: compare(records[own], records[plain], name) for name in (*DECIDING, *KNOWN)}
+    found = {name: compare(records, own, plain, name) for name in (*DECIDING, *KNOWN)}
     wins = all(found[name].is_below_zero for name in DECIDING)
     loses = all(found[name].mean >= 0 for name in DECIDING)
-    lines = [f"`{own}` less `{plain}`, bits per byte:"]
-    lines += [f"- {name}: {difference}" for name, difference in found.items()]
-    if missing:
-        lines += ["", f"**Not finished**; seeds that are there: {', '.join(missing)}."]
-    else:
-        rules = "for distributions" if wins else "against" if loses else "undecided"
-        lines += ["", f"By the rules: **{rules}**."]
-    return "\n".join(lines)
+    rule = "for distributions" if wins else "against" if loses else "undecided"
+    said = f"**Not finished**: {missing}." if missing else f"By the rules: **{rule}**."
+    lines = [f"- {name}: {difference}" for name, difference in found.items()]
+    return "\n".join([f"`{own}` less `{plain}`, bits per byte:", *lines, "", said])
+
+
+_HELD = {"gsm8k": 120, "math": 120, "docstrings": 40, "mmlu_stem": 60}
+_BUILD = partial(build, train=(130, 70), development=40, held=_HELD)
+FULL = Experiment(
+    name="few",
+    build=_BUILD,
+    aligned=("train", "dev"),
+    scored={"train": ("--top-k", 16)},
+    arms=ARMS,
+    units=20,
+    search_units=6,
+    measured=tuple(range(1, 21)),
+    judge=judge,
+)
+_SMALL_HELD = {"gsm8k": 60, "math": 40, "docstrings": 20, "mmlu_stem": 60}
+_TINY_HELD = dict.fromkeys(_HELD, 4)
+_GPU_HELD = {"gsm8k": 1000, "math": 400, "docstrings": 200, "mmlu_stem": 1000}
+SCALES = {
+    "full": FULL,
+    "small": replace(
+        FULL,
+        base=Base(batch_size=2, heal_until=200),
+        build=partial(_BUILD, train=(26, 14), development=10, held=_SMALL_HELD),
+        units=10,
+        search_units=3,
+        measured=None,
+    ),
+    "tiny": replace(
+        FULL,
+        base=TINY,
+        build=partial(build, train=(8, 6), development=4, held=_TINY_HELD, packages=("tqdm",)),
+        units=2,
+        search_units=1,
+        measured=(1, 2),
+        seeds=(0,),
+    ),
+    "gpu": replace(FULL, base=Base(device="cuda"), build=partial(_BUILD, held=_GPU_HELD)),
+}

@@ -8,48 +8,23 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 
 from prove import tokens
-from prove.compare import Records, best_arm, both_overviews, compare, read_records
+from prove.compare import Records, best_arm, both_overviews, compare, find_missing, read_records
 from prove.experiment import TINY, Arm, Base, Experiment
-from prove.texts import Document, Texts
+from prove.texts import Document, Texts, read_texts
 
 SEED = 21
 SHARE = 0.65
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large the experiment is.
-
-    Attributes:
-        mixture: of the first experiment, whose noisy mixture is drawn from.
-        share: of that mixture.
-        development: documents of the development set at most.
-        problems: of GSM8K and of MATH that are measured.
-        docstrings: that are measured.
-    """
-
-    mixture: tokens.Size
-    share: float = 0.25
-    development: int | None = None
-    problems: int = 120
-    docstrings: int = 40
-
-
-SIZES = {
-    "full": Size(tokens.SIZES["full"]),
-    "small": Size(tokens.SIZES["full"], 1 / 32, 20, 60, 20),
-    "once": Size(replace(tokens.SIZES["full"], trained=600), 1.0, 20, 60, 40),
-    "tiny": Size(tokens.SIZES["tiny"], 1.0),
-    "gpu": Size(tokens.SIZES["gpu"], 0.25, None, 500, 200),
-}
 DECIDING = ("gsm8k", "math")
+SETS = (*DECIDING, "docstrings")
+FILTERS = ("teacher", "difference")
 BASELINES = ("random", "zlib")
 
 
@@ -71,8 +46,7 @@ def _among(
     folder: Path, low: float, high: float, values: Callable[[dict[str, str]], dict[str, float]]
 ) -> str:
     """Return the condition for documents whose rank by a value lies above `low`, up to `high`."""
-    with (folder / "text" / "train.jsonl").open(encoding="utf-8", newline="\n") as file:
-        texts = {record["id"]: record["text"] for record in map(json.loads, file)}
+    texts = read_texts(folder / "text" / "train.jsonl")
     sizes = {name: len(text.encode()) for name, text in texts.items()}
     found = ranks(sizes, values(texts))
     # Ids are KIND:SOURCE:NUMBER, without quotes of their own.
@@ -109,8 +83,8 @@ def by_difference(folder: Path) -> str:
         for path in (folder / "train").glob("*.documents.parquet"):
             columns = pyarrow.parquet.read_table(path).to_pydict()
             teacher |= dict(zip(columns["document_id"], columns["bits_per_byte"], strict=True))
-        sums = json.loads((folder / "start.json").read_text("utf-8"))["start"]["train"]
-        nats = dict(zip(texts, sums["nats"], strict=True))
+        record = json.loads((folder / "records" / "start-0.json").read_text("utf-8"))
+        nats = dict(zip(texts, record["measured"]["0"]["train"]["nats"], strict=True))
         return {
             name: teacher[name] - nats[name] / math.log(2) / len(text.encode())
             for name, text in texts.items()
@@ -131,76 +105,102 @@ ARMS = (
 )
 
 
-def experiment(scale: str) -> Experiment:
-    """Return the experiment at a scale."""
-    tiny = scale == "tiny"
-    arms = [arm for arm in ARMS if arm.name in ("all", "teacher", "difference")] if tiny else ARMS
-    bases = {
-        "full": Base(),
-        "small": Base(batch_size=2, heal_until=200),
-        "once": Base(heal_until=200),
-        "tiny": TINY,
-        "gpu": Base(device="cuda", batch_size=32),
-    }
-    units, search = {"tiny": (2, 1), "once": (4, 2)}.get(scale, (10, 3))
-    return Experiment(
-        name="filter",
-        scale=scale,
-        base=bases[scale],
-        build=partial(build, SIZES[scale]),
-        aligned=("train", "dev"),
-        scored={"train": ()},
-        metadata=("kind",),
-        arms=tuple(arms),
-        unit=14 if scale == "once" else None,
-        units=units,
-        search_units=search,
-        warmup_steps=8 if scale == "once" else None,
-        measures_start=True,
-        measured={"tiny": (2,), "small": None, "once": None}.get(scale, (2, 4, 6, 8, 10)),
-        seeds=(0,) if tiny else (0, 1, 2),
-        judge=judge,
-    )
+def build(
+    data: Path,
+    healing: Sequence[Document],
+    *,
+    share: float = 1.0,
+    development: int | None = None,
+    **mixture: Any,
+) -> Texts:
+    """Draw a share of the first experiment's noisy mixture.
 
-
-def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
-    """Draw a share of the first experiment's noisy mixture."""
-    texts = tokens.build(size.mixture, data, healing)
-    mixture = sorted(texts["noisy"], key=Document.line)
-    random.Random(SEED).shuffle(mixture)
-    return {
-        "train": mixture[: round(size.share * len(mixture))],
-        "dev": texts["dev"][: size.development],
-        "held_gsm8k": texts["held_gsm8k"][: size.problems],
-        "held_math": texts["held_math"][: size.problems],
-        "held_docstrings": texts["held_docstrings"][: size.docstrings],
-    }
+    Args:
+        data: folder of the sets.
+        healing: what the student has read before.
+        share: of the mixture.
+        development: documents of the development set at most.
+        mixture: arguments of `tokens.build`.
+    """
+    texts = tokens.build(data, healing, **mixture)
+    noisy = sorted(texts["noisy"], key=Document.line)
+    random.Random(SEED).shuffle(noisy)
+    sets = {f"held_{name}": texts[f"held_{name}"] for name in SETS}
+    return {"train": noisy[: round(share * len(noisy))], "dev": texts["dev"][:development], **sets}
 
 
 def judge(folder: Path) -> str:
     """Return the tables and the verdict, by the rules of docs/evidence/filter.md."""
     records = read_records(folder)
-    tables = both_overviews(records, (*DECIDING, "docstrings"), "all")
-    return "\n".join(["# A filtered corpus", "", verdict(records), "", tables])
+    return f"# A filtered corpus\n\n{verdict(records)}\n{both_overviews(records, SETS, 'all')}"
 
 
 def verdict(records: Records, num_seeds: int = 3) -> str:
     """Return what the rules say, or which runs are missing."""
-    needed = ("all", "teacher", "difference", *BASELINES)
-    missing = [name for name in needed if len(records.get(name, {})) < num_seeds]
-    if missing:
-        return f"Not finished: {', '.join(missing)}."
-    best = best_arm(records, ("teacher", "difference"))
-    found = [compare(records[best], records["all"], name, "last") for name in DECIDING]
-    wins = all(difference.is_below_zero for difference in found)
+    if missing := find_missing(records, ("all", *FILTERS, *BASELINES), num_seeds):
+        return f"Not finished: {missing}."
+    best = best_arm(records, FILTERS)
+    found = {name: compare(records, best, "all", name, "last") for name in DECIDING}
+    wins = all(difference.is_below_zero for difference in found.values())
     loses = any(
         all(
-            compare(records[baseline], records[arm], name, "last").mean <= 0
-            for arm in ("teacher", "difference")
+            compare(records, baseline, arm, name, "last").mean <= 0
+            for arm in FILTERS
             for name in DECIDING
         )
         for baseline in BASELINES
     )
     rule = "for filtering" if wins else "against" if loses else "undecided"
-    bits = ", ".join(f"{n} {d}" for n, d in zip(DECIDING, found, strict=True))
+    bits = ", ".join(f"{name} {difference}" for name, difference in found.items())
     return f"`{best}` less `all`: {bits}. By the rules: **{rule}**."
+
+
+_BUILD = partial(build, share=0.25, held={"gsm8k": 120, "math": 120, "docstrings": 40})
+_BRIEF = partial(_BUILD, development=20, held={"gsm8k": 60, "math": 60, "docstrings": 40})
+FULL = Experiment(
+    name="filter",
+    build=_BUILD,
+    aligned=("train", "dev"),
+    scored={"train": ()},
+    metadata=("kind",),
+    arms=ARMS,
+    units=10,
+    search_units=3,
+    start_measured=("train",),
+    measured=(2, 4, 6, 8, 10),
+    judge=judge,
+)
+SCALES = {
+    "full": FULL,
+    "small": replace(
+        FULL,
+        base=Base(batch_size=2, heal_until=200),
+        build=partial(_BRIEF, share=1 / 32, held={"gsm8k": 60, "math": 60, "docstrings": 20}),
+        measured=None,
+    ),
+    "once": replace(
+        FULL,
+        base=Base(heal_until=200),
+        build=partial(_BRIEF, share=1.0, trained=600),
+        unit=10,
+        units=4,
+        search_units=2,
+        warmup_steps=8,
+        measured=None,
+    ),
+    "tiny": replace(
+        FULL,
+        base=TINY,
+        build=partial(build, **tokens.TINY_TEXTS),
+        arms=tuple(arm for arm in ARMS if arm.name in ("all", *FILTERS)),
+        units=2,
+        search_units=1,
+        measured=(2,),
+        seeds=(0,),
+    ),
+    "gpu": replace(
+        FULL,
+        base=Base(device="cuda", batch_size=32),
+        build=partial(_BUILD, trained=None, held=tokens.held(500) | {"docstrings": 200}),
+    ),
+}

@@ -6,6 +6,7 @@ python examples/prove/run.py few --data benchmarks --output prove --scale small
 import argparse
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -22,16 +23,18 @@ def main() -> int:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--data", type=Path, required=True, help="folder of GSM8K and MATH")
     parser.add_argument("--output", type=Path, required=True, help="folder of all experiments")
-    parser.add_argument("--scale", default="full", help="tiny, small, full, gpu")
+    parser.add_argument("--scale", default="full", help="tiny, small, full, gpu; once: of filter")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time")
     parser.add_argument("--tasks", nargs="*", default=[], help="only these, with what they need")
     parser.add_argument("--tokenizer", type=Path, help="of transfer: Llama 2's, a folder or a file")
     options = parser.parse_args()
     if (options.experiment == "transfer") != (options.tokenizer is not None):
         parser.error("--tokenizer is the new vocabulary of transfer: needed there, and only there")
-    module = importlib.import_module(f"prove.{options.experiment}")
-    words = [options.scale, *([options.tokenizer] if options.tokenizer else [])]
-    experiment = module.experiment(*words)
+    scales = importlib.import_module(f"prove.{options.experiment}").SCALES
+    if options.scale not in scales:
+        parser.error(f"--scale {options.scale}: {options.experiment} has {', '.join(scales)}")
+    tokenizer = options.tokenizer.resolve() if options.tokenizer else None
+    experiment = replace(scales[options.scale], scale=options.scale, tokenizer=tokenizer)
     chain = Chain(experiment, options.data.resolve(), options.output.resolve())
     return perform(chain.tasks, chain.own, options.tasks, jobs=options.jobs)
 

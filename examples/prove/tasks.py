@@ -71,7 +71,7 @@ def task(
     function, *arguments = action if isinstance(action, tuple) else (action,)
     return {
         "name": name,
-        "actions": [(_done, [function, *arguments])],
+        "actions": [(function, arguments)],
         "targets": list(map(str, targets)),
         "file_dep": list(map(str, needed)),
         "uptodate": [] if declared is None else [config_changed(repr(declared))],
@@ -82,11 +82,6 @@ def once(name: str, targets: Sequence[Path], action: Any, after: Sequence[str] =
     """Return a task that is done where its targets are, whoever made them."""
     order = [f"prove:{other}" for other in after]
     return task(name, targets, action) | {"uptodate": [True], "task_dep": order}
-
-
-def _done(function: Any, *arguments: Any) -> bool:
-    function(*arguments)
-    return True
 
 
 @contextmanager

@@ -5,21 +5,25 @@ A document's id is KIND:SOURCE:NUMBER. Kinds are `clean`, `general` and those of
 
 import json
 import random
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from docstring_corpus import docstrings
+from hold_out import word_runs
 
 from pipeline.evaluation.sets import math_500
-from prove.clearing import without_overlap
 from prove.noise import FROM_NOTHING, FROM_TEXT, make_noise, spoil
 
 SEED = 0
 NOISE_SHARE = 0.3
 HEALING_PACKAGES = ("numpy", "scipy", "sympy")
 HELD_OUT_PACKAGES = ("networkx",)
+SHINGLE_WORDS, NEAR = 5, 0.5
+"""Two texts are near duplicates if this share of their shingles is common, numbers aside."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,6 @@ Texts = dict[str, list[Document]]
 """Documents by the name of the text that they make."""
 
 
-@dataclass(frozen=True)
-class Pools:
-    """What an experiment may draw from, shuffled by `SEED`.
-
-    Attributes:
-        train: mathematics without overlap with any problem that is held out.
-        held: problems and texts to measure on, by set.
-    """
-
-    train: list[Document]
-    held: Texts
-
-
 def healing_texts(packages: Sequence[str] = HEALING_PACKAGES) -> list[Document]:
     """Return the docstrings that heal the pruned student, each once, shuffled."""
     texts = dict.fromkeys(text for package in packages for _, text in docstrings(package))
@@ -76,25 +67,27 @@ def healing_texts(packages: Sequence[str] = HEALING_PACKAGES) -> list[Document]:
 
 
 def read_pools(
-    data: Path, healing: Sequence[Document], sets: Iterable[str], packages: Sequence[str]
-) -> Pools:
-    """Return texts to train on and the named sets, cleared of what they share.
+    data: Path,
+    healing: Sequence[Document],
+    held: Mapping[str, int],
+    packages: Sequence[str] = HELD_OUT_PACKAGES,
+) -> tuple[list[Document], Texts]:
+    """Return mathematics to train on, and texts to measure on as `held_NAME`; both shuffled.
+
+    What is trained on shares nothing with any problem that could be held out, and the texts to
+    measure on share nothing with what was trained on or healed.
 
     Args:
         data: folder of the sets as they are published, JSON lines.
         healing: what the student has read before.
-        sets: gsm8k, math, mmlu_stem, tabmwp and docstrings.
+        held: documents at most of gsm8k, math, mmlu_stem, tabmwp and docstrings.
         packages: whose docstrings are held out.
 
     Raises:
-        SystemExit: nothing is left to train on.
+        SystemExit: a set is missing, or nothing is left to train on.
     """
     problems = _read(data, "math", ("problem", "solution"))
     asked = {place for place in math_500() if place < len(problems)}
-    held = {
-        "gsm8k": _read(data, "gsm8k", ("question", "answer")),
-        "math": [document for document in problems if document.number in asked],
-    }
     train = _read(data, "gsm8k_train", ("question", "answer"))
     if (data / "math_train.jsonl").exists():
         train += _read(data, "math_train", ("problem", "solution"))
@@ -102,25 +95,30 @@ def read_pools(
         train += [document for document in problems if document.number not in asked]
     if (data / "web.jsonl").exists():
         train += _read(data, "web", ("text",))
-    for documents in (train, *held.values()):
+    pools = {
+        "gsm8k": _read(data, "gsm8k", ("question", "answer")),
+        "math": [document for document in problems if document.number in asked],
+    }
+    for documents in (train, *pools.values()):
         random.Random(SEED).shuffle(documents)
     # All that is held out, not the part that is measured: `vocag evaluate` asks other items, too.
-    train = without_overlap(train, [*held["gsm8k"], *held["math"]])
+    train = without_overlap(train, [*pools["gsm8k"], *pools["math"]])
     if not train:
         raise SystemExit(
             f"{data}: no document is left to train on, all are near held-out problems: is "
             "gsm8k_train.jsonl a copy of gsm8k.jsonl?"
         )
-    for name in sorted(set(sets) - held.keys()):
+    for name in sorted(held.keys() - pools.keys()):
         if name == "docstrings":
-            held[name] = healing_texts(packages)
+            found = healing_texts(packages)
         elif name == "mmlu_stem":
-            held[name] = _documents(name, map(_question, _records(data, name)))
+            found = _documents(name, map(_question, _records(data, name)))
         else:
-            held[name] = _read(data, name, ("table_title", "table", "question", "solution"))
-        random.Random(SEED).shuffle(held[name])
-        held[name] = without_overlap(held[name], train)
-    return Pools(train, {name: without_overlap(held[name], healing) for name in sets})
+            found = _read(data, name, ("table_title", "table", "question", "solution"))
+        random.Random(SEED).shuffle(found)
+        pools[name] = without_overlap(found, train)
+    texts = {name: without_overlap(pools[name], healing)[:most] for name, most in held.items()}
+    return train, {f"held_{name}": documents for name, documents in texts.items()}
 
 
 def _question(record: Mapping[str, Any]) -> str:
@@ -136,12 +134,42 @@ def _read(data: Path, name: str, fields: Sequence[str]) -> list[Document]:
 
 
 def _records(data: Path, name: str) -> list[dict[str, Any]]:
-    with (data / f"{name}.jsonl").open(encoding="utf-8", newline="\n") as file:
+    path = data / f"{name}.jsonl"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: docs/evidence.md says what DATA must hold")
+    with path.open(encoding="utf-8", newline="\n") as file:
         return [json.loads(line) for line in file]
 
 
 def _documents(source: str, texts: Iterable[str]) -> list[Document]:
     return [Document("clean", source, number, text) for number, text in enumerate(texts)]
+
+
+def without_overlap(documents: Sequence[Document], others: Sequence[Document]) -> list[Document]:
+    """Return the documents that share no run of 13 words with others, and are near none of them."""
+    runs = {run for other in others for run in word_runs(other.text)}
+    shingles = [_shingles(other.text) for other in others]
+    having: dict[int, list[int]] = {}
+    for number, own in enumerate(shingles):
+        for shingle in own:
+            having.setdefault(shingle, []).append(number)
+
+    def is_near(own: set[int]) -> bool:
+        common = Counter(number for shingle in own for number in having.get(shingle, ()))
+        return any(
+            count >= NEAR * (len(own) + len(shingles[number]) - count)
+            for number, count in common.items()
+        )
+
+    return [
+        document
+        for document in documents
+        if runs.isdisjoint(word_runs(document.text)) and not is_near(_shingles(document.text))
+    ]
+
+
+def _shingles(text: str) -> set[int]:
+    return set(word_runs(re.sub(r"\d+", "0", text), SHINGLE_WORDS))
 
 
 def with_noise(
@@ -185,11 +213,17 @@ def with_noise(
 def write_texts(texts: Texts, folder: Path) -> None:
     """Write every text as JSON lines, and the bytes of each kind in bytes.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    sizes: dict[str, dict[str, int]] = {}
+    sizes: dict[str, Counter[str]] = {}
     for name, documents in texts.items():
         lines = "".join(document.line() for document in documents)
         (folder / f"{name}.jsonl").write_text(lines, "utf-8")
-        sizes[name] = {}
+        sizes[name] = Counter()
         for document in documents:
-            sizes[name][document.kind] = sizes[name].get(document.kind, 0) + document.num_bytes
+            sizes[name][document.kind] += document.num_bytes
     (folder / "bytes.json").write_text(json.dumps(sizes, indent=1) + "\n", "utf-8")
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """Return the texts of a file of JSON lines by their documents' ids."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return {record["id"]: record["text"] for record in map(json.loads, file)}

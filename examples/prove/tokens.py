@@ -5,12 +5,13 @@ what the searches of that page found for `full`, `teacher` and `alm`.
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from prove.compare import Records, compare, overview, paired, read_records, table
+from prove.compare import Records, compare, find_missing, overview, paired, read_records, table
 from prove.experiment import TINY, Arm, Base, Experiment, Stage
 from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools, with_noise
 
@@ -22,31 +23,6 @@ NEED_LOSSES = ("teacher", "teacher_loss", "alm")
 MATHEMATICS = ("gsm8k", "math")
 SETS = ("gsm8k", "math", "docstrings", "noise")
 AFTER, AFTER_CLEAN = "after-14", "after-14-clean"
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large the experiment is.
-
-    Attributes:
-        documents: clean mathematical documents at most.
-        trained: of them in the mixtures at most.
-        held: documents of each held-out set at most.
-        packages: whose docstrings are held out.
-    """
-
-    documents: int = 100_000
-    trained: int = 1300
-    held: int = 120
-    packages: tuple[str, ...] = HELD_OUT_PACKAGES
-
-
-SIZES = {
-    "full": Size(),
-    "small": Size(documents=2200, trained=500, held=60),
-    "tiny": Size(documents=60, held=8, packages=("tqdm",)),
-    "gpu": Size(documents=10_000_000, trained=10_000_000, held=500),
-}
 
 
 def _arm(method: str, data: str, *, keep: float | None = None, **more: object) -> Arm:
@@ -83,47 +59,38 @@ STAGES = (
 )
 
 
-def experiment(scale: str) -> Experiment:
-    """Return the experiment at a scale."""
-    gpu_layers = (*range(24), 28, 29)
-    gpu = Base(layers=gpu_layers, vocab_size=16_384, batch_size=64, heal_rate=5e-4, device="cuda")
-    tiny = scale == "tiny"
-    wanted = {"tiny": ("full", "teacher-0.4"), "small": (*_COMPARED, *_CONTROL)}
-    return Experiment(
-        name="tokens",
-        scale=scale,
-        base={"full": Base(), "small": Base(heal_until=200), "tiny": TINY, "gpu": gpu}[scale],
-        build=partial(build, SIZES[scale]),
-        aligned=("noisy", "clean", "last", "last-clean", "dev"),
-        scored={"noisy": (), "clean": ()},
-        arms=tuple(a for a in ARMS if scale not in wanted or a.name in wanted[scale]),
-        unit={"gpu": 218, "tiny": 2, "small": 28}.get(scale, 4),
-        units={"tiny": 2, "small": 2}.get(scale, 14),
-        search_units=1,
-        warmup_steps=1 if tiny else 8,
-        stages=(Stage(name=AFTER, data="last", steps=2),) if tiny else STAGES,
-        seeds=(0,) if tiny else (0, 1, 2),
-        judge=judge,
-    )
+def build(
+    data: Path,
+    healing: Sequence[Document],
+    *,
+    held: Mapping[str, int],
+    documents: int | None = None,
+    trained: int | None = 1300,
+    packages: Sequence[str] = HELD_OUT_PACKAGES,
+) -> Texts:
+    """Divide the mathematics, and spoil it.
 
-
-def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
-    """Divide the mathematics, and spoil it."""
-    sets = ("gsm8k", "math", "docstrings")
-    pools = read_pools(data, healing, sets, size.packages)
-    train = pools.train[: size.documents]
+    Args:
+        data: folder of the sets.
+        healing: what the student has read before.
+        held: documents at most of each held-out set.
+        documents: clean mathematical documents at most.
+        trained: of them in the mixtures at most.
+        packages: whose docstrings are held out.
+    """
+    pool, sets = read_pools(data, healing, held, packages)
+    train = pool[:documents]
     first = max(1, round(DEV_SHARE * len(train)))
     second = first + max(1, round(LAST_SHARE * len(train)))
-    development, last, main = train[:first], train[first:second], train[second:][: size.trained]
+    development, last, main = train[:first], train[first:second], train[second:][:trained]
     spoiled = with_noise(development, random.Random("held_noise"), start=2 * 10**6)
-    held = {f"held_{name}": pools.held[name][: size.held] for name in sets}
     return {
         "noisy": with_noise(main, random.Random("noisy")),
         "clean": main,
         "last": with_noise(last, random.Random("last"), start=10**6),
         "last-clean": last,
         "dev": development,
-        **held,
+        **sets,
         "held_noise": [document for document in spoiled if document.kind != "clean"],
     }
 
@@ -131,43 +98,37 @@ def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
 def judge(folder: Path) -> str:
     """Return the tables and the verdicts, by the rules of docs/evidence/tokens.md."""
     records = read_records(folder)
-    parts = ["# Which tokens to learn", "", verdicts(records), "", last_stages(records), ""]
-    stages = (AFTER, "last") if all_have(records, AFTER) else ("last",)
-    for at in stages:
-        parts += [f"## Bits per byte, {at}", "", overview(records, SETS, "full", at)]
-    return "\n".join(parts)
-
-
-def all_have(records: Records, stage: str) -> bool:
-    """Say whether every run was measured after a stage."""
-    found = [set(r["measured"]) for own in records.values() for r in own.values() if "rate" in r]
-    return all(stage in own for own in found)
+    parts = [f"# Which tokens to learn\n\n{verdicts(records)}\n\n{last_stages(records)}\n"]
+    runs = [record["measured"] for own in records.values() for record in own.values()]
+    if all(AFTER in measured or "0" in measured for measured in runs):
+        parts.append(overview(records, SETS, "full", AFTER, AFTER))
+    return "".join([*parts, overview(records, SETS, "full", "last", "before the last stage")])
 
 
 def last_stages(records: Records) -> str:
     """Return what is left of the differences after last stages, by the rules that were added."""
-    own = {name: records.get(name, {}) for name in (*_COMPARED, *_CONTROL)}
-    missing = [f"{name} {len(found)} of 3" for name, found in own.items() if len(found) < 3]
+    missing = find_missing(records, (*_COMPARED, *_CONTROL))
+    there = {arm for arm, own in records.items() if len(own) == 3}
     full, random_, teacher = _COMPARED
-    after = [stage.name for stage in STAGES if stage.name != AFTER_CLEAN]
     pairs = [(teacher, full), (random_, full), (teacher, random_)]
+    after = [stage.name for stage in STAGES if stage.name != AFTER_CLEAN]
     shown = [(pair, ["last", *after]) for pair in pairs]
     shown += [((f"clean-{a}", f"clean-{b}"), ["last", AFTER, AFTER_CLEAN]) for a, b in pairs]
     rows = [
-        [f"`{a}` less `{b}`", name, at, compare(own[a], own[b], name, at)]
+        [f"`{a}` less `{b}`", name, at, compare(records, a, b, name, at)]
         for (a, b), stages in shown
-        for name in ("gsm8k", "math", "docstrings")
+        for name in (*MATHEMATICS, "docstrings")
         for at in stages
-        if len(own[a].keys() & own[b].keys()) == 3
+        if {a, b} <= there
     ]
-    lines = [f"Seeds that are there: {', '.join(missing)}."] if missing else []
+    lines = [f"Seeds that are there: {missing}."] if missing else []
     for arm, of in ((teacher, "By the rules"), (random_, "The same for `random-0.4`")):
-        if min(len(own[arm]), len(own[full])) == 3:
+        if {arm, full} <= there:
             lines.append(f"{of}: **{_stays(records, arm)}**.")
-    if not any(name.startswith("clean") for name in missing):
+    if there >= set(_CONTROL):
         moved = [_moved(records, name) for name in MATHEMATICS]
-        matters = any(abs(mean) > half for mean, _, half in moved)
-        said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, _, half in moved)
+        matters = any(abs(mean) > half for mean, half in moved)
+        said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, half in moved)
         lines.append(f"A clean last stage {'matters' if matters else 'does not matter'}: {said}.")
     if rows:
         lines += ["", table(["runs", "set", "measured", "difference"], rows)]
@@ -176,17 +137,18 @@ def last_stages(records: Records) -> str:
 
 def _stays(records: Records, arm: str) -> str:
     """Say whether what is left after 56 steps is knowledge or calibration."""
-    found = [compare(records[arm], records["full"], n, "after-56") for n in MATHEMATICS]
-    above = (min(f.values.values()) > 0 and f.mean > f.half_width for f in found)
-    if any(above):
+    found = [compare(records, arm, "full", name, "after-56") for name in MATHEMATICS]
+    if any(min(f.values.values()) > 0 and f.mean > f.half_width for f in found):
         return "knowledge"
     return "calibration" if all(f.mean <= f.half_width for f in found) else "undecided"
 
 
-def _moved(records: Records, name: str) -> tuple[float, float, float]:
+def _moved(records: Records, name: str) -> tuple[float, float]:
     """Return how far a clean last stage moves the clean `teacher` less `full`, and its interval."""
-    own, plain = (records[f"clean-{arm}"] for arm in ("teacher-0.4", "full"))
-    noisy, clean = (compare(own, plain, name, at).values for at in (AFTER, AFTER_CLEAN))
+    noisy, clean = (
+        compare(records, "clean-teacher-0.4", "clean-full", name, at).values
+        for at in (AFTER, AFTER_CLEAN)
+    )
     return paired(clean[seed] - noisy[seed] for seed in noisy)
 
 
@@ -194,16 +156,14 @@ def verdicts(records: Records) -> str:
     """Return which rules hold; intervals are Student's t over seeds, and documents drawn again."""
     needed = {"full", "random-0.4", "teacher-0.4", "clean-full", "clean-teacher-0.4"}
     needed |= {"teacher-0.6", "teacher_loss-0.4", "full-equal-scored"}
-    missing = needed - records.keys()
-    if missing:
+    if missing := needed - records.keys():
         return f"The rules of the whole table also need {', '.join(sorted(missing))}."
 
     def less(own: str, other: str, name: str) -> float:
-        return compare(records[own], records[other], name, AFTER).mean
+        return compare(records, own, other, name, AFTER).mean
 
     def beats(other: str) -> bool:
-        own = records["teacher-0.4"]
-        found = [compare(own, records[other], name, AFTER) for name in MATHEMATICS]
+        found = [compare(records, "teacher-0.4", other, name, AFTER) for name in MATHEMATICS]
         return all(difference.is_below_zero for difference in found)
 
     shrinks = all(
@@ -213,11 +173,61 @@ def verdicts(records: Records) -> str:
     sets = (*MATHEMATICS, "docstrings")
     plain = all(less("full", f"teacher-{k}", n) <= 0 for k in (0.4, 0.6) for n in sets)
     chance = any(less("random-0.4", "teacher-0.4", name) <= 0 for name in MATHEMATICS)
-    taste = all(less("teacher_loss-0.4", "teacher-0.4", name) <= 0 for name in MATHEMATICS)
     found = {
         "for the method": beats("full") and beats("random-0.4") and shrinks,
         "against the method": plain or chance,
-        "against the difference": taste,
+        "against the difference": all(
+            less("teacher_loss-0.4", "teacher-0.4", name) <= 0 for name in MATHEMATICS
+        ),
         "worth its teacher": beats("full-equal-scored"),
     }
     return ", ".join(f"**{rule}** {'yes' if holds else 'no'}" for rule, holds in found.items())
+
+
+def held(count: int) -> dict[str, int]:
+    """Return a number of documents for each set."""
+    return dict.fromkeys((*MATHEMATICS, "docstrings"), count)
+
+
+_GPU_BASE = Base(
+    layers=(*range(24), 28, 29), vocab_size=16_384, batch_size=64, heal_rate=5e-4, device="cuda"
+)
+TINY_TEXTS: dict[str, Any] = {"held": held(8), "documents": 60, "packages": ("tqdm",)}
+FULL = Experiment(
+    name="tokens",
+    build=partial(build, held=held(120)),
+    aligned=("noisy", "clean", "last", "last-clean", "dev"),
+    scored={"noisy": (), "clean": ()},
+    arms=ARMS,
+    unit=4,
+    units=14,
+    search_units=1,
+    warmup_steps=8,
+    stages=STAGES,
+    judge=judge,
+)
+SCALES = {
+    "full": FULL,
+    "small": replace(
+        FULL,
+        base=Base(heal_until=200),
+        build=partial(build, held=held(60), documents=2200, trained=500),
+        arms=tuple(arm for arm in ARMS if arm.name in (*_COMPARED, *_CONTROL)),
+        unit=28,
+        units=2,
+    ),
+    "tiny": replace(
+        FULL,
+        base=TINY,
+        build=partial(build, **TINY_TEXTS),
+        arms=tuple(arm for arm in ARMS if arm.name in ("full", "teacher-0.4")),
+        unit=2,
+        units=2,
+        warmup_steps=1,
+        stages=(Stage(name=AFTER, data="last", steps=2),),
+        seeds=(0,),
+    ),
+    "gpu": replace(
+        FULL, base=_GPU_BASE, build=partial(build, held=held(500), trained=None), unit=218
+    ),
+}

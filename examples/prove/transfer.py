@@ -5,12 +5,20 @@ docs/evidence/transfer.md says what is compared and what counts.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from prove.compare import Records, best_arm, bits_per_byte, paired, read_records, table
+from prove.compare import (
+    Records,
+    best_arm,
+    bits_per_byte,
+    find_missing,
+    paired,
+    read_records,
+    table,
+)
 from prove.experiment import TINY, Arm, Base, Experiment
 from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools
 
@@ -25,83 +33,38 @@ ARMS = (
     Arm(name="distill-plain", options=("--method", "distill", "--weight", 0.5), scored=True),
     Arm(name="alm", options=("--method", "alm"), scored=True),
 )
-# Half as many steps again: more than scoring costs of what a run reads.
-LONGER = replace(ARMS[0], name="plain-longer", rate=PLAIN, order=1)
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large the experiment is.
+def _and_longer(units: int) -> tuple[Arm, ...]:
+    """Return the arms, and plain training of half as many steps again.
 
-    Attributes:
+    That is more than scoring costs of what a run reads.
+    """
+    return (*ARMS, replace(ARMS[0], name="plain-longer", rate=PLAIN, order=1, units=3 * units // 2))
+
+
+def build(
+    data: Path,
+    healing: Sequence[Document],
+    *,
+    train: int,
+    development: int,
+    held: int,
+    packages: Sequence[str] = HELD_OUT_PACKAGES,
+) -> Texts:
+    """Draw all texts.
+
+    Args:
+        data: folder of the sets.
+        healing: docstrings that no held-out text may share anything with.
         train: documents to train on.
         development: further documents.
         held: documents of each held-out set.
         packages: whose docstrings are held out.
     """
-
-    train: int = 700
-    development: int = 40
-    held: int = 60
-    packages: tuple[str, ...] = HELD_OUT_PACKAGES
-
-
-SIZES = {
-    "full": Size(),
-    "small": Size(300, 20, 30),
-    "tiny": Size(40, 4, 4, ("tqdm",)),
-    "gpu": Size(5000, 200, 500),
-}
-STEPS = {"full": (50, (1, 2, 4)), "small": (20, (1, 2)), "tiny": (2, (1,)), "gpu": (50, (1, 2, 4))}
-"""Steps of a unit, and after which units is measured, the last of which ends a run."""
-
-
-def experiment(scale: str, tokenizer: Path) -> Experiment:
-    """Return the experiment at a scale.
-
-    Args:
-        scale: tiny, small, full or gpu.
-        tokenizer: of the new vocabulary, with Llama 2's 32,000 tokens.
-    """
-    tiny, (unit, measured) = scale == "tiny", STEPS[scale]
-    longer = replace(LONGER, units=3 * measured[-1] // 2)
-    bases = {
-        "full": Base(),
-        "small": Base(batch_size=2),
-        "tiny": TINY,
-        "gpu": Base(device="cuda", batch_size=32),
-    }
-    return Experiment(
-        name="transfer",
-        scale=scale,
-        base=bases[scale],
-        build=partial(build, SIZES[scale]),
-        aligned=("train", "dev"),
-        scored={"train": ("--top-k", 16)},
-        arms=ARMS[:2] if tiny else (*ARMS, longer),
-        unit=unit,
-        units=measured[-1],
-        search_units=1,
-        first_rate=2e-4,
-        warmup_steps=1 if tiny else 10,
-        measured=measured,
-        seeds=(0,) if tiny else (0, 1, 2),
-        tokenizer=tokenizer.resolve(),
-        judge=judge,
-    )
-
-
-def build(size: Size, data: Path, healing: Sequence[Document]) -> Texts:
-    """Draw all texts."""
-    pools = read_pools(data, healing, SETS, size.packages)
-    train = list(pools.train)
-    random.Random(SEED).shuffle(train)
-    held = {f"held_{name}": pools.held[name][: size.held] for name in SETS}
-    return {
-        "train": train[: size.train],
-        "dev": train[size.train : size.train + size.development],
-        **held,
-    }
+    pool, sets = read_pools(data, healing, dict.fromkeys(SETS, held), packages)
+    random.Random(SEED).shuffle(pool)
+    return {"train": pool[:train], "dev": pool[train : train + development], **sets}
 
 
 def shares(records: Records, arm: str, at: str = "last") -> dict[int, dict[str, float]]:
@@ -129,7 +92,7 @@ def means(records: Records, arms: Sequence[str]) -> str:
         own = shares(records, arm)
         cells: list[object] = [f"`{arm}`", f"{next(iter(records[arm].values()))['rate']:g}"]
         for name in (*SETS, "elsewhere"):
-            mean, _, half = paired(own[s][name] - plain[s][name] for s in own.keys() & plain.keys())
+            mean, half = paired(own[s][name] - plain[s][name] for s in own.keys() & plain.keys())
             less = "" if arm == PLAIN else f" ({mean:+.3f} ± {half:.3f})"
             cells.append(f"{fmean(values[name] for values in own.values()):.3f}{less}")
         rows.append(cells)
@@ -154,13 +117,56 @@ def judge(folder: Path) -> str:
 
 def verdict(records: Records, num_seeds: int = 3) -> str:
     """Return what the rules say, or which runs are missing."""
-    missing = [a for a in (PLAIN, *DISTILL) if len(records.get(a, {})) < num_seeds]
-    if missing:
-        return f"Not finished: {', '.join(missing)}."
+    if missing := find_missing(records, (PLAIN, *DISTILL), num_seeds):
+        return f"Not finished: {missing}."
     best = best_arm(records, DISTILL)
     own, plain = shares(records, best), shares(records, PLAIN)
     gains = [own[seed]["elsewhere"] - plain[seed]["elsewhere"] for seed in plain]
-    mean, _, half = paired(gains)
+    mean, half = paired(gains)
     wins = min(gains) > 0 and mean - half > 0
     rule = "for distributions" if wins else "against" if mean <= 0 else "undecided"
     return f"`{best}` less plain elsewhere: {mean:+.3f} ± {half:.3f}. By the rules: **{rule}**."
+
+
+FULL = Experiment(
+    name="transfer",
+    build=partial(build, train=700, development=40, held=60),
+    aligned=("train", "dev"),
+    scored={"train": ("--top-k", 16)},
+    arms=_and_longer(4),
+    unit=50,
+    units=4,
+    search_units=1,
+    first_rate=2e-4,
+    warmup_steps=10,
+    measured=(1, 2, 4),
+    judge=judge,
+)
+SCALES = {
+    "full": FULL,
+    "small": replace(
+        FULL,
+        base=Base(batch_size=2),
+        build=partial(build, train=300, development=20, held=30),
+        arms=_and_longer(2),
+        unit=20,
+        units=2,
+        measured=(1, 2),
+    ),
+    "tiny": replace(
+        FULL,
+        base=TINY,
+        build=partial(build, train=40, development=4, held=4, packages=("tqdm",)),
+        arms=ARMS[:2],
+        unit=2,
+        units=1,
+        warmup_steps=1,
+        measured=(1,),
+        seeds=(0,),
+    ),
+    "gpu": replace(
+        FULL,
+        base=Base(device="cuda", batch_size=32),
+        build=partial(build, train=5000, development=200, held=500),
+    ),
+}

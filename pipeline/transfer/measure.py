@@ -29,6 +29,47 @@ def context_of(tokenizer: Tokenizer) -> int:
 
 
 @torch.inference_mode()
+def code_lengths(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[bytes],
+    *,
+    context: int,
+    seq_length: int | None = None,
+) -> list[float]:
+    """Return how long each text is in a model's code, in nats: the losses of its own tokens.
+
+    Args:
+        model: a causal language model, on its device.
+        tokenizer: its own.
+        texts: UTF-8.
+        context: token before a text's first.
+        seq_length: tokens of a text that are read together, each time after `context`; None: all,
+            and the text must be short enough for the model's positions.
+
+    Raises:
+        ValueError: a text that can't be tokenized.
+
+    Example:
+        >>> code_lengths(model, tokenizer, [b"Two and two is four."], context=1)  # doctest: +SKIP
+        [16.77]
+    """
+    batch = tokenizer.tokenize_batch(list(texts))
+    if batch.failures:
+        place, reason = next(iter(batch.failures.items()))
+        raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
+    found = []
+    for place in range(len(texts)):
+        own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
+        nats, width = 0.0, seq_length or max(1, len(own))
+        for start in range(0, len(own), width):
+            ids = torch.tensor([[context, *own[start : start + width]]], device=model.device)
+            logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
+            nats += float(cross_entropy(logits.double(), ids[0, 1:], reduction="sum"))
+        found.append(nats)
+    return found
+
+
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
     """Return a model's mean code length of some texts, in bits per byte.
 
@@ -40,23 +81,14 @@ def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[
         texts: UTF-8, each short enough for the model's positions.
 
     Raises:
-        ValueError: a text that can't be tokenized, or has no bytes.
+        ValueError: a text that can't be tokenized, or there are no bytes.
 
     Example:
         >>> bits_per_byte(model, tokenizer, [b"Two and two is four."])  # doctest: +SKIP
         1.21
     """
-    batch = tokenizer.tokenize_batch(list(texts))
-    if batch.failures:
-        place, reason = next(iter(batch.failures.items()))
-        raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
-    context, total = context_of(tokenizer), 0.0
-    for place in range(len(texts)):
-        own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
-        ids = torch.tensor([[context, *own]], device=model.device)
-        logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
-        total += float(cross_entropy(logits.double(), ids[0, 1:], reduction="sum"))
     num_bytes = sum(map(len, texts))
     if not num_bytes:
         raise ValueError("there is no text to measure on")
-    return total / math.log(2) / num_bytes
+    nats = code_lengths(model, tokenizer, texts, context=context_of(tokenizer))
+    return sum(nats) / math.log(2) / num_bytes

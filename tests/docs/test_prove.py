@@ -9,34 +9,25 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from prove import few, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
-from prove.clearing import without_overlap
 from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired
-from prove.experiment import Experiment
 from prove.filter import ranks
-from prove.measure import cut_pieces, measure
 from prove.noise import KINDS
-from prove.texts import NOISE_SHARE, Document, with_noise
+from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
 
-from pipeline.models.hf_models import load_language_model
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@dataclass(frozen=True)
-class Text:
-    text: str
+PAGES = EXAMPLES.parent / "docs" / "evidence"
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -44,25 +35,27 @@ def _words(count: int, seed: int) -> list[str]:
     return ["".join(order.choices("abcdefghij", k=6)) for _ in range(count)]
 
 
+def _document(text: str, number: int = 0) -> Document:
+    return Document("clean", "math", number, text)
+
+
 def test_texts_with_a_common_run_or_near_copies_are_taken_out() -> None:
-    held = Text(" ".join(_words(40, 0)))
+    held = _document(" ".join(_words(40, 0)))
     run, shorter = _words(40, 0)[3:16], _words(40, 0)[3:15]
     question = "Tom buys 3 apples for 2 dollars each and pays with a note. How much is left of it?"
     cases = {
-        "with a run of 13": Text(" ".join([*_words(30, 1), *run, *_words(30, 2)])),
-        "with a run of 12": Text(" ".join([*_words(30, 3), *shorter, *_words(30, 4)])),
-        "other numbers": Text(question.replace("3", "17").replace("2", "5")),
-        "another question": Text("Ann buys three pears. How much does she pay for them?"),
+        "with a run of 13": _document(" ".join([*_words(30, 1), *run, *_words(30, 2)])),
+        "with a run of 12": _document(" ".join([*_words(30, 3), *shorter, *_words(30, 4)])),
+        "other numbers": _document(question.replace("3", "17").replace("2", "5")),
+        "another question": _document("Ann buys three pears. How much does she pay for them?"),
     }
-    left = without_overlap(list(cases.values()), [held, Text(question)])
+    left = without_overlap(list(cases.values()), [held, _document(question)])
     names = [name for name, text in cases.items() if text in left]
     assert names == ["with a run of 12", "another question"]
 
 
 def test_noise_is_a_share_of_the_bytes_in_equal_kinds_and_no_text_stands_twice() -> None:
-    clean = [
-        Document("clean", "math", number, " ".join(_words(60, number))) for number in range(800)
-    ]
+    clean = [_document(" ".join(_words(60, number)), number) for number in range(800)]
     mixed = with_noise(clean, random.Random(0))
     sizes = Counter[str]()
     for document in mixed:
@@ -80,34 +73,6 @@ def test_noise_is_a_share_of_the_bytes_in_equal_kinds_and_no_text_stands_twice()
     assert with_noise(clean, random.Random(1)) != mixed
 
 
-@torch.inference_mode()
-def test_measures_are_those_of_documents_read_one_by_one(tmp_path: Path) -> None:
-    tokenizer = byte_level(400)
-    assert tokenizer.adds_bos
-    model = load_language_model(str(write_model(tmp_path / "model", tokenizer)))
-    texts = ["He pays 12 dollars for 3 pens.", "It is raining. " * 9]
-    found = measure(model, cut_pieces(tokenizer, texts, 512), [30, 135], bf16=False)
-    expected = []
-    for text in texts:
-        ids = torch.tensor(tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
-        inputs = torch.tensor([[tokenizer.bos_token_id, *ids[:-1].tolist()]])
-        losses = torch.nn.functional.cross_entropy(model(input_ids=inputs).logits[0], ids)
-        expected.append(float(losses) * len(ids))
-    assert found["bytes"] == [len(text) for text in texts]
-    assert found["nats"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_long_texts_are_cut_and_every_token_is_a_label_once() -> None:
-    tokenizer = byte_level(400)
-    text = " ".join(_words(200, 5))
-    pieces = cut_pieces(tokenizer, [text], 64)
-    assert len(pieces) > 3
-    assert all(len(piece.input_ids) == len(piece.labels) <= 64 for piece in pieces)
-    assert {piece.input_ids[0] for piece in pieces} == {tokenizer.bos_token_id}
-    found = sorted(label for piece in pieces for label in piece.labels)
-    assert found == sorted(tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
-
-
 def _record(arm: str, seed: int, nats: Iterable[float], sets: Iterable[str]) -> dict[str, Any]:
     sums = {"bytes": [10.0, 20.0, 30.0], "nats": list(nats)}
     of_sets = dict.fromkeys(sets, sums)
@@ -116,12 +81,12 @@ def _record(arm: str, seed: int, nats: Iterable[float], sets: Iterable[str]) -> 
 
 
 def test_intervals_are_students_over_seeds_and_drawn_again_over_documents() -> None:
-    assert paired([1.0, 2.0, 4.0])[2] == pytest.approx(4.3027 * math.sqrt(7 / 9), rel=1e-4)
-    assert math.isnan(paired([1.0])[2])
+    assert paired([1.0, 2.0, 4.0])[1] == pytest.approx(4.3027 * math.sqrt(7 / 9), rel=1e-4)
+    assert math.isnan(paired([1.0])[1])
     assert math.isnan(paired([])[0])
     own = {seed: _record("a", seed, (3.0, 5.0 + seed, 9.0), ["x"]) for seed in range(3)}
     other = {seed: _record("b", seed, (4.0, 9.0, 9.5), ["x"]) for seed in range(4)}
-    found = compare(own, other, "x")
+    found = compare({"a": own, "b": other}, "a", "b", "x")
     assert found.values[1] == pytest.approx((18 - 22.5) / 60 / math.log(2))
     assert found.values[1] == bits_per_byte(own[1], "x") - bits_per_byte(other[1], "x")
     order = random.Random(1)
@@ -132,8 +97,8 @@ def test_intervals_are_students_over_seeds_and_drawn_again_over_documents() -> N
         drawn.append(gain / math.log(2) / sum((10, 20, 30)[n] for n in picked))
     drawn.sort()
     assert (found.low, found.high) == pytest.approx((drawn[100], drawn[3900]), abs=0.01)
-    sums = [{"bytes": [1.0], "nats": [2.0]}]
-    assert bootstrap(sums, sums) == (0.0, 0.0)
+    sums = {"bytes": [1.0], "nats": [2.0]}
+    assert bootstrap([(sums, sums)]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +116,7 @@ def test_a_win_needs_every_seed_and_both_intervals(
 ) -> None:
     by_seed = dict(enumerate(values))
     mean = sum(values) / len(values)
-    assert Difference(by_seed, mean, 0.1, half, -9.0, high).is_below_zero is below
+    assert Difference(by_seed, mean, half, -9.0, high).is_below_zero is below
 
 
 @pytest.mark.parametrize(
@@ -245,17 +210,13 @@ def test_ranks_are_shares_of_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "scale"),
-    [
-        *product((few, filtering, tokens, transfer), ("tiny", "small", "full", "gpu")),
-        (filtering, "once"),
-    ],
+    ("module", "scale"), [(module, scale) for module in MODULES for scale in module.SCALES]
 )
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
-    own = (tmp_path / "tokenizer",) if module is transfer else ()
-    experiment: Experiment = module.experiment(scale, *own)
+    tokenizer = tmp_path / "tokenizer" if module is transfer else None
+    experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer)
     made: set[str] = set()
     for task in Chain(experiment, tmp_path, tmp_path).tasks():
         made |= set(task["targets"])
@@ -275,7 +236,7 @@ def test_dropout_is_in_training_alone(tmp_path: Path) -> None:
 import sys, torch
 sys.path[:0] = sys.argv[2:]
 from prove.dropout import drop_out
-from pipeline.models.hf_models import load_language_model
+from vocag import load_language_model
 model = load_language_model(sys.argv[1]); ids = torch.arange(1, 60)[None]
 plain = model(ids).logits; layer = model.model.layers[0].mlp; seen = []
 drop_out(0.1); layer.register_forward_hook(lambda *_: seen.append(_[-1]))
@@ -290,10 +251,9 @@ assert model.model.layers[0].self_attn.attention_dropout == 0.1
 
 def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     """Student's t over three seeds, from the standard errors that the first experiment kept."""
-    folder = EXAMPLES.parent / "docs" / "evidence"
-    arms = json.loads((folder / "table.json").read_text("utf-8"))["arms"]
+    arms = json.loads((PAGES / "table.json").read_text("utf-8"))["arms"]
     checked = 0
-    for row in (folder / "tokens.md").read_text("utf-8").splitlines():
+    for row in (PAGES / "tokens.md").read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         found = re.match(r"`(\w+)`(?:, k = ([\d.]+))?$", cells[0])
         shown = [re.search(r"\(([+-][\d.]+) ± ([\d.]+)\)", cell) for cell in cells[2:5]]
@@ -315,12 +275,11 @@ def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     assert checked == 8
 
 
-@pytest.mark.parametrize("module", [few, filtering, tokens, transfer])
+@pytest.mark.parametrize("module", MODULES)
 def test_the_published_runs_are_what_the_page_says(module: Any) -> None:
-    folder = EXAMPLES.parent / "docs" / "evidence"
     name = module.__name__.rpartition(".")[2]
-    page = (folder / f"{name}.md").read_text("utf-8")
-    judged = module.judge(folder / name)
+    page = (PAGES / f"{name}.md").read_text("utf-8")
+    judged = module.judge(PAGES / name)
     rows = [line for line in judged.splitlines() if line.startswith("| ")]
     assert len(rows) > len(module.ARMS)
     assert [row for row in rows if row not in page] == []
@@ -329,13 +288,12 @@ def test_the_published_runs_are_what_the_page_says(module: Any) -> None:
 
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:
-    folder = EXAMPLES.parent / "docs" / "evidence"
-    page = (folder / "transfer.md").read_text("utf-8")
+    page = (PAGES / "transfer.md").read_text("utf-8")
     drafts = {"as it is cut": "start", "plain training": "plain-0"}
     for words, name in (drafts | {"`distill` and plain": "distill-plain-0"}).items():
         cells = [words]
         for held_out in ("gsm8k", "docstrings"):
-            printed = (folder / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
+            printed = (PAGES / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
             cells += re.findall(r"\((\d+ of \d+) proposed", printed)
         assert f"| {' | '.join(cells)} |" in page
 

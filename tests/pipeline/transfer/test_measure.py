@@ -1,0 +1,49 @@
+"""A text's code length against losses that are summed by hand, read whole and in parts."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from pipeline.models.hf_models import load_language_model
+from pipeline.transfer.measure import bits_per_byte, code_lengths, context_of
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
+
+TEXTS = [b"He pays 12 dollars for 3 pens.", b"It is raining. " * 9, "Å\u2028 é".encode()]
+CONTEXT = 7
+
+
+@pytest.mark.parametrize("seq_length", [None, 1, 5, 400])
+@torch.inference_mode()
+def test_every_token_is_predicted_once_after_the_context(
+    seq_length: int | None, tmp_path: Path
+) -> None:
+    tokenizer = byte_level(400)
+    model = load_language_model(str(write_model(tmp_path / "model", tokenizer)))
+    expected = []
+    for text in TEXTS:
+        ids = tokenizer.tokenize_batch([text]).input_ids.tolist()
+        nats = 0.0
+        for place, token in enumerate(ids):
+            start = place - place % (seq_length or len(ids))
+            inputs = torch.tensor([[CONTEXT, *ids[start:place]]])
+            nats += float(cross_entropy(model(input_ids=inputs).logits[0, -1], torch.tensor(token)))
+        expected.append(nats)
+    found = code_lengths(model, tokenizer, TEXTS, context=CONTEXT, seq_length=seq_length)
+    assert found == pytest.approx(expected, rel=1e-4)
+    if seq_length is None:
+        whole = sum(code_lengths(model, tokenizer, TEXTS, context=context_of(tokenizer)))
+        expected_bits = whole / math.log(2) / sum(map(len, TEXTS))
+        assert bits_per_byte(model, tokenizer, TEXTS) == pytest.approx(expected_bits)
+
+
+def test_texts_that_say_nothing_are_refused(tmp_path: Path) -> None:
+    tokenizer = byte_level(400)
+    model = load_language_model(str(write_model(tmp_path / "model", tokenizer)))
+    with pytest.raises(ValueError, match="no text to measure on"):
+        bits_per_byte(model, tokenizer, [b""])
+    with pytest.raises(ValueError, match=r"text 1 can't be tokenized"):
+        code_lengths(model, tokenizer, [b"good", b"\xff"], context=CONTEXT)
