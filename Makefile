@@ -37,7 +37,8 @@ transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokeni
 	PYTHON=$(BIN)/python examples/transfer_demo.sh transfer-demo
 
 # EXPERIMENT=few, filter, transfer or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny tries the
-# chain in minutes, small needs one to three core hours; JOBS=1 leaves a core free.
+# chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1 leaves a
+# core free.
 # EXPERIMENT=transfer needs TOKENIZER=, the new vocabulary.
 prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of docs/evidence.md, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
