@@ -291,13 +291,25 @@ def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> No
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:
     page = (PAGES / "transfer.md").read_text("utf-8")
-    drafts = {"as it is cut": "start", "plain training": "plain-0"}
-    for words, name in (drafts | {"`distill` and plain": "distill-plain-0"}).items():
-        cells = [words]
+    drafts = [("as it is cut", "–", "start")]
+    for words, name in (("plain training", "plain"), ("`distill` and plain", "distill-plain")):
+        drafts += [(words, str(seed), f"{name}-{seed}") for seed in range(3)]
+    greedy = dict[tuple[str, str], float]()
+    for words, seed, name in drafts:
+        cells = [words, seed]
         for held_out in ("gsm8k", "docstrings"):
             printed = (PAGES / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
             cells += re.findall(r"\((\d+ of \d+) proposed", printed)
+            accepted, proposed = map(int, cells[-2].split(" of "))
+            greedy[name, held_out] = accepted / proposed
         assert f"| {' | '.join(cells)} |" in page
+    for held_out in ("gsm8k", "docstrings"):
+        gains = [
+            100 * (greedy[f"distill-plain-{seed}", held_out] - greedy[f"plain-{seed}", held_out])
+            for seed in range(3)
+        ]
+        mean, half = paired(gains)
+        assert f"{mean:+.1f} ± {half:.1f}" in page
 
 
 def _write_benchmarks(folder: Path) -> None:
