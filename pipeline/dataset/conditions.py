@@ -178,7 +178,7 @@ class ConditionQuery:
         classes = {stability for stability, definition, _ in rows if definition is None}
         # Since 2.0.1, what is consistent of other types is so of a time with a zone only within a
         # query, since it reads the setting TimeZone, which is UTC here. The clock alone has no
-        # consistent form beside it.
+        # consistent form.
         fixed = "CONSISTENT" in classes and classes <= set(_STABILITIES)
         if classes and (not fixed or name in _CALLED_CONSISTENT):
             raise WhereError(f"where {where}: {name} differs each time, and so would the rows")

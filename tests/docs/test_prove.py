@@ -17,7 +17,7 @@ import pytest
 from prove import few, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
-from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired
+from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired, read_records
 from prove.filter import ranks
 from prove.noise import KINDS
 from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
@@ -287,6 +287,26 @@ def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> No
     assert [row for row in rows if row not in page] == []
     (rule,) = re.findall(r"By the rules: \*\*([^*]+)\*\*", judged)
     assert f"by the rules: {rule}" in page.lower()
+
+
+def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
+    page = (PAGES / "filter.md").read_text("utf-8")
+    said = page[page.index("## Results of one pass") : page.index("## Results of the small scale")]
+    records = read_records(PAGES / "filter-once")
+    for other in ("zlib", "oracle", "difference"):
+        for name in filtering.DECIDING:
+            less = compare(records, "teacher", other, name, "last")
+            assert f"{less.mean:+.3f} ± {less.half_width:.3f}" in said
+    for name in filtering.DECIDING:
+        own, most = (compare(records, arm, "all", name, "last") for arm in ("teacher", "oracle"))
+        assert f"{own.mean / most.mean:.2f}" in said
+    ahead, behind = (
+        [records[arm][seed]["development"][unit] for seed in range(3)]
+        for arm, unit in (("teacher", 2), ("all", 3))
+    )
+    assert all(few_steps < all_steps for few_steps, all_steps in zip(ahead, behind, strict=True))
+    shown = [", ".join(f"{value:.3f}" for value in values) for values in (ahead, behind)]
+    assert " against ".join(shown) in said
 
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:
