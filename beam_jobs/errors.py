@@ -10,7 +10,7 @@ class OptionsError(ValueError):
 
 
 class TooManyDeadLettersError(RuntimeError):
-    """The dataset is written, but more of the input is left out than was allowed."""
+    """More of the input is left out than was allowed; the dataset is written, if it has any."""
 
 
 class InputError(ValueError):

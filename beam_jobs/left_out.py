@@ -30,14 +30,18 @@ def describe_place(letter: Mapping[str, Any]) -> str:
     return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
 
 
-def first_places(output: str, manifest: Manifest) -> dict[str, str]:
-    """Return where each reason of a dataset's dead letters occurs first."""
+def describe_reasons(path: str) -> str:
+    """Return how many documents a file of dead letters lists as lost, and where each reason is."""
+    lost: Counter[str] = Counter()
     first: dict[str, str] = {}
-    with storage.open_to_read(storage.join(output, manifest.dead_letters.file)) as lines:
-        for line in lines:
-            letter = orjson.loads(line)
+    with storage.open_to_read(path) as lines:
+        for letter in map(orjson.loads, lines):
+            lost[letter["reason"]] += 1
             first.setdefault(letter["reason"], describe_place(letter))
-    return first
+    by_reason = sorted(count_lost(lost).items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(
+        f"{reason} {format_count(count)} (first: {first[reason]})" for reason, count in by_reason
+    )
 
 
 def count_reasons(path: str) -> Counter[str]:
@@ -57,11 +61,7 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
     num_documents = totals_of(manifest.newest_shards)["num_documents"] + manifest.dead_letters.count
     if num_lost <= max_share * num_documents:
         return
-    first = first_places(output, manifest)
-    by_reason = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
-    reasons = ", ".join(
-        f"{reason} {format_count(count)} (first: {first[reason]})" for reason, count in by_reason
-    )
+    letters = storage.join(output, manifest.dead_letters.file)
     # What names the documents of a dataset stays as it is when it grows.
     advice = (
         "if each file numbers its own documents, name them by file and place with --id-field ''; "
@@ -69,10 +69,10 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
     raise TooManyDeadLettersError(
         f"{format_count(num_lost)} of {format_count(num_documents)} documents "
         f"({format_share(num_lost, num_documents)}) are left out, more than --max-dead-letters "
-        f"{100 * max_share:.6g} %: {reasons}; "
+        f"{100 * max_share:.6g} %: {describe_reasons(letters)}; "
         f"{advice if 'duplicate_id' in lost and not manifest.generation else ''}"
         "the dataset is written without "
-        f"them, {storage.join(output, manifest.dead_letters.file)} names each"
+        f"them, {letters} names each"
     )
 
 

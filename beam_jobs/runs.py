@@ -5,7 +5,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from shlex import quote
 from typing import Any
@@ -21,6 +21,7 @@ from schemas.manifest import (
 )
 from schemas.records import RecordError, read_record
 from vocag.failures import hinted
+from vocag.git_lfs import POINTER_BYTES
 
 BLOCKS_PREFIX = "blocks-"
 """How the files begin that blocks wait in."""
@@ -31,6 +32,9 @@ CONFIGURATION_FILE = "configuration.json"
 LOCK_FILE = "lock"
 
 _RUN_PREFIX = ".vocag-"
+
+Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
+"""Says in what their configuration differs from ours."""
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
@@ -44,8 +48,15 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
     return storage.join(output, f"{_RUN_PREFIX}{sha256(canonical).hexdigest()[:16]}")
 
 
-def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | None:
+def find_finished(
+    output: str, configuration: Mapping[str, Any], describe: Describe | None = None
+) -> Manifest | None:
     """Return the dataset in `output` where the same configuration has already made it.
+
+    Args:
+        output: the dataset's folder.
+        configuration: everything that determines the dataset.
+        describe: says in what another configuration differs from it.
 
     Raises:
         OptionsError: the folder holds a dataset, or a run, of another configuration; or the
@@ -54,12 +65,18 @@ def find_finished(output: str, configuration: Mapping[str, Any]) -> Manifest | N
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
         manifest = decode_manifest(storage.read_bytes(path), where=path)
-        _require_same(output, "a dataset", manifest.configuration, configuration)
+        if manifest.configuration != configuration:
+            difference = (describe or describe_differences)(manifest.configuration, configuration)
+            told = f"a dataset of another configuration: {difference}"
+            raise _refusal(output, told, others="add to it by --append, ")
         require_all_files(output, manifest)
         return manifest
     runs = _find_runs(output)
     for run in runs:
-        _require_same(output, "an unfinished run", read_left_file(run), configuration)
+        theirs = read_left_file(run)
+        if theirs != configuration:
+            difference = (describe or describe_differences)(theirs, configuration)
+            raise _refusal(output, f"an unfinished run of another configuration: {difference}")
     if not runs:
         _require_no_shards(output, str(configuration["name"]))
     return None
@@ -79,6 +96,8 @@ def require_all_files(output: str, manifest: Manifest) -> None:
     paths = {name: storage.join(output, *name.split("/")) for name in others}
     lost += [name for name, path in paths.items() if storage.num_bytes_of(path) is None]
     if lost:
+        if 0 < found.get(lost[0], 0) < POINTER_BYTES:
+            storage.read_bytes(storage.join(output, lost[0]))  # refuses a Git LFS pointer
         raise OptionsError(
             f"{len(lost)} files of {output} are gone or cut, such as {lost[0]}: restore them, or "
             "delete that folder to make the dataset again"
@@ -168,18 +187,16 @@ def _find_runs(output: str) -> list[str]:
     return sorted(found.path for found in FileSystems.match([pattern])[0].metadata_list)
 
 
-def _require_same(
-    output: str, what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
-) -> None:
-    if theirs == ours:
-        return
-    others = "add to it by --append, " if what == "a dataset" else ""
+def _refusal(output: str, what: str, others: str = "") -> OptionsError:
+    """Return an error that says what is in the folder, and what lets the command start anew."""
     error = OptionsError(
-        f"--output {output} holds {what} of another configuration: "
-        f"{describe_differences(theirs, ours)}; choose another --output, {others}or delete that "
-        "folder"
+        f"--output {output} holds {what}; {others}choose another --output, or move that folder "
+        "away to start anew"
     )
-    raise hinted(error, f"--output {quote(output.rstrip('/') + '-2')}")
+    if not storage.is_local(output):
+        return hinted(error, f"--output {quote(output.rstrip('/') + '-2')}")
+    move = f"mv {quote(output)} {quote(output + '.old')}"
+    return hinted(error, f"{move}  # then run the same command again")
 
 
 def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
@@ -195,9 +212,9 @@ def _require_no_shards(output: str, name: str) -> None:
     pattern = _shard_pattern(name)
     found = sorted(file for file in storage.list_folder(output) if pattern.fullmatch(file))
     if found:
-        raise OptionsError(
-            f"--output {output} holds {len(found)} files such as {found[0]} but no manifest that "
-            "says what made them; choose another --output, or delete them"
+        raise _refusal(
+            output,
+            f"{len(found)} files such as {found[0]} but no manifest that says what made them",
         )
 
 

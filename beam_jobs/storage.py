@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.remote import first_contact
 from vocag.failures import hinted
+from vocag.git_lfs import refuse_pointer
 
 if TYPE_CHECKING:
     from apache_beam.io.filesystems import FileSystems
@@ -128,9 +129,16 @@ def open_shard_to_write(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return a whole file."""
+    """Return a whole file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        PointerError: it is a Git LFS pointer.
+    """
     with open_to_read(path) as file:
-        return file.read()
+        data = file.read()
+    refuse_pointer(path, data)
+    return data
 
 
 def write_atomically(path: str, data: bytes, *, scratch: str) -> None:

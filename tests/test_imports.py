@@ -33,7 +33,7 @@ ALLOWED = {
     " pipeline.compiled pipeline.remote vocag",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote vocag",
-    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
+    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading vocag",
     "pipeline.packing": "pipeline.compiled",
     "pipeline.packing.reading": "pipeline.packing vocag",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",

@@ -6,7 +6,7 @@ from typing import Any
 
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import read_newest
-from beam_jobs.runs import describe_differences, require_all_files
+from beam_jobs.runs import Describe, require_all_files
 from schemas.manifest import Manifest
 
 _APPEND_TO = "append_to"
@@ -18,7 +18,9 @@ _OF_THE_INPUT = {
 """What may differ from generation to generation; all else must stay."""
 
 
-def append_configuration(output: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
+def append_configuration(
+    output: str, configuration: Mapping[str, Any], describe: Describe
+) -> dict[str, Any]:
     """Return what names a run that adds to a dataset: its own configuration, and the shards there.
 
     A run that has made the newest generation, or that is interrupted, gets the name it had.
@@ -32,19 +34,20 @@ def append_configuration(output: str, configuration: Mapping[str, Any]) -> dict[
     made = dict(manifest.configuration)
     before = made.pop(_APPEND_TO, None)
     if made != dict(configuration) or before is None:
-        _require_alike(output, manifest, configuration)
+        _require_alike(output, manifest, configuration, describe)
         before = replace(manifest, removed=None).fingerprint  # shards stay when documents leave
     return {**configuration, _APPEND_TO: before}
 
 
-def _require_alike(output: str, manifest: Manifest, configuration: Mapping[str, Any]) -> None:
+def _require_alike(
+    output: str, manifest: Manifest, configuration: Mapping[str, Any], describe: Describe
+) -> None:
     there, here = (
         {name: value for name, value in each.items() if value and name not in _OF_THE_INPUT}
         for each in (manifest.configuration, configuration)
     )
-    differences = describe_differences(there, here)
-    if differences:
+    if there != here:
         raise OptionsError(
-            f"--append: {output} was made with other options: {differences}; all documents of "
-            "a dataset are made with the same options: use those, or another --output"
+            f"--append: {output} was made with other options: {describe(there, here)}; all "
+            "documents of a dataset are made with the same options: use those, or another --output"
         )

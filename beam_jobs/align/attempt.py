@@ -8,12 +8,13 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.align.append import append_configuration
+from beam_jobs.align.differences import describe_configurations
 from beam_jobs.align.inputs.files import describe_inputs
 from beam_jobs.align.inputs.parts import count_buckets
 from beam_jobs.align.opened import OpenedInput
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.generations import read_newest
-from beam_jobs.runs import find_finished, run_folder_of
+from beam_jobs.runs import Describe, find_finished, run_folder_of
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION
@@ -58,7 +59,7 @@ class Attempt:
             OptionsError: the folder holds a dataset, or a run, of another configuration.
         """
         if not self.options.append:
-            return find_finished(self.output, self.configuration)
+            return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)
         return manifest if manifest.configuration == self.configuration else None
 
@@ -90,7 +91,9 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
         **({} if dataset is None else dataset.identity),
         **_chosen_conventions(options, opened.tokenizers),
     }
-    return append_configuration(options.output, configuration) if options.append else configuration
+    if not options.append:
+        return configuration
+    return append_configuration(options.output, configuration, _describe(opened))
 
 
 def tokenizer_records(
@@ -111,6 +114,13 @@ def tokenizer_records(
             teacher, "tokenizers/teacher", before=options.teacher_context, after=NOTHING
         ),
     )
+
+
+def _describe(opened: OpenedInput) -> Describe:
+    """Return what says in which options another configuration differs."""
+    sides = zip(("student", "teacher"), opened.tokenizers, strict=True)
+    sources = {side: tokenizer.source for side, tokenizer in sides}
+    return partial(describe_configurations, output=opened.options.output, sources=sources)
 
 
 def _chosen_conventions(

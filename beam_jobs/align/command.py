@@ -35,7 +35,7 @@ def align(options: AlignOptions) -> Manifest:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.
         NoAnswerError: an object store is silent.
         JobError: the Beam job failed.
-        TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
+        TooManyDeadLettersError: too much of the input is left out.
 
     Example:
         >>> options = AlignOptions(("corpus/*.jsonl",), "aligned", "llama2", "qwen2_5")

@@ -25,11 +25,12 @@ from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job
 from beam_jobs.align.resources import choose_shuffle, estimate_disk
 from beam_jobs.align.steps import build_pipeline
-from beam_jobs.errors import InputError
+from beam_jobs.errors import InputError, TooManyDeadLettersError
 from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (
     count_lost,
     count_reasons,
+    describe_reasons,
     require_few_left_out,
 )
 from beam_jobs.report.page import RunSummary, SideSummary
@@ -56,7 +57,8 @@ def make_dataset(attempt: Attempt) -> Manifest:
     Raises:
         InputError: the input holds nothing that can be used.
         JobError: the Beam job failed.
-        TooManyDeadLettersError: the dataset is written, but too much of the input is left out.
+        TooManyDeadLettersError: too much of the input is left out; a dataset is written all the
+            same, unless that is every document.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest = attempt.find_made()
@@ -173,17 +175,22 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
 
 def _read_result(attempt: Attempt, job: Job) -> Manifest:
     """Return what the job made, or the dataset as it was where every document was known."""
+    manifest = None
     if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
         manifest = read_manifest(job.output)
         if manifest.generation == job.generation:
             return manifest
-        letters = storage.join(job.output, job.dead_letters_file)
-        if storage.num_bytes_of(letters):
-            storage.remove_folder(job.run_folder)
-            _require_known(attempt, letters, manifest)
-            return manifest
     storage.remove_folder(job.run_folder)
-    raise InputError("the input holds no document: every file is empty or blank")
+    letters = storage.join(job.output, job.dead_letters_file)
+    if not storage.num_bytes_of(letters):
+        raise InputError("the input holds no document: every file is empty or blank")
+    if manifest is None:
+        raise TooManyDeadLettersError(
+            f"no document can be used, so no dataset is made: {describe_reasons(letters)}; "
+            f"{letters} names each"
+        )
+    _require_known(attempt, letters, manifest)
+    return manifest
 
 
 def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:

@@ -145,7 +145,7 @@ class WriteManifest(_JobStep):
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
         """Write dead letters, the run's summary and, last, the manifest.
 
-        Without a new document there is no new generation: the manifest stays.
+        Without a usable document there is no dataset, and no new generation.
         """
         records = [read_record(record, BucketRecord) for record in element[1]]
         records.sort(key=lambda record: record.bucket)
@@ -153,7 +153,7 @@ class WriteManifest(_JobStep):
         reused = sum(record.attempt != self._job.attempt for record in records)
         summary = json.dumps({"reused_buckets": reused}).encode()
         self._write(self._job.run_folder, SUMMARY_FILE, summary)
-        if not self._job.generation or any(record.tars for record in records):
+        if any(record.tars for record in records):
             manifest = make_manifest(records, dead_letters, self._job)
             self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
         yield storage.join(self._job.output, MANIFEST_FILE)

@@ -62,7 +62,6 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
 def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) -> str:
     """Return the lines that end a run."""
     totals = totals_of(manifest.newest_shards)
-    lost = manifest.dead_letters
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
     speed = student_tokens / max(run.elapsed_seconds, 1e-9)
     lines = [
@@ -86,8 +85,6 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
         whole = format_count(manifest.totals["num_documents"])
         told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
         lines.append(f"  generation      {told}")
-    if not documents:
-        lines.append(f"WARNING: no document could be used; see {output}/{lost.file}")
     lines += [f"report: {report}", f"next:   vocag validate {output}"]
     return "\n".join(lines)
 

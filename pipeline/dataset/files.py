@@ -16,11 +16,19 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.reading import read_generation, read_manifest, read_sample, read_whole
+from pipeline.dataset.reading import (
+    folder_of,
+    num_bytes_of,
+    read_generation,
+    read_manifest,
+    read_sample,
+    read_whole,
+)
 from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
-from schemas.manifest import MANIFEST_FILE, Manifest
+from schemas.manifest import Manifest
 from schemas.removed import RemovedDocuments, decode_removed
+from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 _REMEDY = "restore it or run beam_jobs.align again"
 _CHECKS_AT_ONCE = 16
@@ -78,7 +86,11 @@ class Dataset:
 
     def open_file(self, name: str) -> BinaryIO:
         """Open one of its files as it is stored; a job reads in its own way instead."""
-        return cast(BinaryIO, fsspec.open(self._url(name), "rb").open())
+        file = fsspec.open(self._url(name), "rb").open()
+        if (getattr(file, "size", None) or POINTER_BYTES) < POINTER_BYTES:
+            refuse_pointer(self._url(name), file.read())
+            file.seek(0)
+        return cast(BinaryIO, file)
 
     def read_file(self, name: str) -> bytes:
         """Return the whole of a small one."""
@@ -211,9 +223,8 @@ class Dataset:
 
     def _compare(self, shard_index: int) -> DamagedShardError | None:
         claim = self.shard(shard_index)
-        filesystem, path = fsspec.core.url_to_fs(claim.url)
         try:
-            num_bytes = filesystem.size(path)
+            num_bytes = num_bytes_of(claim.url)
         except FileNotFoundError:
             return DamagedShardError(f"{claim.url} is missing: {_REMEDY}")
         # A server may not say how long a file is; the shard cache then measures it.
@@ -243,7 +254,7 @@ def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None)
         1319
     """
     manifest = read_manifest(os.fspath(path))
-    location = os.fspath(path).removesuffix(MANIFEST_FILE).rstrip("/")
+    location = folder_of(os.fspath(path))
     filesystem, local_path = fsspec.core.url_to_fs(location)
     if isinstance(filesystem, LocalFileSystem):
         location = local_path

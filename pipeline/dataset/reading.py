@@ -1,5 +1,6 @@
 """Read a dataset: its manifest, and samples that are checked before they are used."""
 
+import os
 import zlib
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,7 @@ from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import ShardIndex
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 from vocag.failures import hinted
+from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 
 def read_manifest(dataset: str) -> Manifest:
@@ -35,7 +37,7 @@ def read_manifest(dataset: str) -> Manifest:
 
 def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
     """Return where a dataset's manifest lies, and its bytes; arguments and errors as above."""
-    path = dataset if dataset.endswith(".json") else f"{dataset.rstrip('/')}/{MANIFEST_FILE}"
+    path = f"{folder_of(dataset)}/{MANIFEST_FILE}"
     require_answer(path)
     try:
         return path, read_whole(path)
@@ -50,6 +52,18 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
             f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
         )
         raise hinted(missing, nearest_dataset(dataset)) from error
+
+
+def folder_of(dataset: str) -> str:
+    """Return a dataset's folder; its manifest may be named instead. A folder may have any name.
+
+    Example:
+        >>> folder_of("gs://bucket/aligned.json/manifest.json")
+        'gs://bucket/aligned.json'
+    """
+    folder, _, name = dataset.rpartition("/")
+    names_manifest = name == MANIFEST_FILE and not os.path.isdir(dataset)
+    return folder or "." if names_manifest else dataset.rstrip("/")
 
 
 def nearest_dataset(missing: str) -> str:
@@ -81,6 +95,7 @@ def read_whole(url: str) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
+        PointerError: it is a Git LFS pointer.
 
     Example:
         >>> len(read_whole("aligned/manifest.json"))  # doctest: +SKIP
@@ -88,7 +103,22 @@ def read_whole(url: str) -> bytes:
     """
     filesystem, path = fsspec.core.url_to_fs(url)
     data: bytes = filesystem.cat_file(path)
+    refuse_pointer(url, data)
     return data
+
+
+def num_bytes_of(url: str) -> int | None:
+    """Return a file's size in bytes, None if its server doesn't say; errors as `read_whole`.
+
+    Example:
+        >>> num_bytes_of("aligned/manifest.json")  # doctest: +SKIP
+        4217
+    """
+    filesystem, path = fsspec.core.url_to_fs(url)
+    num_bytes: int | None = filesystem.size(path)
+    if num_bytes is not None and num_bytes < POINTER_BYTES:
+        read_whole(url)
+    return num_bytes
 
 
 def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
@@ -108,10 +138,14 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
         raise DatasetError(
             f"{location} has no generation {number}: its generations are 0 … {newest.generation}"
         )
-    manifest = read_manifest(f"{location}/{record.file}")
+    path = f"{location}/{record.file}"
+    try:
+        manifest = decode_manifest(read_whole(path), where=path)
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path} does not exist: restore the file") from error
     if manifest.fingerprint != record.fingerprint:
         raise DatasetError(
-            f"{location}/{record.file} has fingerprint {manifest.fingerprint[:16]}…, generation "
+            f"{path} has fingerprint {manifest.fingerprint[:16]}…, generation "
             f"{number} had {record.fingerprint[:16]}…: restore the file"
         )
     return manifest

@@ -24,6 +24,7 @@ from schemas.sidecar import (
     decode_sidecar,
 )
 from vocag.failures import hinted
+from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 SCORE_AGAIN = "run beam_jobs.score again"
 NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
@@ -212,6 +213,7 @@ def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLos
     except FileNotFoundError as error:
         raise DamagedShardError(f"{claim.url} is missing: {SCORE_AGAIN}") from error
     if sha256(data).hexdigest() != claim.sha256:
+        refuse_pointer(claim.url, bytes(data[:POINTER_BYTES]))
         raise DamagedShardError(
             f"{claim.url} is not the sidecar that its score manifest names (SHA-256 differs): "
             f"delete it and {SCORE_AGAIN}"
@@ -246,8 +248,7 @@ def read_sidecar(
 
 def _read_scores(path: str) -> ScoreFiles:
     try:
-        with fsspec.open(path, "rb") as file:
-            data = file.read()
+        data = read_whole(path)
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist: no teacher has scored the dataset to its end; run "

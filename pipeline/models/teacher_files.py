@@ -6,7 +6,7 @@ No torch here: the machine that starts a job need not be one that can run the mo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipeline.remote.hub import HubError, download_folder
 from vocag.failures import hinted
+from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 from vocag.nearest import look_near, nearest
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -76,7 +77,7 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
         role: what errors call it.
 
     Raises:
-        ValueError: nothing there, or no weights.
+        ValueError: nothing there, no weights, or Git LFS pointers in place of files.
 
     Example:
         >>> find_teacher("models/qwen2_5").sha256[:8]  # doctest: +SKIP
@@ -84,11 +85,13 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
     """
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file():
+        _require_content((path,))
         return TeacherFiles(source, path, (path,))
     path = find_folder(source, role=role)
     for pattern in _WEIGHTS:
         weights = sorted(path.glob(pattern))
         if weights and (path / "config.json").is_file():
+            _require_content(weights)
             return TeacherFiles(source, path, (path / "config.json", *weights))
     error = ValueError(
         f'{role} "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
@@ -105,10 +108,11 @@ def find_folder(source: str, *, role: str = "teacher") -> Path:
         role: what errors call it.
 
     Raises:
-        ValueError: no folder, and no repository that can be had.
+        ValueError: no folder, and no repository that can be had; or Git LFS pointers.
     """
     path = Path(source).expanduser()
     if path.is_dir():
+        _require_content(file for pattern in _HUB_FILES for file in sorted(path.glob(pattern)))
         return path
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         missing = ValueError(
@@ -121,6 +125,12 @@ def find_folder(source: str, *, role: str = "teacher") -> Path:
     except HubError as error:
         missing = ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}')
         raise (hinted(missing, look_near(source)) if nearest(source) else missing) from error
+
+
+def _require_content(files: Iterable[Path]) -> None:
+    for file in files:
+        with file.open("rb") as opened:
+            refuse_pointer(str(file), opened.read(POINTER_BYTES))
 
 
 def _digest(path: Path) -> str:

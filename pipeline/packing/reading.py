@@ -1,5 +1,6 @@
 """What a run reads: which data, in which state, and the tokens around a text."""
 
+import os
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -66,7 +67,7 @@ class Reading:
             MixtureFileError: a file that can't be read, or contradicts itself.
             ValueError: a condition or a generation's number, which a mixture can't have.
         """
-        if not self.path.endswith(".toml"):
+        if not self.path.endswith(".toml") or os.path.isdir(self.path):
             entry = MixedDataset("", self.path, max_epochs, self.where.strip())
             return Mixture(self.path, seed, (entry,), (Stage(0, {"": 1.0}),))
         if self.where.strip():

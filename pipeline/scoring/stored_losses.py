@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import pairwise
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import num_bytes_of
 from pipeline.dataset.score_files import (
     NO_DISTRIBUTIONS,
     SCORE_AGAIN,
@@ -205,11 +205,10 @@ def open_stored_losses(
 
 
 def _require_complete(scores: ScoreFiles) -> None:
-    filesystem, _ = fsspec.core.url_to_fs(scores.location)
     for record in scores.manifest.sidecars:
         claim = scores.sidecar(record)
         try:
-            num_bytes = filesystem.size(claim.url)
+            num_bytes = num_bytes_of(claim.url)
         except FileNotFoundError as error:
             raise ForeignLossesError(f"{claim.url} is missing: {SCORE_AGAIN}") from error
         if num_bytes is not None and num_bytes != claim.num_bytes:

@@ -26,6 +26,7 @@ from pipeline.tokenization.ranks import (
     is_tiktoken,
 )
 from vocag.failures import hinted
+from vocag.git_lfs import refuse_pointer
 from vocag.nearest import look_near, nearest
 
 Kind = Literal["huggingface", "sentencepiece"]
@@ -73,6 +74,7 @@ def find_tokenizer(source: str) -> TokenizerFile:
 
     Raises:
         TokenizerError: nothing there, or nothing that can give offsets.
+        PointerError: a Git LFS pointer is there.
 
     Example:
         >>> find_tokenizer("models/llama2").kind  # doctest: +SKIP
@@ -119,6 +121,7 @@ def _file_in_folder(folder: Path) -> Path:
 def _read(source: str, path: Path) -> TokenizerFile:
     """Return a file as the library reads it that can."""
     data = path.read_bytes()
+    refuse_pointer(str(path), data)
     try:
         if data[:64].lstrip()[:1] in (b"{", b"["):
             return _tokenizer_json(source, data, path)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.support.corpus import (
     write_corpus,
 )
 from tests.support.killing import run_killed
+from vocag.failures import hints_of
 
 
 def run_folder(output: Path) -> Path:
@@ -239,5 +241,12 @@ def test_an_unfinished_run_of_another_configuration_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(steps, "encode_manifest", fail)
         assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1
-    with pytest.raises(OptionsError, match="an unfinished run of another configuration: text_fi"):
+    with pytest.raises(
+        OptionsError, match="an unfinished run of another configuration: --t"
+    ) as error:
         align(align_options(corpus, tmp_path / "out", text_field="id"))
+    assert "--text-field is text there and id here; choose" in str(error.value)
+    (hint,) = hints_of(error.value)
+    assert hint.endswith("  # then run the same command again")
+    subprocess.run(["sh", "-c", hint.removeprefix("hint: ")], check=True)
+    align(align_options(corpus, tmp_path / "out", text_field="id"))

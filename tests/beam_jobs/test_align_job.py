@@ -21,10 +21,13 @@ from beam_jobs.align import making
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.align.inputs.parts import plan_tasks
-from beam_jobs.align.options import parse_size
-from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.align.options import AlignOptions, parse_size
+from beam_jobs.errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.runners import make_beam_options
+from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
+from pipeline.packing.reading import Reading
+from pipeline.validate.dataset import validate_dataset
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import decode_index
 from schemas.manifest import ConventionRecord
@@ -37,6 +40,7 @@ from tests.support.corpus import (
     reference_dataset,
     small_corpus,
 )
+from vocag.failures import hints_of
 
 TWO_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 BUNDLES_TWICE = "--direct_runner_bundle_repeat=1"
@@ -203,13 +207,34 @@ def test_the_output_of_another_configuration_is_not_touched(tmp_path: Path) -> N
     output = tmp_path / "out"
     align(align_options(small, output))
     before = digests(output)
-    for changes in ({"keep_text": True}, {"input": (str(corpus.folder / PATTERN),)}):
-        with pytest.raises(OptionsError, match=f"{next(iter(changes))}.* is .* there and .* here"):
-            align(align_options(small, output, **changes))
+    for changes, difference in {
+        ("keep_text", True): "--keep-text is not given there and true here;",
+        ("input", (str(corpus.folder / PATTERN),)): "--input is 1 file of 33 B .* and 9 files of ",
+        ("student", "bytes"): f"--student is {output}/tokenizers/student .* and bytes .SHA-256 ",
+        ("student_bos", "none"): "the token of --student-bos or .* is not given there and {",
+    }.items():
+        with pytest.raises(OptionsError, match=f"of another configuration: {difference}") as caught:
+            align(align_options(small, output, **dict([changes])))
+        assert ";" not in str(caught.value).split("configuration: ")[1].partition("; add")[0]
+        (hint,) = hints_of(caught.value)
+        assert hint == f"hint: mv {output} {output}.old  # then run the same command again"
     assert digests(output) == before
     (output / "manifest.json").unlink()
     with pytest.raises(OptionsError, match="holds 2 files such as corpus-000000-of-000001"):
         align(align_options(small, output))
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.toml", "manifest.json"])
+def test_a_folder_is_a_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", "some text")])
+    output = tmp_path / name
+    made = align(align_options(corpus, output, student="bytes", teacher="bytes"))
+    for named in (output, output / "manifest.json"):
+        assert open_dataset(named).location == str(output)
+        assert not validate_dataset(str(named)).findings
+    assert [entry.path for entry in Reading(str(output)).mixture().datasets] == [str(output)]
+    again = AlignOptions((str(output),), str(tmp_path / "again"))
+    assert align(again).totals == made.totals
 
 
 def test_a_corpus_without_documents(tmp_path: Path) -> None:
@@ -218,8 +243,14 @@ def test_a_corpus_without_documents(tmp_path: Path) -> None:
         align(align_options(blank, tmp_path / "blank"))
     assert [path.name for path in (tmp_path / "blank").iterdir()] == ["tokenizers"]
     bad = small_corpus(tmp_path / "other", a=[b"{\n", b"[]\n"])
-    manifest = align(align_options(bad, tmp_path / "bad"))
-    assert (manifest.shards, manifest.dead_letters.by_reason) == ((), {"bad_json": 2})
+    with pytest.raises(TooManyDeadLettersError, match=r"no dataset is made: bad_json 2 \(first: a"):
+        align(align_options(bad, tmp_path / "bad"))
+    assert {path.name for path in (tmp_path / "bad").iterdir()} == {
+        "tokenizers",
+        "dead_letters.jsonl",
+    }
+    good = small_corpus(tmp_path / "good", a=[json_line("a", "some text")])
+    assert align(align_options(good, tmp_path / "bad", keep_text=True)).totals["num_documents"] == 1
 
 
 def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:

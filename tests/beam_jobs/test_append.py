@@ -117,17 +117,20 @@ def test_other_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     before = files_of(tmp_path / "aligned")
     good = options(tmp_path, inputs, append=True)
     for change, message in (
-        ({"keep_text": True}, "keep_text is None there and True here"),
-        ({"metadata": ""}, "metadata is 'source' there and None here"),
-        ({"text_field": "body"}, "text_field is 'text' there and 'body' here"),
-        ({"name": "web"}, "name is 'corpus' there and 'web' here"),
-        ({"teacher": good.student}, "teacher_sha256 is '"),
-        ({"student_eos": "5"}, "student_convention is None there"),
+        ({"keep_text": True}, "--keep-text is not given there and true here"),
+        ({"metadata": ""}, "--metadata is source there and not given here"),
+        ({"text_field": "body"}, "--text-field is text there and body here"),
+        ({"name": "web"}, "--name is corpus there and web here"),
+        (
+            {"teacher": good.student},
+            f"--teacher is .*/aligned/tokenizers/teacher .* {good.student} .SHA",
+        ),
+        ({"student_eos": "5"}, "the token of --student-bos or .* is not given there"),
     ):
         for call in (align, describe):
             with pytest.raises(OptionsError, match=message):
                 call(replace(good, **change))
-    with pytest.raises(OptionsError, match=r"input_sha256 .*add to it by --append"):
+    with pytest.raises(OptionsError, match=r"--input is .*add to it by --append"):
         align(replace(good, append=False))
     with pytest.raises(OptionsError, match=r"holds no manifest\.json"):
         align(replace(good, output=str(tmp_path / "nothing")))

@@ -61,7 +61,8 @@ def test_everything_lost_is_not_success_and_few_losses_are(
     bad = small_corpus(tmp_path / "bad", a=[b"{\n" * 3, b'{"text": 1}\n'])
     assert main(arguments(bad, tmp_path / "none")) == 3
     error = capsys.readouterr().err
-    assert "4 of 4 documents (100 %)" in error
+    assert "no document can be used, so no dataset is made: bad_json 3 " in error
+    assert not (tmp_path / "none" / "manifest.json").exists()
     assert "bad_json 3 (first: a.jsonl line 1), text_not_a_string 1 (first: a.jsonl l" in error
     assert "--id-field" not in error
     lines = [*(json_line(n, f"text {n}") for n in range(99)), b"{\n"]

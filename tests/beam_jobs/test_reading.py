@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import tracemalloc
 from functools import partial
 from itertools import pairwise
@@ -32,6 +33,7 @@ from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.errors import InputError
 from beam_jobs.left_out import DUPLICATE_OF
 from tests.support.corpus import json_line
+from vocag.failures import hints_of
 
 RULES = ReadingRules(max_document_bytes=1 << 10)
 LINES = [json_line(f"doc-{n}", "word ∑ " * n) for n in range(1, 20)]
@@ -242,13 +244,40 @@ def test_inputs_that_cannot_be_read_are_errors_at_the_start(tmp_path: Path) -> N
     (tmp_path / "x" / "a.jsonl").write_bytes(LINES[0])
     (tmp_path / "a.bz2").write_bytes(b"")
     cases = {
-        (f"{tmp_path}/x",): r"is a folder: name its files, such as .*/x/\*\.jsonl",
+        (f"{tmp_path}/x",): r"is a folder: name its files, such as --input '.*/x/\*\*/\*\.jsonl'",
         (f"{tmp_path}/a.bz2",): "is of no known kind",
         (f"{tmp_path}/a.jsonl", f"{tmp_path}/x/a.jsonl"): 'would be named "a.jsonl"',
     }
     for patterns, message in cases.items():
         with pytest.raises(InputError, match=message):
             find_inputs(patterns)
+
+
+def test_two_stars_are_any_folders_and_no_hidden_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.md", "x/b.md", "x/y/c.txt", "x/y/d.md", ".git/e.md", "x/.f.md", "g.png"):
+        path = tmp_path / "notes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\0" if name == "g.png" else name.encode())
+
+    def sources(pattern: str) -> list[str]:
+        found = find_inputs([f"{tmp_path}/notes/{pattern}"], format="text")
+        return [file.source for file in found]
+
+    assert sources("*/*") == [".git/e.md", "x/.f.md", "x/b.md"]
+    assert sources("**/.*") == ["x/.f.md"]
+    assert caplog.text == ""
+    assert sources("**.md") == sources("**/*.md") == ["a.md", "x/b.md", "x/y/d.md"]
+    assert sources("**/y/**/*") == ["x/y/c.txt", "x/y/d.md"]
+    assert f"leaves out 2 hidden files, such as {tmp_path}/notes/.git/e.md: **" in caplog.text
+    with pytest.raises(InputError, match="is a folder: name its files") as caught:
+        find_inputs([f"{tmp_path}/notes"])
+    (hint,) = hints_of(caught.value)
+    kind, name, *patterns = shlex.split(hint.removeprefix("hint: --format "))
+    assert (kind, name, patterns[1]) == ("text", "--input", "--input")
+    found = find_inputs(patterns[::2], format="text")
+    assert [file.source for file in found] == ["a.md", "x/b.md", "x/y/c.txt", "x/y/d.md"]
 
 
 def test_tasks_cover_every_byte_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Its files are read as all input is, so a worker needs nothing but the storage th
 documents are read is decided once, by the launcher: conditions need DuckDB, which workers lack.
 """
 
+import os
 import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from beam_jobs.generations import read_kept, read_newest
 from beam_jobs.runs import require_all_files
 from beam_jobs.tokenizer_files import StoredTokenizer, load_stored
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import find_generation, read_sample
+from pipeline.dataset.reading import find_generation, folder_of, read_sample
 from pipeline.dataset.selection import Kept, require_documents, select_documents
 from pipeline.dataset.tokenizers import find_text
 from pipeline.tokenization.sweep import library_versions
@@ -122,7 +123,7 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
         InputError: a mixture, a dataset among other input, or no dataset when one is asked for.
     """
     for pattern in patterns:
-        if pattern.endswith(_MIXTURE):
+        if pattern.endswith(_MIXTURE) and not os.path.isdir(pattern):
             raise InputError(f"--input {pattern} is a mixture: align its datasets one by one")
     found = [folder for folder in map(_dataset_folder, patterns) if folder is not None]
     if not found and format == DATASET:
@@ -226,9 +227,7 @@ _LOST = (
 
 
 def _dataset_folder(pattern: str) -> str | None:
-    folder = storage.absolute(pattern)
-    if folder.endswith(f"/{MANIFEST_FILE}"):
-        folder = folder.removesuffix(f"/{MANIFEST_FILE}")
+    folder = folder_of(storage.absolute(pattern))
     path = storage.join(folder, MANIFEST_FILE)
     if storage.num_bytes_of(path) is None:  # by its very name: a folder may be called "data [1]"
         return None

@@ -14,23 +14,18 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DAMAGE, decompress
 from beam_jobs.align.inputs.input_identity import content_of
 from beam_jobs.align.inputs.json_values import HEAD_BYTES, holds_values
-from beam_jobs.align.inputs.listing import FoundFile, fixed_folder, list_files
+from beam_jobs.align.inputs.listing import (
+    FORMATS,
+    FoundFile,
+    fixed_folder,
+    list_files,
+    split_name,
+)
 from beam_jobs.align.inputs.parts import Format, InputFile
 from beam_jobs.align.inputs.tables import TABLES, read_shape
 from beam_jobs.errors import InputError
+from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
-_FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",  # or "json", if it turns out not to be lines
-    ".txt": "text",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 _RANDOM_ACCESS = ("parquet", "arrow")
 _OPEN_THREADS = 16
 
@@ -49,6 +44,7 @@ def find_inputs(
     Raises:
         InputError: a pattern matches nothing, a file is of an unknown kind or can't be opened, two
             files would have the same source, or a table lacks a column.
+        PointerError: a file is a Git LFS pointer.
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -84,8 +80,8 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
     source = path.removeprefix(folder)
     if not source.isprintable():
         raise InputError(f"{path!r} has a name with control or undecodable characters; rename it")
-    stem, compression = _split_name(path)
-    kind = format or _FORMATS.get(os.path.splitext(stem)[1].lower())
+    stem, compression = split_name(path)
+    kind = format or FORMATS.get(os.path.splitext(stem)[1].lower())
     if kind in _RANDOM_ACCESS and compression != "none":
         raise InputError(
             f"{path} is {kind} and compressed as a whole: such a file can't be read from its "
@@ -100,17 +96,13 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
     return InputFile(path, source, num_bytes, kind, compression, modified)
 
 
-def _split_name(path: str) -> tuple[str, str]:
-    """Return a path without the ending that names a compression, and the compression."""
-    stem, suffix = os.path.splitext(path)
-    compression = _COMPRESSIONS.get(suffix.lower())
-    return (path, "none") if compression is None else (stem, compression)
-
-
 def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> InputFile:
     try:
         file = replace(file, content=content_of(file.path, file.num_bytes))
         with storage.open_to_read(file.path) as opened:
+            if file.num_bytes < POINTER_BYTES:
+                refuse_pointer(file.path, opened.read(POINTER_BYTES))
+                opened.seek(0)
             if file.format == "jsonl" and is_named:
                 return replace(file, format=_lines_or_values(opened, file))
             if file.format not in TABLES:
@@ -131,7 +123,7 @@ def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
         head = decompress(opened, file.compression).read(HEAD_BYTES)
     except DAMAGE:
         return "jsonl"  # reading it will say what is wrong
-    may_be_pretty = _split_name(file.path)[0].lower().endswith(".json")
+    may_be_pretty = split_name(file.path)[0].lower().endswith(".json")
     return "json" if holds_values(head, may_be_pretty=may_be_pretty) else "jsonl"
 
 

@@ -1,11 +1,13 @@
 """Which files a pattern names, local or in an object store. Nothing it names is passed over."""
 
 import json
+import logging
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 from typing import NamedTuple
 
 from beam_jobs import storage
@@ -16,8 +18,28 @@ from vocag.nearest import look_near
 WILDCARD = re.compile(r"[*?\[]")
 """What makes a glob of a path."""
 
+_LOOKED_AT = 1024
+"""Bytes of a file of unknown kind, to see whether it is text."""
+
 _DATASET_STATE = "state.json"
 _DATASET_SPLITS = "dataset_dict.json"
+
+
+logger = logging.getLogger(__name__)
+
+
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",  # or "json", if it turns out not to be lines
+    ".txt": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 
 
 class FoundFile(NamedTuple):
@@ -43,7 +65,7 @@ def list_files(pattern: str) -> Iterator[FoundFile]:
         yield from _files_of_folder(pattern)
         return
     is_plain = os.path.lexists(pattern) or not WILDCARD.search(pattern)
-    paths = [pattern] if is_plain else sorted(_walk(pattern))
+    paths = [pattern] if is_plain else _visible(sorted(_walk(pattern)), pattern)
     if not any(map(os.path.lexists, paths)):
         raise _no_file(pattern)
     for path in paths:
@@ -83,23 +105,46 @@ def _match_remote(pattern: str) -> Iterator[FoundFile]:
     from apache_beam.io.filesystems import BeamIOError, FileSystems
 
     try:
-        found = FileSystems.match([pattern])[0].metadata_list
+        listed = FileSystems.match([pattern.replace("/**/", "/**")])[0].metadata_list
     except (BeamIOError, ValueError) as error:
         raise InputError(f"--input {pattern} can't be listed: {error}") from error
-    if not found:
+    matches = _matcher(pattern)
+    found = {e.path: e for e in listed if e.path == pattern or matches(e.path)}
+    paths = _visible(list(found), pattern)
+    if not paths:
         raise _no_file(pattern)
-    for entry in found:
-        yield FoundFile(entry.path, entry.size_in_bytes, 0)
+    for path in paths:
+        yield FoundFile(path, found[path].size_in_bytes, 0)
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """Return what matches as Beam's patterns do, except that `**/` may be no folder at all."""
+    from apache_beam.io.filesystem import FileSystem
+
+    return re.compile(FileSystem.translate_pattern(pattern).replace("/.*/", "/(?:.*/)?")).match
+
+
+def _visible(paths: Sequence[str], pattern: str) -> Sequence[str]:
+    """Return the paths less the hidden ones, which `**` doesn't mean, as in shells."""
+    start = max(0, len(fixed_folder(pattern)) - 1)
+    if "**" not in pattern or "/." in pattern[start:]:
+        return paths
+    hidden = [path for path in paths if "/." in path[start:]]
+    if hidden:
+        logger.warning(
+            "--input %s leaves out %d hidden files, such as %s: ** means them only if the pattern "
+            "names the dot, as in **/.*",
+            *(pattern, len(hidden), hidden[0]),
+        )
+    return [path for path in paths if "/." not in path[start:]]
 
 
 def _walk(pattern: str) -> Iterator[str]:
-    """Yield whatever matches and isn't a folder, as Beam's patterns go; links are followed once.
+    """Yield whatever matches and isn't a folder; links are followed once.
 
     Beam's own listing leaves out what it can't ask the size of, such as a dangling link.
     """
-    from apache_beam.io.filesystem import FileSystem
-
-    matches = re.compile(FileSystem.translate_pattern(pattern)).match
+    matches = _matcher(pattern)
     root = fixed_folder(pattern)
     max_slashes = sys.maxsize if "**" in pattern else pattern.count("/")
     seen: set[tuple[int, int]] = set()
@@ -143,7 +188,9 @@ def _files_of_folder(folder: str) -> Iterator[FoundFile]:
         )
     state = os.path.join(folder, _DATASET_STATE)
     if not os.path.isfile(state):
-        raise InputError(f"--input {folder} is a folder: name its files, such as {folder}/*.jsonl")
+        files = _name_files(folder)
+        error = InputError(f"--input {folder} is a folder: name its files, such as {files}")
+        raise hinted(error, files)
     with open(state, "rb") as file:
         values = json.load(file)
     if values.get("_indices_files") or values.get("_indices_data_files"):
@@ -153,3 +200,37 @@ def _files_of_folder(folder: str) -> Iterator[FoundFile]:
         )
     for entry in values["_data_files"]:
         yield from list_files(os.path.join(folder, entry["filename"]))
+
+
+def _name_files(folder: str) -> str:
+    """Return the options that name the files of a folder: those of its commonest format."""
+    pattern = os.path.join(folder, "**")
+    paths = [] if WILDCARD.search(folder) else sorted(_walk(pattern))
+    by_suffix: dict[str, list[str]] = {}
+    for path in (path for path in paths if "/." not in path[len(folder) :]):
+        stem, _ = split_name(path)
+        by_suffix.setdefault(path.removeprefix(os.path.splitext(stem)[0]), []).append(path)
+    formats: dict[str, list[str]] = {}
+    for suffix, found in sorted(by_suffix.items(), key=lambda item: -len(item[1])):
+        kind = FORMATS.get(f".{suffix.split('.')[1]}".lower()) if suffix else None
+        if kind or (suffix and _is_text(found[0])):
+            formats.setdefault(kind or "text", []).append(suffix)
+    suffixes = next(iter(formats.values()), [".jsonl"])
+    named = [f"--input {quote(os.path.join(folder, '**', '*' + suffix))}" for suffix in suffixes]
+    is_known = all(f".{suffix.split('.')[1]}".lower() in FORMATS for suffix in suffixes)
+    return " ".join(named if is_known else ["--format text", *named])
+
+
+def _is_text(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return b"\0" not in file.read(_LOOKED_AT)
+    except OSError:
+        return False
+
+
+def split_name(path: str) -> tuple[str, str]:
+    """Return a path without the ending that names a compression, and the compression."""
+    stem, suffix = os.path.splitext(path)
+    compression = _COMPRESSIONS.get(suffix.lower())
+    return (path, "none") if compression is None else (stem, compression)

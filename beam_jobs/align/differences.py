@@ -1,0 +1,70 @@
+"""What two configurations of a dataset differ in, in the words of the command line."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.align.options import AlignOptions
+from beam_jobs.runs import describe_differences
+from pipeline.drawing.formatting import format_bytes, format_plural
+from vocag.options import option_names
+
+_OPTIONS = {
+    **{flag.removeprefix("--").replace("-", "_"): flag for flag in option_names(AlignOptions)},
+    "input_sha256": "--input",
+    "input_dataset": "--input",
+    "student_sha256": "--student",
+    "teacher_sha256": "--teacher",
+    "input_where": "--where",
+    "student_convention": "the token of --student-bos or --student-eos",
+    "teacher_convention": "the token of --teacher-context",
+}
+_FOLLOWS = {"num_buckets", "input_files", "input_bytes", "input_generation"}
+"""From the input and the size of shards, which are named."""
+
+
+def describe_configurations(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], *, output: str, sources: Mapping[str, str]
+) -> str:
+    """Return the options in which two configurations differ, with both values; "" for none.
+
+    Args:
+        theirs: what made what lies in the output's folder.
+        ours: what is asked for.
+        output: the folder, which holds copies of the tokenizers.
+        sources: what the user calls student and teacher.
+    """
+    names = {name for name in theirs | ours if theirs.get(name) != ours.get(name)} - _FOLLOWS
+    copies = {side: storage.join(output, "tokenizers", side) for side in sources}
+    there, here = _by_option(theirs, names, copies), _by_option(ours, names, sources)
+    told = "; ".join(
+        f"{name} is {there.get(name, 'not given')} there and {here.get(name, 'not given')} here"
+        for name in sorted(there | here)
+    )
+    return told or describe_differences(theirs, ours)
+
+
+def _by_option(
+    configuration: Mapping[str, Any], names: Iterable[str], sources: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what was given for some names of a configuration, by option."""
+    given = {name: value for name in names if (value := configuration.get(name))}
+    for side, source in sources.items():
+        if digest := given.get(f"{side}_sha256"):
+            given[f"{side}_sha256"] = f"{source} (SHA-256 {digest[:8]}…)"
+    for name in given.keys() & {"input_sha256", "input_dataset"}:
+        given[name] = _describe_input(configuration)
+    texts = {
+        n: value if isinstance(value, str) else json.dumps(value) for n, value in given.items()
+    }
+    return {_OPTIONS.get(name, name): text for name, text in texts.items()}
+
+
+def _describe_input(configuration: Mapping[str, Any]) -> str:
+    if "input_dataset" in configuration:
+        number = configuration["input_generation"]
+        return f"generation {number} of the dataset {configuration['input_dataset'][:16]}…"
+    files = format_plural(configuration["input_files"], "file")
+    names = configuration["input_sha256"][:8]
+    return f"{files} of {format_bytes(configuration['input_bytes'])} (names and sizes {names}…)"

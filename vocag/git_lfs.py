@@ -1,0 +1,43 @@
+"""Git LFS pointers: the small files that a clone without `git lfs` holds in place of large ones."""
+
+import os
+import re
+from shlex import quote
+
+from vocag.failures import hinted
+
+POINTER_BYTES = 1024
+"""A pointer is shorter than this, by its specification."""
+
+_POINTER = re.compile(
+    rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\r?\n(?:ext-[^\n]+\n)*"
+    rb"oid sha256:[0-9a-f]{64}\r?\nsize (\d+)\s*"
+)
+
+
+class PointerError(ValueError):
+    """A file is a Git LFS pointer: the text that stands for a file, not the file."""
+
+
+def refuse_pointer(path: str, start: bytes) -> None:
+    """Check that a file isn't a Git LFS pointer.
+
+    Args:
+        path: where it lies.
+        start: its first bytes, `POINTER_BYTES` or more, or all of them.
+
+    Raises:
+        PointerError: it is one.
+
+    Example:
+        >>> refuse_pointer("model.safetensors", b"version 2 of something else")
+    """
+    found = _POINTER.fullmatch(start) if len(start) < POINTER_BYTES else None
+    if found is None:
+        return
+    error = PointerError(
+        f"{path} is a Git LFS pointer to a file of {int(found[1])} bytes, not that file: fetch it "
+        "with git lfs pull in the repository that it was cloned from"
+    )
+    folder = "" if "://" in path else os.path.dirname(path)
+    raise hinted(error, f"git {f'-C {quote(folder)} ' if folder else ''}lfs pull")
