@@ -7,7 +7,10 @@ ring of slots made once, and pass the slot's number; the reader copies the slot.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +102,7 @@ class RowLoader:
             sampler=((n % num_slots, samples) for n, samples in enumerate(self.batches)),
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCHED_BATCHES,
+            worker_init_fn=_leave_trainer,
             # Else each loader draws a seed from the run's own generator, and a resumed run
             # has one draw more behind it than one that never stopped.
             generator=torch.Generator(),
@@ -115,6 +119,23 @@ class RowLoader:
     def _new_buffer(self) -> torch.Tensor:
         shape = (self.batches.micro_batch_size, self.rows.layout.num_words)
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.pin_memory)
+
+
+def _leave_trainer(_worker: int) -> None:
+    """Let a worker outlive a signal to the trainer's process group, and the trainer's peers go.
+
+    torchrun sends SIGTERM to whole groups; a trainer that finishes its step and saves still needs
+    its readers. It ends them itself, and they end within seconds of a trainer that was killed. Its
+    connections, of which a fork holds copies, must not seem alive until then.
+    """
+    os.setpgid(0, 0)
+    with open(os.devnull) as nothing:
+        for descriptor in map(int, os.listdir("/dev/fd")):
+            with suppress(OSError):  # of the listed folder itself, which is closed by now
+                # What a worker logs may go to a socket.
+                if descriptor > 2 and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    # Closed, its number would be another file's, which its old owner might close.
+                    os.dup2(nothing.fileno(), descriptor, inheritable=False)
 
 
 @dataclass(frozen=True, eq=False)

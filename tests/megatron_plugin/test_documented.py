@@ -29,7 +29,6 @@ SMALL = {
     "exit-interval": 3,
     "eval-interval": 3,
     "eval-iters": 1,
-    "num-workers": 0,
     "vocag-teacher-micro-batch-size": 2,
     "vocag-teacher-world-size": 2,
 }
